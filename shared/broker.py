@@ -1,0 +1,274 @@
+"""The queue between gateway and worker: one method per verb of the protocol, each a script or one command.
+
+Every script is repeatable: when a call fails its effect is unknown, and the caller may make the same call again.
+docs/protocol.md states the invariants that the scripts keep.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.keys import DEFAULT_CLASS, GROUP, PRIORITY_CLASSES, LaneKeys, gateway_lease
+from shared.messages import MessageError, StepItem, WorkerCard, decode_items
+
+# How long the hash and the output log of a finished request stay: a client may come back for what it missed.
+RETENTION_S = 600
+# A worker that has not beaten for so long is not counted as making progress.
+WORKER_TTL_S = 5
+GATEWAY_TTL_S = 10
+BEAT_S = 1.0
+
+
+class QueueFull(Exception):
+    """The queue is at its bound. Carries what waits now, for Retry-After."""
+
+    def __init__(self, requests: int, tokens: int) -> None:
+        super().__init__(f"{requests} requests with {tokens} tokens are waiting")
+        self.requests = requests
+        self.tokens = tokens
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What may wait in a lane, over all its classes."""
+
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A stream entry that this consumer was handed and has yet to claim."""
+
+    priority_class: str
+    entry_id: str
+    request_id: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request in this worker's hands: the attempt token fences it, `items` are what earlier attempts emitted."""
+
+    request_id: str
+    attempt: str
+    gateway: str
+    body: bytes
+    emitted: int
+    waited_ms: int
+    items: tuple[StepItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """What the commit of a step told the worker about its requests."""
+
+    lost: tuple[str, ...]
+    cancelled: tuple[str, ...]
+    expired: tuple[str, ...]
+    behind: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommit:
+    """One request of a step: the item, and the attempt under which it was computed."""
+
+    attempt: str
+    item: StepItem
+
+
+def new_id() -> str:
+    """128 random bits, hexadecimal: request ids, attempt tokens and incarnations."""
+    return secrets.token_hex(16)
+
+
+class Broker:
+    """The verbs of one lane over one command connection pool. Raises redis-py's RedisError when Redis fails."""
+
+    def __init__(self, client: Redis, lane: str) -> None:
+        self.client = client
+        self.keys = LaneKeys(lane)
+        folder = files("shared") / "scripts"
+        prelude = (folder / "_prelude.lua").read_text()
+
+        def script(name: str) -> Any:
+            return client.register_script(prelude + (folder / f"{name}.lua").read_text())
+
+        self._submit = script("submit")
+        self._claim = script("claim")
+        self._commit_step = script("commit_step")
+        self._cancel = script("cancel")
+
+    # --- gateway ------------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        request_id: str,
+        body: bytes,
+        *,
+        gateway: str,
+        cost: int,
+        bounds: QueueBounds,
+        priority_class: str = DEFAULT_CLASS,
+        deadline_ms: int = 0,
+    ) -> None:
+        """Accept a request into the queue, once however often it is called. Raises QueueFull."""
+        keys = [self.keys.request(request_id), self.keys.queue(priority_class)]
+        args = [self.keys.prefix, request_id, body, gateway, priority_class]
+        args += [cost, bounds.requests, bounds.tokens, deadline_ms]
+        reply = await self._submit(keys=keys, args=args)
+        if reply[0] == b"full":
+            raise QueueFull(int(reply[1]), int(reply[2]))
+
+    async def cancel(self, request_id: str) -> str:
+        """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'."""
+        keys = [self.keys.request(request_id)]
+        return _text(await self._cancel(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
+
+    async def read_output(self, request_id: str, after: int = 0) -> list[StepItem]:
+        """The items of the output log that end after token `after`, the terminal one included."""
+        # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
+        entries = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0")
+        items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
+        return [item for item in items if item.end > after or item.outcome is not None]
+
+    async def refresh_gateway(self, gateway_id: str) -> None:
+        """Renew the gateway's lease."""
+        await self.client.set(gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
+
+    async def live_workers(self) -> list[WorkerCard]:
+        """The cards of the workers of this lane whose engine has made progress within WORKER_TTL_S."""
+        names = await self.client.zrange(self.keys.workers, 0, -1)
+        if not names:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self.keys.worker(_text(name)), "card")
+        cards = []
+        for data in await pipe.execute():
+            if data is not None:
+                try:
+                    cards.append(WorkerCard.decode(data))
+                except MessageError:
+                    continue  # a worker of another version is not one that this gateway can use
+        return cards
+
+    async def queued(self) -> tuple[int, int]:
+        """Requests and tokens that wait in this lane now."""
+        requests, tokens = await self.client.hmget(self.keys.load, "requests", "tokens")
+        return int(requests or 0), int(tokens or 0)
+
+    # --- worker -------------------------------------------------------------------------------------------------------
+
+    async def create_groups(self) -> None:
+        """Make the queues and their consumer group where they are missing."""
+        for priority_class in PRIORITY_CLASSES:
+            try:
+                await self.client.xgroup_create(self.keys.queue(priority_class), GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    async def claim(self, delivery: Delivery, worker_id: str, attempt: str) -> Claim | None:
+        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do for it."""
+        keys = [
+            self.keys.request(delivery.request_id),
+            self.keys.queue(delivery.priority_class),
+            self.keys.output(delivery.request_id),
+        ]
+        args = [self.keys.prefix, delivery.request_id, delivery.entry_id, worker_id, attempt, RETENTION_S]
+        reply = await self._claim(keys=keys, args=args)
+        if reply[0] == b"dropped":
+            return None
+        _, body, gateway, emitted, waited_ms, logged = reply
+        items = tuple(item for data in logged for item in decode_items(data))
+        return Claim(delivery.request_id, attempt, _text(gateway), body, int(emitted), int(waited_ms), items)
+
+    async def commit_step(self, worker_id: str, commits: Sequence[StepCommit]) -> StepReply:
+        """Log and publish one step's tokens under the fence. Repeat the identical call if it fails."""
+        args: list[Any] = [self.keys.prefix, worker_id, RETENTION_S]
+        for commit in commits:
+            item = commit.item
+            outcome = item.outcome.name if item.outcome else ""
+            args += (item.request_id, commit.attempt, item.start, item.end, outcome, item.encode())
+        lost, cancelled, expired, behind = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
+        return StepReply(
+            tuple(map(_text, lost)),
+            tuple(map(_text, cancelled)),
+            tuple(map(_text, expired)),
+            {_text(behind[i]): int(behind[i + 1]) for i in range(0, len(behind), 2)},
+        )
+
+    async def beat(self, card: WorkerCard) -> None:
+        """Publish the worker's card and its progress."""
+        seconds, micros = await self.client.time()
+        key = self.keys.worker(card.worker_id)
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hset(key, mapping={"card": card.encode(), "beat": seconds * 1000 + micros // 1000})
+        pipe.expire(key, WORKER_TTL_S)
+        pipe.zadd(self.keys.workers, {card.worker_id: seconds * 1000 + micros // 1000})
+        # Names of workers long gone must not pile up.
+        pipe.zremrangebyscore(self.keys.workers, 0, seconds * 1000 - 3_600_000)
+        await pipe.execute()
+
+    async def retire(self, worker_id: str) -> None:
+        """A worker that ends on purpose stops counting as live at once."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.delete(self.keys.worker(worker_id), self.keys.mailbox(worker_id))
+        pipe.zrem(self.keys.workers, worker_id)
+        await pipe.execute()
+
+
+class QueueReader:
+    """Reads the queues of a lane for one worker over its own blocking connection. Never cancel `read`."""
+
+    def __init__(self, client: Redis, lane: str, worker_id: str) -> None:
+        self.client = client
+        self.keys = LaneKeys(lane)
+        self.worker_id = worker_id
+
+    async def pending(self) -> list[Delivery]:
+        """What this worker was handed before and has not finished: read at start and after any failed read."""
+        return await self._read(PRIORITY_CLASSES, start="0", count=None, block_ms=None)
+
+    async def read(self, count: int, block_ms: int) -> list[Delivery]:
+        """Up to `count` new requests, higher classes first; waits up to `block_ms` if there are none.
+
+        A read that waited can return one request of each class, so at most two more than `count`.
+        """
+        found: list[Delivery] = []
+        for priority_class in PRIORITY_CLASSES:
+            if len(found) < count:
+                found += await self._read((priority_class,), start=">", count=count - len(found), block_ms=None)
+        if found or block_ms <= 0:
+            return found
+        return await self._read(PRIORITY_CLASSES, start=">", count=1, block_ms=block_ms)
+
+    async def _read(
+        self, classes: Sequence[str], *, start: str, count: int | None, block_ms: int | None
+    ) -> list[Delivery]:
+        streams = {self.keys.queue(name): start for name in classes}
+        by_stream = {self.keys.queue(name): name for name in classes}
+        reply = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
+        found = []
+        for stream, entries in reply or []:
+            for entry_id, fields in entries:
+                if not fields:
+                    fields = {}  # the entry was deleted while it was pending: claim removes it
+                request_id = _text(fields.get(b"id", b""))
+                cost = fields.get(b"cost", b"0")
+                found.append(
+                    Delivery(by_stream[_text(stream)], _text(entry_id), request_id, int(cost) if cost.isdigit() else 0)
+                )
+        return found
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

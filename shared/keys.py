@@ -1,0 +1,69 @@
+"""Every Redis key and channel of Quire, in one place (docs/protocol.md has the table).
+
+A *lane* is a model, or one shard of a busy model. All keys of a lane carry the same Redis Cluster hash tag `{lane}`, so a
+script may touch any of them.
+"""
+
+from dataclasses import dataclass
+
+NAMESPACE = "quire"
+# The consumer group that all workers of a lane share.
+GROUP = "workers"
+# Queues in the order in which workers look at them.
+PRIORITY_CLASSES = ("interactive", "standard", "batch")
+DEFAULT_CLASS = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneKeys:
+    """The keys of one lane. `prefix` is what scripts build per-request keys from."""
+
+    lane: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{NAMESPACE}:{{{self.lane}}}:"
+
+    def queue(self, priority_class: str = DEFAULT_CLASS) -> str:
+        """Stream of waiting and running requests of a class; entries hold `id` and `cost` only."""
+        return f"{self.prefix}queue:{priority_class}"
+
+    def request(self, request_id: str) -> str:
+        """Hash: body, state, attempt, owner, gateway, emitted, outcome."""
+        return f"{self.prefix}req:{request_id}"
+
+    def output(self, request_id: str) -> str:
+        """Stream: the output log, entry id `<tokens so far>-0`."""
+        return f"{self.prefix}out:{request_id}"
+
+    @property
+    def load(self) -> str:
+        """Hash: queued requests and tokens, in all and by class; kept exact by the scripts."""
+        return f"{self.prefix}load"
+
+    @property
+    def totals(self) -> str:
+        """Hash of counters: accepted, and one per outcome."""
+        return f"{self.prefix}totals"
+
+    @property
+    def workers(self) -> str:
+        """Sorted set: worker id by Redis time (ms) of its last beat."""
+        return f"{self.prefix}workers"
+
+    def worker(self, worker_id: str) -> str:
+        """Hash with a TTL: the heartbeat of one worker."""
+        return f"{self.prefix}worker:{worker_id}"
+
+    def mailbox(self, worker_id: str) -> str:
+        """Hash request id -> notice, read and emptied by the worker's next `commit_step`."""
+        return f"{self.prefix}worker:{worker_id}:mailbox"
+
+    def channel(self, gateway_id: str) -> str:
+        """Pub/sub channel of the step frames that are meant for one gateway."""
+        return f"{self.prefix}gateway:{gateway_id}"
+
+
+def gateway_lease(gateway_id: str) -> str:
+    """String with a TTL: the gateway lives. Nobody listening is not the same as nobody interested."""
+    return f"{NAMESPACE}:gateway:{gateway_id}:alive"

@@ -1,0 +1,319 @@
+"""What travels between gateway and worker, and its strict msgpack form.
+
+Requests and worker cards are maps with a version; decoding accepts exactly the known keys, the right types and bounded
+sizes, and never an ExtType or a Timestamp. Step items, which are sent for every token, are arrays.
+
+    item  = [version, request id, start, deltas, outcome]      start: tokens of the request that came before this item
+    delta = [choice, token ids, finish reason | nil, matched stop string | nil]
+    outcome = nil | [name, detail]
+
+A published frame, and an entry of the output log, is a plain concatenation of items.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import msgpack
+
+VERSION = 1
+
+# Bounds of what is decoded. They are generous: the gateway enforces the limits that users meet.
+MAX_PROMPT_TOKENS = 2_000_000
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_CHOICES = 128
+MAX_OUTPUT_TOKENS = 2_000_000
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+# The one outcome that each accepted request ends with.
+OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "quarantined")
+
+
+class MessageError(ValueError):
+    """A message that is not of this protocol: what was wrong with which field."""
+
+
+Check = Callable[[str, Any], Any]
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise MessageError(f"{name} must be an integer from {low} to {high}, not {value!r:.80}")
+        return value
+
+    return check
+
+
+def _number(low: float, high: float) -> Check:
+    def check(name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise MessageError(f"{name} must be a number from {low} to {high}, not {value!r:.80}")
+        return float(value)
+
+    return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise MessageError(f"{name} must be true or false, not {value!r:.80}")
+    return value
+
+
+def _text(limit: int) -> Check:
+    def check(name: str, value: Any) -> str:
+        if type(value) is not str or len(value) > limit:
+            raise MessageError(f"{name} must be a string of at most {limit} characters")
+        return value
+
+    return check
+
+
+def _texts(count: int, limit: int) -> Check:
+    one = _text(limit)
+
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        if type(value) is not list or len(value) > count:
+            raise MessageError(f"{name} must be a list of at most {count} strings")
+        return tuple(one(name, item) for item in value)
+
+    return check
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if type(value) is not bytes or len(value) % 4 or len(value) > 4 * MAX_PROMPT_TOKENS:
+        raise MessageError(f"{name} must be packed 32-bit token ids, at most {MAX_PROMPT_TOKENS}")
+    return unpack_token_ids(value)
+
+
+def _integers(count: int) -> Check:
+    one = _integer(0, 2**31 - 1)
+
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        if type(value) is not list or len(value) > count:
+            raise MessageError(f"{name} must be a list of at most {count} integers")
+        return tuple(one(name, item) for item in value)
+
+    return check
+
+
+def pack_token_ids(token_ids: tuple[int, ...] | list[int]) -> bytes:
+    """Token ids as little-endian unsigned 32-bit integers (every machine that Quire runs on is little-endian)."""
+    return array("I", token_ids).tobytes()
+
+
+def unpack_token_ids(data: bytes) -> tuple[int, ...]:
+    ids = array("I")
+    ids.frombytes(data)
+    return tuple(ids)
+
+
+def _field(check: Check, **default: Any) -> Any:
+    return field(metadata={"check": check}, **default)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw tokens. Every value is final: the gateway has filled in defaults and drawn a seed where none was given.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 mean off; `temperature` 0 means greedy. Definitions follow the OpenAI API and, for
+    what that lacks (top_k, min_p, repetition_penalty, min_tokens, ignore_eos), Hugging Face `GenerationConfig`.
+    """
+
+    max_tokens: int = _field(_integer(1, MAX_OUTPUT_TOKENS))
+    seed: int = _field(_integer(0, 2**64 - 1), default=0)
+    n: int = _field(_integer(1, MAX_CHOICES), default=1)
+    temperature: float = _field(_number(0, 100), default=1.0)
+    top_p: float = _field(_number(0, 1), default=1.0)
+    top_k: int = _field(_integer(0, 2**31 - 1), default=0)
+    min_p: float = _field(_number(0, 1), default=0.0)
+    presence_penalty: float = _field(_number(-2, 2), default=0.0)
+    frequency_penalty: float = _field(_number(-2, 2), default=0.0)
+    repetition_penalty: float = _field(_number(1e-6, 100), default=1.0)
+    min_tokens: int = _field(_integer(0, MAX_OUTPUT_TOKENS), default=0)
+    ignore_eos: bool = _field(_flag, default=False)
+    stop: tuple[str, ...] = _field(_texts(MAX_STOP_STRINGS, MAX_STOP_LENGTH), default=())
+
+
+def _sampling(name: str, value: Any) -> SamplingParams:
+    return _from_map(SamplingParams, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One accepted request as the worker gets it: token ids and numbers, no text but the stop strings."""
+
+    id: str = _field(_text(128))
+    model: str = _field(_text(512))
+    prompt: tuple[int, ...] = _field(_token_ids)
+    sampling: SamplingParams = _field(_sampling)
+    version: int = _field(_integer(VERSION, VERSION), default=VERSION)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the request may occupy: what admission and placement count."""
+        return len(self.prompt) + self.sampling.n * self.sampling.max_tokens
+
+    def encode(self) -> bytes:
+        return _encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> GenerationRequest:
+        return _from_map(cls, "request", unpack(data, MAX_BODY_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCard:
+    """What a worker tells gateways about itself with every beat."""
+
+    worker_id: str = _field(_text(256))
+    incarnation: str = _field(_text(64))
+    model: str = _field(_text(512))
+    max_model_len: int = _field(_integer(1, MAX_PROMPT_TOKENS))
+    vocab_size: int = _field(_integer(1, 2**31 - 1))
+    eos_token_ids: tuple[int, ...] = _field(_integers(64))
+    block_size: int = _field(_integer(1, 65536))
+    total_blocks: int = _field(_integer(1, 2**40))
+    free_blocks: int = _field(_integer(0, 2**40))
+    running: int = _field(_integer(0, 2**31))
+    waiting: int = _field(_integer(0, 2**31))
+    steps: int = _field(_integer(0, 2**62))
+    version: int = _field(_integer(VERSION, VERSION), default=VERSION)
+
+    def encode(self) -> bytes:
+        return _encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> WorkerCard:
+        return _from_map(cls, "worker card", unpack(data, 65536))
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice of a request gained: new token ids, and why it ended if it did."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    matched_stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the whole request ended. `detail` is for people: what went wrong, and the remedy."""
+
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepItem:
+    """What one engine step did for one request: tokens `[start, end)` of all its choices together."""
+
+    request_id: str
+    start: int
+    deltas: tuple[Delta, ...]
+    outcome: Outcome | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + sum(len(delta.token_ids) for delta in self.deltas)
+
+    def encode(self) -> bytes:
+        deltas = [(d.choice, d.token_ids, d.finish_reason, d.matched_stop) for d in self.deltas]
+        outcome = self.outcome and (self.outcome.name, self.outcome.detail)
+        return _pack((VERSION, self.request_id, self.start, deltas, outcome))
+
+
+def decode_items(data: bytes) -> Iterator[StepItem]:
+    """The items of a frame or of a log entry, in order. Raises MessageError at the first that is malformed."""
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=MAX_FRAME_BYTES, use_list=True)
+    try:
+        unpacker.feed(data)
+        while unpacker.tell() < len(data):
+            yield _item(unpacker.unpack())
+    except MessageError:
+        raise
+    except Exception as error:  # msgpack raises ValueError, StackError, FormatError, OutOfData, UnicodeDecodeError ...
+        raise MessageError(f"not a sequence of step items: {error}") from error
+
+
+_choice = _integer(0, MAX_CHOICES - 1)
+_start = _integer(0, MAX_CHOICES * MAX_OUTPUT_TOKENS)
+_generated = _integers(MAX_OUTPUT_TOKENS)
+_reason = _text(32)
+_detail = _text(8192)
+_id = _text(128)
+
+
+def _item(value: Any) -> StepItem:
+    if type(value) is not list or len(value) != 5 or value[0] != VERSION:
+        raise MessageError(f"a step item must be an array of 5 with version {VERSION}, not {value!r:.80}")
+    _, request_id, start, deltas, outcome = value
+    if type(deltas) is not list or len(deltas) > MAX_CHOICES:
+        raise MessageError("deltas must be an array")
+    return StepItem(
+        _id("request id", request_id), _start("start", start), tuple(_delta(d) for d in deltas), _outcome(outcome)
+    )
+
+
+def _delta(value: Any) -> Delta:
+    if type(value) is not list or len(value) != 4:
+        raise MessageError(f"a delta must be an array of 4, not {value!r:.80}")
+    choice, token_ids, reason, stop = value
+    return Delta(
+        _choice("choice", choice),
+        _generated("token ids", token_ids),
+        None if reason is None else _reason("finish reason", reason),
+        None if stop is None else _text(MAX_STOP_LENGTH)("matched stop", stop),
+    )
+
+
+def _outcome(value: Any) -> Outcome | None:
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != 2 or value[0] not in OUTCOMES:
+        raise MessageError(f"an outcome must be one of {', '.join(OUTCOMES)} with a detail, not {value!r:.80}")
+    return Outcome(value[0], _detail("detail", value[1]))
+
+
+def unpack(data: bytes, limit: int) -> Any:
+    """One msgpack object of at most `limit` bytes, without extension types. Raises MessageError."""
+    if len(data) > limit:
+        raise MessageError(f"a message of {len(data)} bytes is over the limit of {limit}")
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=True)
+    except Exception as error:  # as in decode_items: the library has no common base class for what it raises
+        raise MessageError(f"not msgpack: {error}") from error
+
+
+def _pack(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def _encode(message: Any) -> bytes:
+    def plain(value: Any) -> Any:
+        if isinstance(value, SamplingParams):
+            return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return list(value) if isinstance(value, tuple) else value
+
+    out = {f.name: plain(getattr(message, f.name)) for f in fields(message)}
+    if "prompt" in out:
+        out["prompt"] = pack_token_ids(message.prompt)
+    return _pack(out)
+
+
+def _from_map(cls: Any, name: str, value: Any) -> Any:
+    if type(value) is not dict:
+        raise MessageError(f"{name} must be a map, not {type(value).__name__}")
+    known = {f.name: f for f in fields(cls)}
+    if value.keys() != known.keys():
+        wrong = sorted(str(key) for key in value.keys() ^ known.keys())
+        raise MessageError(f"{name} has unknown or missing fields: {', '.join(wrong)[:200]}")
+    return cls(**{key: known[key].metadata["check"](key, value[key]) for key in known})

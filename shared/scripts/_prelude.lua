@@ -1,0 +1,38 @@
+-- Prepended to every script of this folder. Lane keys are built from the lane's prefix: all share one hash tag.
+
+local function now_ms()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Add to the queued load of a class and to the sum over all classes.
+local function add_load(prefix, class, requests, tokens)
+    local load = prefix .. 'load'
+    redis.call('HINCRBY', load, 'requests', requests)
+    redis.call('HINCRBY', load, 'tokens', tokens)
+    redis.call('HINCRBY', load, 'requests:' .. class, requests)
+    redis.call('HINCRBY', load, 'tokens:' .. class, tokens)
+end
+
+-- End a request: outcome, entry off the queue, counter, expiry. The caller has checked that it is not done yet.
+local function finish(prefix, id, outcome, retention_s)
+    local req = prefix .. 'req:' .. id
+    local queued = redis.call('HMGET', req, 'class', 'entry')
+    local queue = prefix .. 'queue:' .. queued[1]
+    redis.call('XACK', queue, 'workers', queued[2])
+    redis.call('XDEL', queue, queued[2])
+    redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
+    redis.call('HDEL', req, 'body')
+    redis.call('EXPIRE', req, retention_s)
+    redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
+    redis.call('HINCRBY', prefix .. 'totals', outcome, 1)
+end
+
+-- End a request that no worker runs: log and publish a terminal item, then finish it.
+local function finish_unowned(prefix, id, outcome, detail, retention_s)
+    local req = redis.call('HMGET', prefix .. 'req:' .. id, 'emitted', 'gateway')
+    local item = cmsgpack.pack({1, id, tonumber(req[1]), {}, {outcome, detail}})
+    redis.call('XADD', prefix .. 'out:' .. id, req[1] .. '-1', 'item', item)
+    redis.call('PUBLISH', prefix .. 'gateway:' .. req[2], item)
+    finish(prefix, id, outcome, retention_s)
+end

@@ -1,0 +1,63 @@
+-- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
+--   KEYS  the worker's mailbox
+--   ARGV  prefix, worker, retention (s), then for each request six values:
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py)
+--   ->    {{lost ids}, {cancelled ids}, {expired ids}, {id, index, ...}}
+--         lost: another attempt owns it, drop the sequences. Cancelled and expired: finish it with that outcome.
+--         id, index: the log is behind (Redis lost its tail); send again from that index on.
+-- The fence: nothing is appended unless the attempt token is the current one and the item starts where the log ends.
+-- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
+-- A reader never sees a token that is not in the log: log and publish are one atomic step.
+local prefix, worker, retention = ARGV[1], ARGV[2], ARGV[3]
+local now = now_ms()
+local lost, cancelled, expired, behind = {}, {}, {}, {}
+local frames = {}
+
+local notices = redis.call('HGETALL', KEYS[1])
+if #notices > 0 then
+    redis.call('DEL', KEYS[1])
+    for i = 1, #notices, 2 do
+        if notices[i + 1] == 'cancel' then
+            cancelled[#cancelled + 1] = notices[i]
+        else
+            lost[#lost + 1] = notices[i]
+        end
+    end
+end
+
+for i = 4, #ARGV, 6 do
+    local id, attempt, first, last, outcome, item = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3],
+        ARGV[i + 4], ARGV[i + 5]
+    local req = prefix .. 'req:' .. id
+    local state = redis.call('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
+    local emitted = tonumber(state[3])
+    if state[1] ~= attempt or (state[2] ~= 'running' and state[2] ~= 'done') then
+        lost[#lost + 1] = id
+    elseif state[2] == 'running' then
+        if first > emitted or (first < emitted and tonumber(last) > emitted) then
+            behind[#behind + 1] = id
+            behind[#behind + 1] = emitted
+        elseif first == emitted and (tonumber(last) > first or outcome ~= '') then
+            redis.call('XADD', prefix .. 'out:' .. id, last .. (outcome == '' and '-0' or '-1'), 'item', item)
+            redis.call('HSET', req, 'emitted', last)
+            local gateway = state[4]
+            frames[gateway] = frames[gateway] or {}
+            table.insert(frames[gateway], item)
+            if outcome ~= '' then
+                finish(prefix, id, outcome, retention)
+            end
+        end
+        if outcome == '' then
+            if state[5] then
+                cancelled[#cancelled + 1] = id
+            elseif tonumber(state[6]) > 0 and now > tonumber(state[6]) then
+                expired[#expired + 1] = id
+            end
+        end
+    end
+end
+
+for gateway, items in pairs(frames) do
+    redis.call('PUBLISH', prefix .. 'gateway:' .. gateway, table.concat(items))
+end
+return {lost, cancelled, expired, behind}

@@ -1,0 +1,24 @@
+-- Accept a request: hash, queue entry and load, or nothing.
+--   KEYS  request hash, queue stream
+--   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none)
+--   ->    {'accepted', now_ms} | {'duplicate'} | {'full', queued requests, queued tokens}
+-- Repeatable: the same id is accepted once, so a caller that lost the reply asks again.
+local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+
+if redis.call('EXISTS', KEYS[1]) == 1 then
+    return {'duplicate'}
+end
+local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
+local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
+-- One request always fits an empty queue, however large: the engine decides whether it can ever run.
+if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) then
+    return {'full', requests, tokens}
+end
+local now = now_ms()
+local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
+redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'cost', cost,
+    'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0)
+add_load(prefix, class, 1, cost)
+redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
+return {'accepted', now}

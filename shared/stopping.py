@@ -1,0 +1,56 @@
+"""Stop strings over streamed text: cut exactly before the first match, and never leak a part of one.
+
+Gateway and worker run the same code over the same pieces: the worker decides the finish reason, the gateway cuts the text.
+"""
+
+from __future__ import annotations
+
+
+class StopStringFilter:
+    """Passes text through, holding back what may yet become a stop string.
+
+    After a match `matched` is the string, and nothing more comes out. When several match, the one that starts first wins,
+    and of those the one that is complete first.
+    """
+
+    def __init__(self, stop: tuple[str, ...] | list[str]) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Text that is now certain not to be part of a stop string."""
+        if not self._stop:
+            return text
+        released = ""
+        # One character at a time, so that what comes out does not depend on how the text was cut into pieces.
+        for character in text:
+            if self.matched is not None:
+                break
+            released += self._push_character(character)
+        return released
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held if self.matched is None else ""
+
+    def _push_character(self, character: str) -> str:
+        self._held += character
+        for stop in self._stop:
+            if self._held.endswith(stop):
+                self.matched = stop
+                released, self._held = self._held[: -len(stop)], ""
+                return released
+        keep = self._longest_prefix_held()
+        released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return released
+
+    def _longest_prefix_held(self) -> int:
+        """Length of the longest end of the held text that is the beginning of a stop string."""
+        longest = max(map(len, self._stop)) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-length:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return length
+        return 0
