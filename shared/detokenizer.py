@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-# A character of UTF-8 has at most four bytes. A window that still ends in U+FFFD after so many tokens holds bytes that are
-# not UTF-8, and waiting longer would not mend them.
-MAX_PENDING_TOKENS = 8
+# The first bytes of a character of UTF-8 are at most three, and decoders show each of them as one U+FFFD or all as one.
+MAX_INCOMPLETE = 3
+# A window that has not ended in a whole character after so many tokens holds bytes that are not UTF-8: let go of it, so
+# that its decoding does not grow with the length of the text.
+MAX_WINDOW_TOKENS = 256
 
 
 class Decoder(Protocol):
@@ -24,14 +26,21 @@ class Decoder(Protocol):
 
 
 class IncrementalDetokenizer:
-    """The text of one stream of token ids."""
+    """The text of one stream of token ids.
+
+         ids:  ... | context | window: decoded, not all of it certain |
+                   ^ _prefix ^ _read                                  ^ len(_ids)
+
+    `_emitted` characters of the window's text are out already.
+    """
 
     def __init__(self, tokenizer: Decoder, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = []
-        self._prefix = 0  # the window starts here: tokens that give the decoder its context
-        self._read = 0  # the text of all tokens before this one has been emitted
+        self._prefix = 0
+        self._read = 0
+        self._emitted = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Append tokens and return the text that is now certain."""
@@ -46,16 +55,19 @@ class IncrementalDetokenizer:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        known = self._decode(self._ids[self._prefix : self._read])
-        whole = self._decode(self._ids[self._prefix :])
-        if len(whole) <= len(known) and not final:
-            return ""
-        incomplete = whole.endswith(REPLACEMENT) and len(self._ids) - self._read < MAX_PENDING_TOKENS
-        if incomplete and not final:
-            return ""
-        self._prefix = self._read
-        self._read = len(self._ids)
-        return whole[len(known) :]
+        context = self._decode(self._ids[self._prefix : self._read])
+        window = self._decode(self._ids[self._prefix :])[len(context) :]
+        incomplete = 0
+        while incomplete < MAX_INCOMPLETE and window[: len(window) - incomplete].endswith(REPLACEMENT):
+            incomplete += 1
+        if incomplete and not final and len(self._ids) - self._read < MAX_WINDOW_TOKENS:
+            text = window[self._emitted : len(window) - incomplete]
+            self._emitted += len(text)
+            return text
+        text = window[self._emitted :]
+        if window:  # a special token has no text; it stays in the window, and with it the context before it
+            self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
