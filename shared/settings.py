@@ -1,0 +1,337 @@
+"""Settings: one frozen dataclass per process, read from flags and environment variables, and nothing else.
+
+Each field is declared with `option(...)` and can be given as `--field-name` or as `QUIRE_FIELD_NAME`. The flag beats
+the variable, the variable beats the default, and a variable that is empty counts as not set. What is wrong or unknown
+stops the process with a `SettingError`: one line with the name, the value, where it came from, and the remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import shutil
+import textwrap
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+PREFIX = "QUIRE_"
+EXIT_CODE = 2
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+# How an optional number is set back to "not given" when its default is a number.
+_NONE = "none"
+
+T = TypeVar("T")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used. The text is one line for people: name, value, source and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as declared: what `--help`, the documentation and the parser know about it."""
+
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    help: str
+    minimum: float | None
+    maximum: float | None
+    choices: tuple[Any, ...]
+    metavar: str
+    positional: bool
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (self.flag, "--no-" + self.flag[2:]) if self.kind is bool else (self.flag,)
+
+    def parse(self, text: str, source: str) -> Any:
+        """The value that `text` stands for. `source` is the flag or variable it came from. Raises SettingError."""
+        if self.optional and self.kind is not str and text.lower() == _NONE:
+            return None
+        value = self._convert(text, source)
+        if self.choices and value not in self.choices:
+            raise self.wrong(text, source, "is not one of its values")
+        if self.minimum is not None and value < self.minimum:
+            raise self.wrong(text, source, "is too small")
+        if self.maximum is not None and value > self.maximum:
+            raise self.wrong(text, source, "is too large")
+        return value
+
+    def _convert(self, text: str, source: str) -> Any:
+        if self.kind is bool:
+            if text.lower() in _TRUE + _FALSE:
+                return text.lower() in _TRUE
+            raise self.wrong(text, source, "is neither true nor false")
+        if self.kind is int:
+            if _INTEGER.fullmatch(text.strip()) and len(text) < 40:
+                return int(text)
+            raise self.wrong(text, source, "is not a whole number")
+        if self.kind is float:
+            try:
+                number = float(text)
+            except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
+                raise self.wrong(text, source, "is not a number")
+            return number
+        if not text and self.default != "":
+            raise self.wrong(text, source, "is empty")
+        return text
+
+    def format(self, value: Any) -> str:
+        """The text that `parse` reads as `value`."""
+        if value is None:
+            return "" if self.default is None else _NONE
+        if self.kind is bool:
+            return "true" if value else "false"
+        return repr(value) if self.kind is float else str(value)
+
+    def wrong(self, text: str, source: str, what: str) -> SettingError:
+        """The error for this option's value `text` from `source`."""
+        shown = "the value" if self.secret else repr(text)
+        return SettingError(f"{self.name}: {shown} from {source} {what}; {self.remedy()}")
+
+    def remedy(self) -> str:
+        """What may be given, as the end of a sentence."""
+        if self.kind is bool:
+            return f"give {self.flags[0]} or {self.flags[1]}, or {self.variable}=true or false"
+        if self.choices:
+            return "give " + " or ".join(", ".join(map(str, self.choices)).rsplit(", ", 1))
+        if self.kind is str:
+            return f"give {self.metavar}, or leave it out for the default"
+        noun = "a whole number" if self.kind is int else "a number"
+        low, high = _number(self.minimum), _number(self.maximum)
+        if low and high:
+            return f"give {noun} from {low} to {high}"
+        if low or high:
+            return f"give {noun} of at {'least' if low else 'most'} {low or high}"
+        return f"give {noun}"
+
+
+def option(
+    default: Any,
+    *,
+    help: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: Sequence[Any] | None = None,
+    metavar: str | None = None,
+    positional: bool = False,
+    secret: bool = False,
+) -> Any:
+    """Declare a field of a settings dataclass.
+
+    A `positional` one can also be given without its flag (one per class). A `secret` one is never printed nor put on a
+    command line for others to read.
+    """
+    metadata = {
+        "option": {
+            "help": help,
+            "minimum": minimum,
+            "maximum": maximum,
+            "choices": tuple(choices or ()),
+            "metavar": metavar,
+            "positional": positional,
+            "secret": secret,
+        }
+    }
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+
+
+def options(cls: Any) -> tuple[Option, ...]:
+    """The options of a settings class, in the order of its fields. Raises TypeError for a wrong declaration."""
+    hints = get_type_hints(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        if "option" not in field.metadata:
+            raise TypeError(f"{cls.__name__}.{field.name} is not declared with option(...)")
+        declared = dict(field.metadata["option"])
+        kind, optional, literals = _kind(f"{cls.__name__}.{field.name}", hints[field.name])
+        declared["choices"] = declared["choices"] or literals
+        declared["metavar"] = declared["metavar"] or field.name.upper()
+        if optional and kind is str and field.default is not None:
+            raise TypeError(f"{cls.__name__}.{field.name}: an optional text needs the default None")
+        found.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
+    if sum(item.positional for item in found) > 1:
+        raise TypeError(f"{cls.__name__} has more than one positional option")
+    return tuple(found)
+
+
+def load(
+    cls: type[T],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    prog: str,
+    description: str = "",
+    examples: Sequence[str] = (),
+    known: Iterable[Any] = (),
+) -> T:
+    """Read the settings of a process.
+
+    `known` lists the settings classes (or names of variables) of the other processes, whose `QUIRE_*` variables are no
+    mistake here. `--help` prints the help to standard output and raises SystemExit(0). Raises SettingError.
+    """
+    declared = options(cls)
+    if _asks_for_help(argv):
+        print(render_help(declared, prog=prog, description=description, examples=examples))
+        raise SystemExit(0)
+    check_environment(environ, (cls, *known))
+    values: dict[str, Any] = {}
+    for item in declared:
+        if text := environ.get(item.variable):
+            values[item.name] = item.parse(text, item.variable)
+    values.update(_parse_flags(declared, argv, prog))
+    return cls(**values)
+
+
+def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
+    """Refuse `QUIRE_*` variables that no process has: a misspelt setting must not be ignored in silence."""
+    names: set[str] = set()
+    for entry in known:
+        names |= {entry} if isinstance(entry, str) else {item.variable for item in options(entry)}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in names:
+            nearest = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
+            remedy = f"did you mean {nearest[0]}? Otherwise unset it" if nearest else "unset it"
+            raise SettingError(f"{name} in the environment is not a setting: {remedy}")
+
+
+def to_environ(settings: Any) -> dict[str, str]:
+    """Environment variables under which `load` gives these settings again, whatever else the environment says."""
+    return {item.variable: item.format(getattr(settings, item.name)) for item in options(type(settings))}
+
+
+def to_argv(settings: Any) -> list[str]:
+    """Flags for what differs from the defaults, without the secrets: everybody can read a command line."""
+    argv = []
+    for item in options(type(settings)):
+        value = getattr(settings, item.name)
+        if value == item.default or item.secret:
+            continue
+        if item.kind is bool:
+            argv.append(item.flags[0] if value else item.flags[1])
+        else:
+            argv.append(f"{item.flag}={item.format(value)}")
+    return argv
+
+
+def render_help(declared: Sequence[Option], *, prog: str, description: str, examples: Sequence[str]) -> str:
+    """The text of `--help`."""
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
+    positional = [item for item in declared if item.positional]
+    usage = " ".join([f"usage: {prog}", *(f"[{item.metavar}]" for item in positional), "[options]"])
+    parts = [usage]
+    if description:
+        parts += ["", *textwrap.wrap(description, width)]
+    parts += ["", "options:"]
+    for item in declared:
+        heads = [item.metavar] if item.positional else []
+        heads += [f"{item.flag}, {item.flags[1]}"] if item.kind is bool else [f"{item.flag} {_argument(item)}"]
+        parts.append("  " + ", ".join(heads))
+        parts += textwrap.wrap(
+            f"{item.help} [{_default(item)}; {item.variable}]", width, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    parts += ["  -h, --help", "      Show this help."]
+    if examples:
+        parts += ["", "examples:", *(f"  {example}" for example in examples)]
+    return "\n".join(parts)
+
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    words = list(argv[: argv.index("--")] if "--" in argv else argv)
+    return "-h" in words or "--help" in words
+
+
+def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> dict[str, Any]:
+    by_flag = {flag: item for item in declared for flag in item.flags}
+    positional = next((item for item in declared if item.positional), None)
+    values: dict[str, Any] = {}
+    free: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            free += words
+            break
+        if not word.startswith("-") or word == "-":
+            free.append(word)
+            continue
+        flag, equals, text = word.partition("=")
+        item = by_flag.get(flag)
+        if item is None:
+            nearest = difflib.get_close_matches(flag, sorted(by_flag), n=1, cutoff=0.5)
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
+            raise SettingError(f"unknown flag {flag}: {remedy}")
+        if item.kind is bool:
+            if equals:
+                raise SettingError(f"{item.name}: {flag} takes no value; give {item.flags[0]} or {item.flags[1]}")
+            values[item.name] = flag == item.flags[0]
+            continue
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise SettingError(f"{item.name}: {flag} needs a value; {item.remedy()}")
+            text = words.pop(0)
+        values[item.name] = item.parse(text, flag)
+    if positional is not None and free:
+        text = free.pop(0)
+        value = positional.parse(text, "the command line")
+        if values.setdefault(positional.name, value) != value:
+            raise SettingError(f"{positional.name}: given twice, as {text!r} and with {positional.flag}; give it once")
+    if free:
+        raise SettingError(f"unexpected argument {free[0]!r}: `{prog} --help` shows what may be given")
+    return values
+
+
+def _kind(name: str, hint: Any) -> tuple[type, bool, tuple[Any, ...]]:
+    """The plain type of a field, whether None is allowed, and the values of a Literal."""
+    optional = False
+    if get_origin(hint) in (Union, types.UnionType):
+        members = [member for member in get_args(hint) if member is not type(None)]
+        if len(members) != 1 or len(members) == len(get_args(hint)):
+            raise TypeError(f"{name}: a setting is one type, or that or None, not {hint}")
+        hint, optional = members[0], True
+    if get_origin(hint) is Literal:
+        literals = get_args(hint)
+        if not all(isinstance(value, str) for value in literals):
+            raise TypeError(f"{name}: the values of a Literal setting must be texts")
+        return str, optional, literals
+    if hint not in (int, float, str, bool) or (optional and hint is bool):
+        raise TypeError(f"{name}: a setting cannot be of the type {hint}")
+    return hint, optional, ()
+
+
+def _argument(item: Option) -> str:
+    return "|".join(map(str, item.choices)) if item.choices else item.metavar
+
+
+def _default(item: Option) -> str:
+    if item.default is None or item.default == "":
+        return "default: not set"
+    if item.secret:
+        return "default: hidden"
+    return f"default: {item.format(item.default)}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if value == int(value) else repr(value)
