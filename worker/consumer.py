@@ -1,0 +1,84 @@
+"""Pulls requests off the queue: as many as fit the engine now, never more. What waits, waits in Redis.
+
+A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it ends by
+itself within BLOCK_MS. After a failed read the worker looks at its own pending entries once, for the same reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.exceptions import RedisError, ResponseError
+
+from shared.broker import Broker, Delivery, QueueReader, new_id
+from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
+from worker.committer import Committer
+from worker.engine_loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS = 1000
+# How soon a full engine is asked again for room.
+FULL_S = 0.01
+RETRY_S = 0.2
+RETRY_LIMIT_S = 2.0
+
+
+class Consumer:
+    """Claims deliveries and hands them to the engine."""
+
+    def __init__(self, broker: Broker, reader: QueueReader, committer: Committer, engine: EngineLoop) -> None:
+        self._broker = broker
+        self._reader = reader
+        self._committer = committer
+        self._engine = engine
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Read no more. A read in progress ends within BLOCK_MS; what it brings stays pending for this worker's return."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Read until `stop`."""
+        look_back = True
+        delay = RETRY_S
+        while not self._stopping:
+            try:
+                if look_back:
+                    await self._broker.create_groups()
+                    await self._take(await self._reader.pending())
+                    look_back = False
+                room = self._engine.room
+                if room <= 0:
+                    await asyncio.sleep(FULL_S)
+                    continue
+                await self._take(await self._reader.read(room, BLOCK_MS))
+                delay = RETRY_S
+            except (RedisError, OSError) as error:
+                if isinstance(error, ResponseError) and "NOGROUP" not in str(error):
+                    log.error("Redis refuses to serve the queue: %s", error)
+                else:
+                    log.warning("reading the queue failed (%s); again in %.1f s", error, delay)
+                look_back = True
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_LIMIT_S)
+
+    async def _take(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if self._stopping:
+                return
+            if self._committer.runs(delivery.request_id):
+                continue
+            claim = await self._broker.claim(delivery, self._reader.worker_id, new_id())
+            if claim is None:
+                continue
+            self._committer.register(claim)
+            try:
+                request = GenerationRequest.decode(claim.body)
+            except MessageError as error:
+                log.error("request %s cannot be read: %s", claim.request_id, error)
+                item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
+                self._committer.put([item])
+                continue
+            self._engine.add(request, claim.items)

@@ -1,0 +1,173 @@
+"""Start of a worker process: settings to a running service, or one line that says what is wrong, where, and the remedy."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from shared.logs import setup_logging
+from shared.naming import InvalidModelName, served_name
+from shared.redis_clients import BrokerUnavailable
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+GIB = 1024**3
+# On a CPU the cache shares the memory with everything else on the machine.
+CPU_CACHE_LIMIT = 2 * GIB
+CPU_CACHE_SHARE = 0.3
+
+
+class StartError(RuntimeError):
+    """The worker cannot start: one line for people."""
+
+
+def run(settings: WorkerSettings) -> int:
+    """Serve until told to stop. Returns the exit code."""
+    setup_logging(f"worker {settings.name}", settings.log_level)
+    from worker.models.errors import CheckpointError  # what follows imports torch: only when a worker really starts
+
+    try:
+        serve(settings)
+        return 0
+    except (StartError, CheckpointError, BrokerUnavailable, InvalidModelName) as error:
+        print(f"quire worker: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def serve(settings: WorkerSettings) -> None:
+    """Load the model, build the engine and run the service."""
+    import asyncio
+
+    import uvloop
+
+    from worker.service import WorkerService
+
+    started = time.perf_counter()
+    name = served_name(settings.model, settings.served_model_name)
+    engine, vocab_size = build_engine(settings)
+    log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
+    service = WorkerService(
+        engine, model_name=name, worker_id=settings.name, redis_url=settings.redis_url, vocab_size=vocab_size
+    )
+    # What exists now lives as long as the process: the collector need not look at it in every step.
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(service.run(settings.drain_s))
+
+
+def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
+    """The engine that the settings ask for, warmed up, and the size of its vocabulary."""
+    import torch
+    from tokenizers import Tokenizer
+
+    import kernels
+    from worker.engine.engine import Engine
+    from worker.engine.scheduler import EngineLimits
+    from worker.models.decoder import Decoder
+    from worker.models.loader import resolve
+
+    if settings.device == "cuda":
+        raise StartError("--device cuda: this version runs on the CPU only; use --device auto or cpu")
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise StartError(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is below --max-num-seqs "
+            f"{settings.max_num_seqs}: each running sequence needs one token of every step; raise the first"
+        )
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    kernels.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    path = resolve(settings.model)
+    dtype = choose_dtype(settings.dtype)
+    ops = kernels.select_ops("cpu", dtype, settings.kernels)
+    log.info("loading %s as %s with %s kernels on %d threads", path, str(dtype)[6:], ops.name, threads)
+    model = Decoder.load(path, ops, dtype, "cpu", settings.max_model_len)
+    max_model_len = settings.max_model_len or model.config.max_position_embeddings
+    limits = EngineLimits(
+        num_blocks=choose_num_blocks(settings, model.kv_bytes_per_block(settings.block_size), max_model_len),
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    log.info(
+        "%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; context %d tokens",
+        model.weight_bytes / 2**20,
+        limits.num_blocks,
+        limits.block_size,
+        limits.num_blocks * model.kv_bytes_per_block(limits.block_size) / 2**20,
+        max_model_len,
+    )
+    tokenizer = load_tokenizer(path, Tokenizer)
+    engine = Engine(model, limits, model.config.eos_token_ids, tokenizer)
+    warm_up(engine)
+    return engine, model.config.vocab_size
+
+
+def choose_dtype(name: str):  # type: ignore[no-untyped-def]
+    """The torch dtype of a setting; `auto` is bfloat16 on processors that compute with it, else float32."""
+    import torch
+
+    import kernels
+
+    if name == "auto":
+        return torch.bfloat16 if kernels.has_native_bfloat16() else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def choose_num_blocks(settings: WorkerSettings, bytes_per_block: int, max_model_len: int) -> int:
+    """Blocks of the cache: as set, else what all sequences need at their longest, within a share of the free memory.
+
+    Raises StartError where not even one sequence of the maximum length fits.
+    """
+    longest = -(-max_model_len // settings.block_size)
+    if settings.num_blocks:
+        blocks = settings.num_blocks
+    elif settings.kv_cache_gb:
+        blocks = int(settings.kv_cache_gb * GIB) // bytes_per_block
+    else:
+        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * available_memory()))
+        blocks = min(budget // bytes_per_block, settings.max_num_seqs * longest)
+    if blocks < longest:
+        need = longest * bytes_per_block / GIB
+        raise StartError(
+            f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
+            f"{longest} blocks ({need:.2f} GiB): raise --kv-cache-gb to {need:.2f} or lower --max-model-len to "
+            f"{max(blocks, 1) * settings.block_size}"
+        )
+    return blocks
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping (Linux: MemAvailable)."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def load_tokenizer(path: Path, tokenizer_class):  # type: ignore[no-untyped-def]
+    """The tokenizer beside the weights, which stop strings need."""
+    file = path / "tokenizer.json"
+    try:
+        return tokenizer_class.from_file(str(file))
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise StartError(f"{file}: {error}; the folder needs the tokenizer.json of the checkpoint") from error
+
+
+def warm_up(engine) -> None:  # type: ignore[no-untyped-def]
+    """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use."""
+    from shared.messages import SamplingParams
+
+    for temperature in (0.0, 1.0):
+        engine.generate([(0,) * 8] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))

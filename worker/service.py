@@ -1,0 +1,125 @@
+"""The worker as one asyncio service around the engine's thread: consumer, committer, heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from redis.exceptions import RedisError
+
+from shared.broker import BEAT_S, Broker, QueueReader, new_id
+from shared.messages import StepItem, WorkerCard
+from shared.redis_clients import blocking_client, check_redis, command_client
+from worker.committer import Committer
+from worker.consumer import Consumer
+from worker.engine.engine import Engine
+from worker.engine_loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+
+class WorkerService:
+    """One engine at one lane of one Redis."""
+
+    def __init__(self, engine: Engine, *, model_name: str, worker_id: str, redis_url: str, vocab_size: int) -> None:
+        self._model_name = model_name
+        self._worker_id = worker_id
+        self._redis_url = redis_url
+        self._vocab_size = vocab_size
+        self._engine = engine
+        self._incarnation = new_id()
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask `run` to end: no further reads, a grace time for what runs, then out."""
+        self._stop.set()
+
+    async def run(self, drain_s: float) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT. Raises BrokerUnavailable if there is no Redis at the start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await check_redis(self._redis_url)
+        commands, blocking = command_client(self._redis_url, connections=4), blocking_client(self._redis_url)
+        broker = Broker(commands, self._model_name)
+        committer = Committer(broker, self._worker_id)
+
+        def emit(items: list[StepItem]) -> None:
+            loop.call_soon_threadsafe(committer.put, items)
+
+        engine = EngineLoop(self._engine, emit)
+        consumer = Consumer(broker, QueueReader(blocking, self._model_name, self._worker_id), committer, engine)
+        engine.start()
+        tasks = [
+            asyncio.create_task(consumer.run(), name="consumer"),
+            asyncio.create_task(committer.run(engine), name="committer"),
+            asyncio.create_task(self._heartbeat(broker, engine), name="heartbeat"),
+        ]
+        stopped = asyncio.create_task(self._stop.wait(), name="stop")
+        log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
+        try:
+            # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
+            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            log.info("stopping: %d requests run, up to %.1f s for them", committer.num_running, drain_s)
+            consumer.stop()
+            await tasks[0]
+            await self._drain(committer, drain_s)
+            engine.stop()
+            await asyncio.to_thread(engine.join)
+            await asyncio.sleep(0)  # the last step's call_soon_threadsafe
+            committer.stop()
+            tasks[2].cancel()
+            await asyncio.wait(tasks)
+            await broker.retire(self._worker_id)
+        finally:
+            for task in (*tasks, stopped):
+                task.cancel()
+            await commands.aclose()
+            await blocking.aclose()
+
+    async def _drain(self, committer: Committer, drain_s: float) -> None:
+        try:
+            async with asyncio.timeout(drain_s):
+                while committer.num_running:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            log.warning(
+                "%d requests still ran; they stay in the queue and go on when worker %s is back",
+                committer.num_running,
+                self._worker_id,
+            )
+
+    async def _heartbeat(self, broker: Broker, engine: EngineLoop) -> None:
+        """Beat only if the engine has ticked since the last beat: a worker that hangs stops counting as live."""
+        seen = -1
+        while True:
+            if engine.ticks != seen:
+                seen = engine.ticks
+                try:
+                    await broker.beat(self._card(engine))
+                except (RedisError, OSError) as error:
+                    log.warning("heartbeat failed: %s", error)
+            else:
+                log.warning("the engine has not moved for %.0f s", BEAT_S)
+            await asyncio.sleep(BEAT_S)
+
+    def _card(self, engine: EngineLoop) -> WorkerCard:
+        status, limits = engine.status, self._engine.limits
+        return WorkerCard(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            model=self._model_name,
+            max_model_len=limits.max_model_len,
+            vocab_size=self._vocab_size,
+            eos_token_ids=tuple(sorted(self._engine.eos_token_ids)),
+            block_size=limits.block_size,
+            total_blocks=limits.num_blocks,
+            free_blocks=status.free_blocks,
+            running=status.running,
+            waiting=status.waiting,
+            steps=status.steps,
+        )
