@@ -47,16 +47,13 @@ class Option:
     maximum: float | None
     choices: tuple[Any, ...]
     metavar: str
+    variable: str
     positional: bool
     secret: bool
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return PREFIX + self.name.upper()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -134,13 +131,14 @@ def option(
     maximum: float | None = None,
     choices: Sequence[Any] | None = None,
     metavar: str | None = None,
+    variable: str | None = None,
     positional: bool = False,
     secret: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
     A `positional` one can also be given without its flag (one per class). A `secret` one is never printed nor put on a
-    command line for others to read.
+    command line for others to read. `variable` is for the few whose `QUIRE_` name means something else elsewhere.
     """
     metadata = {
         "option": {
@@ -149,6 +147,7 @@ def option(
             "maximum": maximum,
             "choices": tuple(choices or ()),
             "metavar": metavar,
+            "variable": variable,
             "positional": positional,
             "secret": secret,
         }
@@ -167,6 +166,7 @@ def options(cls: Any) -> tuple[Option, ...]:
         kind, optional, literals = _kind(f"{cls.__name__}.{field.name}", hints[field.name])
         declared["choices"] = declared["choices"] or literals
         declared["metavar"] = declared["metavar"] or field.name.upper()
+        declared["variable"] = declared["variable"] or PREFIX + field.name.upper()
         if optional and kind is str and field.default is not None:
             raise TypeError(f"{cls.__name__}.{field.name}: an optional text needs the default None")
         found.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
