@@ -40,13 +40,14 @@ class Committer:
         self._attempts: dict[str, Attempt] = {}
         self._pending: dict[str, list[StepItem]] = {}
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._ended = asyncio.Event()
+        self._ended.set()
         self._stopping = False
 
     def register(self, claim: Claim) -> None:
         """From now on items of this request are committed under the claim's attempt token."""
         self._attempts[claim.request_id] = Attempt(claim.attempt, list(claim.items))
+        self._ended.clear()
 
     def runs(self, request_id: str) -> bool:
         """Whether this worker is at work on a request."""
@@ -61,7 +62,6 @@ class Committer:
         for item in items:
             if item.request_id in self._attempts:
                 self._pending.setdefault(item.request_id, []).append(item)
-        self._idle.clear()
         self._wake.set()
 
     async def run(self, engine: EngineLoop) -> None:
@@ -69,7 +69,8 @@ class Committer:
         while not self._stopping or self._pending:
             await self._wake.wait()
             self._wake.clear()
-            # A step without results is committed too: its reply brings the cancel of a prompt that is still being computed.
+            # A step without results is committed too: its reply brings the cancel of a prompt that is still being
+            # computed.
             pending, self._pending = self._pending, {}
             items = [merge(items) for items in pending.values()]
             for item in items:
@@ -77,12 +78,12 @@ class Committer:
             items = self._obey(await self._commit(items), items, engine)
             while items:
                 items = self._obey(await self._commit(items), items, engine)
-            if not self._pending:
-                self._idle.set()
+            if not self._attempts:
+                self._ended.set()
 
-    async def drained(self) -> None:
-        """Wait until all that was put is committed."""
-        await self._idle.wait()
+    async def all_ended(self) -> None:
+        """Wait until no request runs here."""
+        await self._ended.wait()
 
     def stop(self) -> None:
         self._stopping = True

@@ -1,7 +1,8 @@
 """Pulls requests off the queue: as many as fit the engine now, never more. What waits, waits in Redis.
 
-A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it ends by
-itself within BLOCK_MS. After a failed read the worker looks at its own pending entries once, for the same reason.
+A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it
+ends by itself within BLOCK_MS. After a failed read the worker looks at its own pending entries once, for the same
+reason.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Consumer:
         self._stopping = False
 
     def stop(self) -> None:
-        """Read no more. A read in progress ends within BLOCK_MS; what it brings stays pending for this worker's return."""
+        """Read no more. A read in progress ends within BLOCK_MS; what it brings stays pending for our return."""
         self._stopping = True
 
     async def run(self) -> None:

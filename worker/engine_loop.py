@@ -1,8 +1,8 @@
 """The engine's own thread: commands in, step items out, and a tick that shows progress.
 
-Everything that touches the engine happens on this thread, between steps. Other threads see three numbers: `room`, `ticks`
-and `status`. A request that the engine cannot take, or a step that fails, ends as an item with the outcome `error`: nobody
-waits for ever.
+Everything that touches the engine happens on this thread, between steps. Other threads see three numbers: `room`,
+`ticks` and `status`. A request that the engine cannot take, or a step that fails, ends as an item with the outcome
+`error`: nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class EngineLoop(threading.Thread):
         try:
             return self._engine.step()
         except Exception:
-            # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error, and the
-            # engine, whose blocks are all free again, goes on with the next.
+            # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error,
+            # and the engine, whose blocks are all free again, goes on with the next.
             log.exception("step failed; %d running requests end with an error", len(self._engine.groups))
             detail = "the engine failed in a step of this request"
             ended = [self._engine.finish(request_id, "error", detail) for request_id in list(self._engine.groups)]

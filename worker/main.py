@@ -1,4 +1,4 @@
-"""Start of a worker process: settings to a running service, or one line that says what is wrong, where, and the remedy."""
+"""Start of a worker process: a running service, or one line that says what is wrong, where, and the remedy."""
 
 from __future__ import annotations
 

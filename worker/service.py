@@ -84,8 +84,7 @@ class WorkerService:
     async def _drain(self, committer: Committer, drain_s: float) -> None:
         try:
             async with asyncio.timeout(drain_s):
-                while committer.num_running:
-                    await asyncio.sleep(0.02)
+                await committer.all_ended()
         except TimeoutError:
             log.warning(
                 "%d requests still ran; they stay in the queue and go on when worker %s is back",

@@ -1,8 +1,8 @@
 """Physical blocks of the KV cache: who has which, and which are free. Bookkeeping without tensors.
 
-A sequence is a list of physical block ids, its block table; the token at position p lies in block `p // block_size` of the
-table, slot `p % block_size`. Blocks of the prompt are taken when a sequence starts, then one more each time all are full, so
-that a decoding sequence never holds more than one block that is partly empty (paper section 4.3).
+A sequence is a list of physical block ids, its block table; the token at position p lies in block `p // block_size`
+of the table, slot `p % block_size`. Blocks of the prompt are taken when a sequence starts, then one more each time
+all are full, so that a decoding sequence never holds more than one block that is partly empty (paper section 4.3).
 
 Always: every block is either free or in exactly one table.
 """

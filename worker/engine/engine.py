@@ -1,6 +1,7 @@
 """The engine: requests in, tokens out, one step at a time. Knows nothing of Redis or HTTP, and is used by one thread.
 
-`step()` schedules, executes, samples and commits. Its results are `StepItem`s: the new tokens of each request, in order.
+`step()` schedules, executes, samples and commits. Its results are `StepItem`s: the new tokens of each request, in
+order.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Engine:
         return bool(self.groups)
 
     def room(self) -> int:
-        """How many more requests it makes sense to take now: free rows, but none while others wait or blocks are short."""
+        """How many more requests make sense now: free rows, but none while others wait or blocks are short."""
         scheduler = self.scheduler
         if scheduler.waiting or scheduler.blocks.num_free * 20 < self.limits.num_blocks:
             return 0

@@ -1,7 +1,7 @@
 """Tensors: the KV cache in memory, and a scheduled step as one forward batch.
 
-Arrays persist over steps: a sequence has a row from admission to its end, and only new blocks are written into its row of
-the block tables.
+Arrays persist over steps: a sequence has a row from admission to its end, and only new blocks are written into its
+row of the block tables.
 """
 
 from __future__ import annotations

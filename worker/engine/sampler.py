@@ -1,8 +1,8 @@
 """Logits to tokens for a whole mixed batch: penalties, bans, then greedy or a draw, each row by its own parameters.
 
 Order and definitions: repetition penalty over prompt and output (Hugging Face), presence and frequency penalty over the
-output (OpenAI), `min_tokens` by banning the end tokens, then temperature, top-k, top-p, min-p as `kernels` defines them.
-A row's result depends on its own logits and its own random number only.
+output (OpenAI), `min_tokens` by banning the end tokens, then temperature, top-k, top-p, min-p as `kernels` defines
+them. A row's result depends on its own logits and its own random number only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Sampler:
         self._ops = ops
         self._eos = sorted(eos_token_ids)
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
         """One token for each sequence.
 

@@ -4,7 +4,8 @@ Iteration-level scheduling under one token budget: every decoding sequence first
 running streams, then chunks of prompts in order of arrival. First come, first served; when blocks run out the newest
 sequence gives way and is recomputed later (paper section 4.5). So the oldest always advances, and nothing starves.
 
-Always: a sequence is in at most one of `waiting` and `running`; both are in order of arrival; only running ones hold blocks.
+Always: a sequence is in at most one of `waiting` and `running`; both are in order of arrival; only running ones hold
+blocks.
 """
 
 from __future__ import annotations

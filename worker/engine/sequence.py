@@ -76,7 +76,7 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class SequenceGroup:
-    """A request in the engine. `arrival` orders groups first come, first served; a resumed one keeps its prompt whole."""
+    """A request in the engine. `arrival` orders groups first come, first served."""
 
     request_id: str
     prompt: tuple[int, ...]

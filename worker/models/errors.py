@@ -1,0 +1,10 @@
+"""What is wrong with a checkpoint, said in one line: what, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """A model cannot be loaded as it is. The message names the place, the fault and a remedy, and is one line."""
+
+    def __init__(self, where: object, what: str, remedy: str) -> None:
+        super().__init__(" ".join(f"{where}: {what}; {remedy}".split()))

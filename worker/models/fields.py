@@ -1,0 +1,84 @@
+"""Typed access to the fields of a JSON file that somebody else wrote: every wrong value is named with its remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from worker.models.errors import CheckpointError
+
+REQUIRED: Any = object()
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file. CheckpointError if the file is missing, unreadable, or holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(path, "this file is missing", remedy) from None
+    except OSError as error:
+        raise CheckpointError(path, f"this file cannot be read ({error.strerror})", remedy) from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"this file is not valid JSON ({error})", remedy) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(path, f"this file holds a {type(value).__name__} and not a JSON object", remedy)
+    return value
+
+
+class Fields:
+    """A JSON object with its place, for messages. A field that is null counts as absent, as in Transformers."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self._values
+
+    def fault(self, name: str, supported: str) -> CheckpointError:
+        """The error for a field with a value that cannot be honoured."""
+        value = json.dumps(self._values.get(name))
+        value = value if len(value) <= 120 else value[:117] + "..."
+        what = f"{name} is {value}" if name in self._values else f"{name} is missing"
+        return CheckpointError(self.where, what, f"supported: {supported}")
+
+    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
+        value = self.get(name, default)
+        if value is default and default is not REQUIRED:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.fault(name, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.fault(name, "a number above 0")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.fault(name, "true or false")
+        return value
+
+    def section(self, name: str) -> Fields:
+        """The object inside a field; an absent one is empty."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise self.fault(name, "a JSON object")
+        return Fields(value, f"{self.where}, {name}")
+
+    def token_ids(self, name: str, default: Any = None) -> tuple[int, ...]:
+        """A token id or a list of them."""
+        value = self.get(name, default)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+            raise self.fault(name, "a token id or a list of token ids")
+        return tuple(ids)

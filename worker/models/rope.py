@@ -1,0 +1,90 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864): frequencies and their scaling, as Transformers computes them.
+
+The order of the float32 operations is that of `transformers.modeling_rope_utils`: the table is equal to its cos and sin
+bit for bit, because a last-bit difference in a frequency grows with the position.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from worker.models.fields import Fields
+
+SUPPORTED = "default, linear, llama3"
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The fields after `factor` belong to the type llama3."""
+
+    rope_type: str = "default"
+    theta: float = DEFAULT_THETA
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = 0
+
+
+def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
+    """Read either form: `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
+
+    Raises CheckpointError for a type that is not supported and for a field that the type needs.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    rope = fields.section(name)
+    key = "rope_type" if rope.get("rope_type") is not None else "type"
+    rope_type = rope.get(key, "default")
+    if key == "type" and any(isinstance(rope.get(layer), dict) for layer in ("full_attention", "sliding_attention")):
+        raise fields.fault(name, "one set of RoPE parameters for all layers")
+    for owner in (fields, rope):
+        if owner.get("partial_rotary_factor", 1.0) != 1.0:
+            raise owner.fault("partial_rotary_factor", "1.0 (all of head_dim is rotated)")
+    theta = rope.number("rope_theta") if rope.get("rope_theta") else fields.number("rope_theta", DEFAULT_THETA)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    if rope_type == "linear":
+        return RopeConfig("linear", theta, rope.number("factor"))
+    if rope_type == "llama3":
+        original = "original_max_position_embeddings"
+        return RopeConfig(
+            "llama3",
+            theta,
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_max_position_embeddings=fields.integer(original, rope.integer(original, max_position_embeddings)),
+        )
+    raise rope.fault(key, SUPPORTED)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of dimensions: float32 [head_dim / 2]."""
+    inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.rope_type == "linear":  # positions are squeezed by the factor (arXiv 2306.15595)
+        return inv_freq / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(rope, inv_freq)
+    return inv_freq
+
+
+def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1: long waves are squeezed, short ones are kept, those between are interpolated."""
+    original = rope.original_max_position_embeddings
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    wavelength = 2 * math.pi / inv_freq
+    is_long, is_short = wavelength > original / low, wavelength < original / high
+    scaled = torch.where(is_long, inv_freq / rope.factor, inv_freq)
+    share = (original / wavelength - low) / (high - low)
+    between = (1 - share) * scaled / rope.factor + share * scaled
+    return torch.where(~is_long & ~is_short, between, scaled)
+
+
+def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
+    """cos in the first half of a row, sin in the second: float32 [num_positions, head_dim]."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(rope, head_dim)  # [P, D / 2]
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
