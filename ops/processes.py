@@ -1,0 +1,100 @@
+"""Child processes that end with their parent, and locks that end with their holder."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    output: IO[bytes],
+    death_signal: signal.Signals = signal.SIGKILL,
+    keep: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a child in its own session, so that Ctrl-C at the terminal reaches the parent only.
+
+    When the parent dies, however it does, the child gets `death_signal` (Linux). The kernel watches the *thread* that
+    calls this: call it from the main thread. `keep` are file descriptors that the child inherits.
+    """
+    return subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        pass_fds=keep,
+        preexec_fn=_die_with_parent(death_signal),
+    )
+
+
+def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    libc: Any = ctypes.CDLL(None)  # loaded before the fork: the child may do next to nothing
+    parent = os.getpid()
+
+    def in_child() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(death_signal))
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(1)
+
+    return in_child
+
+
+def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:
+    """Wait until all have ended; False if they have not in time, or if `hurry()` says not to wait."""
+    deadline = time.monotonic() + timeout_s
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > deadline or hurry():
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class FileLock:
+    """An exclusive lock on a file, which holds the pid of whoever took it.
+
+    The kernel drops the lock when the last process that holds `fd` ends, so that it cannot be stale.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def acquire(self, timeout_s: float = 0.0) -> bool:
+        """Whether the lock is ours now."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.02)
+
+    def write(self, text: str) -> None:
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, text.encode(), 0)
+
+    def read(self) -> str:
+        return os.pread(self.fd, 4096, 0).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
