@@ -132,10 +132,13 @@ class Broker:
         keys = [self.keys.request(request_id)]
         return _text(await self._cancel(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
 
-    async def read_output(self, request_id: str, after: int = 0) -> list[StepItem]:
-        """The items of the output log that end after token `after`, the terminal one included."""
+    async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
+        """The items of the output log that end after token `after`, the terminal one included: at most `count` entries.
+
+        With `count` one of them may be the entry that ends at `after`, which is then not among the items.
+        """
         # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
-        entries = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0")
+        entries = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
         items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
         return [item for item in items if item.end > after or item.outcome is not None]
 
@@ -177,7 +180,7 @@ class Broker:
                     raise
 
     async def claim(self, delivery: Delivery, worker_id: str, attempt: str) -> Claim | None:
-        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do for it."""
+        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do."""
         keys = [
             self.keys.request(delivery.request_id),
             self.keys.queue(delivery.priority_class),

@@ -1,7 +1,7 @@
 """Every Redis key and channel of Quire, in one place (docs/protocol.md has the table).
 
-A *lane* is a model, or one shard of a busy model. All keys of a lane carry the same Redis Cluster hash tag `{lane}`, so a
-script may touch any of them.
+A *lane* is a model, or one shard of a busy model. All keys of a lane carry the same Redis Cluster hash tag `{lane}`,
+so a script may touch any of them.
 """
 
 from dataclasses import dataclass

@@ -119,10 +119,11 @@ def _field(check: Check, **default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw tokens. Every value is final: the gateway has filled in defaults and drawn a seed where none was given.
+    """How to draw tokens. Every value is final: the gateway has filled in defaults and drawn a seed where none was
+    given.
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 mean off; `temperature` 0 means greedy. Definitions follow the OpenAI API and, for
-    what that lacks (top_k, min_p, repetition_penalty, min_tokens, ignore_eos), Hugging Face `GenerationConfig`.
+    `top_k` 0, `top_p` 1 and `min_p` 0 mean off; `temperature` 0 means greedy. Definitions follow the OpenAI API and,
+    for what that lacks (top_k, min_p, repetition_penalty, min_tokens, ignore_eos), Hugging Face `GenerationConfig`.
     """
 
     max_tokens: int = _field(_integer(1, MAX_OUTPUT_TOKENS))

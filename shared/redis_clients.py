@@ -1,8 +1,8 @@
 """The three Redis connections that a process has: commands, one blocking read, pub/sub.
 
-redis-py's defaults suit a cache, not a queue: it repeats commands that may have been carried out, cuts blocking reads after
-five seconds, and resubscribes in silence. Here nothing is retried behind the caller's back, a blocking read has its own
-connection with a socket timeout above its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
+redis-py's defaults suit a cache, not a queue: it repeats commands that may have been carried out, cuts blocking reads
+after five seconds, and resubscribes in silence. Here nothing is retried behind the caller's back, a blocking read has
+its own connection with a socket timeout above its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
 """
 
 from __future__ import annotations

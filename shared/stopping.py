@@ -1,6 +1,7 @@
 """Stop strings over streamed text: cut exactly before the first match, and never leak a part of one.
 
-Gateway and worker run the same code over the same pieces: the worker decides the finish reason, the gateway cuts the text.
+Gateway and worker run the same code over the same pieces: the worker decides the finish reason, the gateway cuts the
+text.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 class StopStringFilter:
     """Passes text through, holding back what may yet become a stop string.
 
-    After a match `matched` is the string, and nothing more comes out. When several match, the one that starts first wins,
-    and of those the one that is complete first.
+    After a match `matched` is the string, and nothing more comes out. When several match, the one that starts first
+    wins, and of those the one that is complete first.
     """
 
     def __init__(self, stop: tuple[str, ...] | list[str]) -> None:

@@ -1,4 +1,5 @@
-"""A model whose every token depends on every token before it, read through the block tables as attention would read them.
+"""A model whose every token depends on every token before it, read through the block tables as attention would read
+them.
 
 What a wrong slot, a stale block table or a missed recomputation would do to attention, it does here: the text changes.
 """

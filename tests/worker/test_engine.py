@@ -100,7 +100,7 @@ def test_every_choice_of_a_request_is_drawn_by_its_own_random_numbers() -> None:
     items = run(engine)
     texts = {tuple(text(items, "n", choice)) for choice in range(3)}
     assert len(texts) == 3
-    assert [item for item in items if item.outcome][0].outcome.name == "length"  # type: ignore[union-attr]
+    assert next(item.outcome for item in items if item.outcome).name == "length"
 
 
 def test_the_same_seed_draws_the_same_text_alone_and_in_a_crowd_that_is_preempted() -> None:
@@ -224,7 +224,8 @@ def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_n
         oldest = min((s.group.arrival, s.choice, s.num_remaining) for g in engine.groups.values() for s in g.unfinished)
         items.extend(engine.step())
         engine.check_integrity()
-        # The oldest sequence is never passed over: it has fewer tokens to compute, or it has drawn one, or it has ended.
+        # The oldest sequence is never passed over: it has fewer tokens to compute, or it has drawn one, or it has
+        # ended.
         for group in engine.groups.values():
             for sequence in group.unfinished:
                 if (group.arrival, sequence.choice) == oldest[:2]:
