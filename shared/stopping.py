@@ -10,12 +10,13 @@ from __future__ import annotations
 class StopStringFilter:
     """Passes text through, holding back what may yet become a stop string.
 
-    After a match `matched` is the string, and nothing more comes out. When several match, the one that starts first
-    wins, and of those the one that is complete first.
+    After a match `matched` is the string, and nothing more comes out. When several match, the one that is complete
+    first wins, and of those the one that starts first.
     """
 
     def __init__(self, stop: tuple[str, ...] | list[str]) -> None:
-        self._stop = tuple(stop)
+        # Of two that end at the same character the longer one starts first.
+        self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
         self.matched: str | None = None
 
