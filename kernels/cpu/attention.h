@@ -1,0 +1,315 @@
+// Paged attention. Included inside a level's namespace; see level_*.cpp.
+//
+// Keys are walked in chunks of 128 that start at multiples of 128. Each chunk gives each row its own (maximum, sum of
+// weights, weighted values), and those are merged in order. A row's arithmetic therefore depends on its own position
+// only: a prefill tile, a decode row and a tile that was cut along the keys give the same bits. Keys that a row does
+// not see have weight zero, which changes nothing; memory beyond the last key of a tile is never used.
+
+using quire::AttentionItem;
+using quire::kChunkKeys;
+
+constexpr int kChunkGroups = kChunkKeys / 16;
+constexpr int kChunkWords = kChunkKeys / kPerWord;
+constexpr int kWeighRows = W == 16 ? 6 : 2;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+struct Attention {
+    quire::AttentionShape shape;
+    const act *q, *k_cache, *v_cache;  // q [T, H, D]
+    act* out;                          // [T, H * D]
+    float scale;
+};
+
+// Running result of some rows: the largest score, the sum of the weights and the weighted sum of the values [rows, D].
+struct State {
+    float *maximum, *total, *values;
+};
+
+INLINE State state_at(float* memory, size_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
+INLINE size_t state_size(size_t rows, size_t d) { return rows * (d + 2); }
+
+struct Workspace {
+    uint32_t *queries, *weights, *keys;  // tiles of packed rows; weights of a chunk; one chunk of keys in groups of 16
+    float* scores;                       // [rows, 128]
+    State chunk, running;
+};
+
+INLINE Workspace workspace(size_t rows, size_t d) {
+    const size_t state = (state_size(rows, d) + 15) / 16 * 16, query = rows * line_count(d) * 16;
+    const size_t keys = kChunkKeys * word_count(d);
+    const size_t size = query + rows * kChunkWords + keys + rows * kChunkKeys + 2 * state;
+    uint32_t* at = (uint32_t*)quire::scratch(quire::kTile, size * 4);
+    Workspace w;
+    w.queries = at;
+    w.weights = w.queries + query;
+    w.keys = w.weights + rows * kChunkWords;
+    w.scores = (float*)(w.keys + keys);
+    w.chunk = state_at(w.scores + rows * kChunkKeys, rows);
+    w.running = state_at(w.scores + rows * kChunkKeys + state, rows);
+    return w;
+}
+
+template <int MR>
+void score_tile(const uint32_t* rows, const uint32_t* b0, const uint32_t* b1, size_t words, float* out) {
+    F acc[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) acc[r][c] = zero();
+    multiply<MR, 16, kFetchNothing>(rows, b0, b1, words, nullptr, acc);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) store(out + r * kChunkKeys + c * W, acc[r][c]);
+}
+
+// out[r][0 .. NS * W) = sum over words of the chunk of weight[r] . value, from word `begin` to `end`.
+template <int MR, int NS>
+void weigh_tile(const uint32_t* weights, const uint32_t* const* units, int per_unit, int begin, int end, bool odd,
+                size_t d, float* out) {
+    F acc[MR][NS];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < NS; ++c) acc[r][c] = zero();
+    const auto step = [&](const uint32_t* w, const uint32_t* values, bool low) {
+        Word b[NS];
+#pragma GCC unroll 8
+        for (int c = 0; c < NS; ++c) b[c] = low ? word_load_low(values + c * W) : word_load(values + c * W);
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) {
+            const Word x = word_broadcast(w + r * 16);
+#pragma GCC unroll 8
+            for (int c = 0; c < NS; ++c) acc[r][c] = dot(acc[r][c], x, b[c]);
+        }
+    };
+    const int full = end - odd;
+    for (int first = begin; first < end; first += per_unit) {
+        const uint32_t* w = weights + first / 16 * MR * 16 + first % 16;
+        const uint32_t* values = units[first / per_unit];
+        const int stop = full - first < per_unit ? full - first : per_unit;
+        for (int i = 0; i < stop; ++i, values += d) step(w + i, values, false);
+        if (stop < per_unit && odd) step(w + stop, values, true);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < NS; ++c) store(out + r * d + c * W, acc[r][c]);
+}
+
+using ScoreTile = void (*)(const uint32_t*, const uint32_t*, const uint32_t*, size_t, float*);
+using WeighTile = void (*)(const uint32_t*, const uint32_t* const*, int, int, int, bool, size_t, float*);
+#define WEIGH(n) {weigh_tile<n, 1>, weigh_tile<n, 2>, weigh_tile<n, 4>}
+#if defined(LEVEL_AVX2)
+constexpr ScoreTile kScoreTiles[] = {nullptr, score_tile<1>, score_tile<2>, score_tile<3>};
+constexpr WeighTile kWeighTiles[][3] = {{}, WEIGH(1), WEIGH(2)};
+#else
+constexpr ScoreTile kScoreTiles[] = {nullptr,        score_tile<1>,  score_tile<2>,  score_tile<3>, score_tile<4>,
+                                     score_tile<5>,  score_tile<6>,  score_tile<7>,  score_tile<8>, score_tile<9>,
+                                     score_tile<10>, score_tile<11>, score_tile<12>};
+constexpr WeighTile kWeighTiles[][3] = {{}, WEIGH(1), WEIGH(2), WEIGH(3), WEIGH(4), WEIGH(5), WEIGH(6)};
+#endif
+#undef WEIGH
+
+// Where the keys and values of one chunk lie, and which of them this tile needs.
+struct Chunk {
+    int start, end;             // positions; `end` is one after the last key that any row of the tile sees
+    int first_group, groups;    // groups of 16 keys
+    int unit, first_unit;       // keys side by side in memory, and the first such unit that is needed
+    const uint32_t* keys[kChunkGroups];
+    const uint32_t* values[kChunkKeys / 8];
+};
+
+INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index, uint32_t* packed_keys) {
+    const auto& s = job.shape;
+    const int d = s.head_dim, last = item.first + item.count;
+    const int lowest = s.window && item.first >= s.window ? item.first - s.window + 1 : 0;
+    Chunk c;
+    c.start = index * kChunkKeys;
+    c.end = last - c.start < kChunkKeys ? last : c.start + kChunkKeys;
+    const int skipped = lowest > c.start ? lowest - c.start : 0;
+    c.unit = s.block_size < 16 ? s.block_size : 16;
+    c.first_group = skipped / 16;
+    c.groups = (c.end - c.start + 15) / 16;
+    c.first_unit = skipped / c.unit;
+    const int32_t* table = s.block_tables + size_t(item.sequence) * s.table_width;
+    const auto at = [&](const act* cache, int position) {
+        const size_t block = size_t(table[position / s.block_size]);
+        return cache + ((block * s.kv_heads + item.kv_head) * s.block_size + position % s.block_size) * size_t(d);
+    };
+    for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u)
+        c.values[u] = (const uint32_t*)at(job.v_cache, c.start + u * c.unit);
+    const size_t words = word_count(d);
+    for (int g = c.first_group; g < c.groups; ++g) {
+        if (c.unit == 16) {
+            c.keys[g] = (const uint32_t*)at(job.k_cache, c.start + g * 16);
+            continue;
+        }
+        // Blocks of 8 keys: two make a group of 16. A missing half stays zero; its scores are masked.
+        uint32_t* to = packed_keys + g * words * 16;
+        c.keys[g] = to;
+        for (int half = 0; half < 2; ++half) {
+            const int u = g * 2 + half;
+            const bool there = u >= c.first_unit && c.start + u * 8 < c.end;
+            const uint32_t* from = there ? (const uint32_t*)at(job.k_cache, c.start + u * 8) : nullptr;
+            for (size_t w = 0; w < words; ++w)
+                for (int i = 0; i < 8; ++i) to[w * 16 + half * 8 + i] = there ? from[w * 8 + i] : 0;
+        }
+    }
+    return c;
+}
+
+INLINE void fetch(const uint32_t* p, size_t words) {
+    for (size_t i = 0; i < words; i += 16) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
+}
+
+// Scores of one row to weights: masks, subtracts the maximum, exponentiates, rounds, and writes packed rows.
+INLINE void soften(const Attention& job, const Chunk& c, int position, float* scores, act* weights, size_t line,
+                   float* maximum, float* total) {
+    const int window = job.shape.window;
+    const int high = (position + 1 < c.end ? position + 1 : c.end) - c.start;
+    const int low = window && position - window + 1 > c.start ? position - window + 1 - c.start : 0;
+    const int begin = c.first_group * 16, end = c.groups * 16;
+    const F scale = set1(job.scale), masked = set1(kMinusInfinity);
+    F largest = masked;
+    for (int i = begin; i < end; i += W) {
+        const F v = select(between(low - i, high - i), mul(load(scores + i), scale), masked);
+        store(scores + i, v);
+        largest = max(v, largest);
+    }
+    *maximum = max_of(largest);
+    const F base = set1(*maximum == kMinusInfinity ? 0.f : *maximum);
+    F sums = zero();
+    for (int i = begin; i < end; i += W) {
+        const F p = act_round(exp(sub(load(scores + i), base)));
+        sums = add(sums, p);
+        const int word = i / kPerWord;
+        act_store(weights + (word / 16 * line + word % 16) * kPerWord, p);
+    }
+    *total = sum(sums);
+}
+
+INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, int index,
+                         const State& out) {
+    const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
+    const size_t words = word_count(d), query_words = line_count(d) * 16;
+    const int rows = item.count * group;
+    const Chunk c = locate(job, item, index, w.keys);
+    const Tiling score_tiling{size_t(rows)};
+    for (int g = c.first_group; g < c.groups; g += 2) {
+        const int other = g + 1 < c.groups ? g + 1 : g;
+        // While these keys are used, the next ones and the values that go with these are on their way.
+        for (int n = g + 2; n < g + 4 && n < c.groups; ++n) fetch(c.keys[n], words * 16);
+        for (int u = g * 16 / c.unit; u < (g + 2) * 16 / c.unit && c.start + u * c.unit < c.end; ++u)
+            if (u >= c.first_unit) fetch(c.values[u], c.unit / kPerWord * d);
+        for (size_t t = 0; t < score_tiling.tiles; ++t) {
+            const size_t start = score_tiling.start(t);
+            kScoreTiles[score_tiling.rows(t)](w.queries + start * query_words, c.keys[g], c.keys[other], words,
+                                              w.scores + start * kChunkKeys + g * 16);
+        }
+    }
+    const int per_unit = c.unit / kPerWord, begin = c.first_unit * per_unit;
+    const int end = (c.end - c.start + kPerWord - 1) / kPerWord;
+    const bool odd = (c.end - c.start) % kPerWord != 0;
+    for (int start = 0; start < rows; start += kWeighRows) {
+        const int count = rows - start < kWeighRows ? rows - start : kWeighRows;
+        uint32_t* weights = w.weights + start * kChunkWords;
+        for (int r = 0; r < count; ++r)
+            soften(job, c, item.first + (start + r) / group, w.scores + (start + r) * kChunkKeys,
+                   (act*)(weights + r * 16), size_t(count) * 16, out.maximum + start + r, out.total + start + r);
+        for (int v = 0, vectors = d / W; v < vectors;) {
+            const int size = vectors - v >= 4 ? 2 : vectors - v >= 2 ? 1 : 0;
+            const uint32_t* units[kChunkKeys / 8];
+            for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u) units[u] = c.values[u] + v * W;
+            kWeighTiles[count][size](weights, units, per_unit, begin, end, odd, size_t(d),
+                                     out.values + size_t(start) * d + v * W);
+            v += 1 << size;
+        }
+    }
+}
+
+INLINE void merge(const State& to, const State& from, int rows, int d) {
+    for (int r = 0; r < rows; ++r) {
+        const float m = from.maximum[r];
+        if (m == kMinusInfinity) continue;
+        const float larger = m > to.maximum[r] ? m : to.maximum[r];
+        const F keep = exp(set1(to.maximum[r] - larger)), take = exp(set1(m - larger));
+        to.maximum[r] = larger;
+        to.total[r] = to.total[r] * lane0(keep) + from.total[r] * lane0(take);
+        for (int i = 0; i < d; i += W) {
+            float* v = to.values + size_t(r) * d + i;
+            store(v, fma(load(v), keep, mul(load(from.values + size_t(r) * d + i), take)));
+        }
+    }
+}
+
+INLINE void clear(const State& s, int rows, int d) {
+    for (int r = 0; r < rows; ++r) s.maximum[r] = kMinusInfinity, s.total[r] = 0.f;
+    for (int i = 0; i < rows * d; i += W) store(s.values + i, zero());
+}
+
+INLINE size_t token_of(const Attention& job, const AttentionItem& item) {
+    const int32_t* starts = job.shape.query_start + item.sequence;
+    return size_t(starts[1] - job.shape.seq_lens[item.sequence] + item.first);
+}
+
+INLINE void write_out(const Attention& job, const AttentionItem& item, const State& s) {
+    const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
+    const size_t token = token_of(job, item);
+    for (int r = 0; r < item.count * group; ++r) {
+        const F inverse = set1(s.total[r] > 0.f ? 1.f / s.total[r] : 0.f);
+        act* out = job.out + ((token + r / group) * job.shape.heads + item.kv_head * group + r % group) * size_t(d);
+        for (int i = 0; i < d; i += W) act_store(out + i, mul(load(s.values + size_t(r) * d + i), inverse));
+    }
+}
+
+INLINE void attend_item(const Attention& job, const AttentionItem& item, size_t most_rows, float* partials) {
+    const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads, rows = item.count * group;
+    const Workspace w = workspace(most_rows, d);
+    const size_t token = token_of(job, item), query_words = line_count(d) * 16;
+    const Tiling tiling{size_t(rows)};
+    for (size_t t = 0; t < tiling.tiles; ++t) {
+        const size_t start = tiling.start(t), count = tiling.rows(t);
+        uint32_t* to = w.queries + start * query_words;
+        for (size_t r = 0; r < count; ++r) {
+            const size_t row = start + r;
+            const act* from = job.q + ((token + row / group) * job.shape.heads + item.kv_head * group + row % group) * d;
+            for (size_t i = 0; i < line_count(d); ++i)
+                copy_line(to + (i * count + r) * 16, from + i * 16 * kPerWord, d - int(i) * 16 * kPerWord);
+        }
+    }
+    if (item.partial < 0) clear(w.running, rows, d);
+    for (int chunk = item.chunk; chunk < item.chunk_end; ++chunk) {
+        if (item.partial >= 0) {
+            const size_t at = state_size(size_t(item.partial) + size_t(chunk - item.chunk) * rows, d);
+            attend_chunk(job, item, w, chunk, state_at(partials + at, rows));
+        } else {
+            attend_chunk(job, item, w, chunk, w.chunk);
+            merge(w.running, w.chunk, rows, d);
+        }
+    }
+    if (item.partial < 0) write_out(job, item, w.running);
+}
+
+INLINE void merge_item(const Attention& job, const AttentionItem& item, size_t most_rows, float* partials) {
+    const int d = job.shape.head_dim, rows = item.count * (job.shape.heads / job.shape.kv_heads);
+    const Workspace w = workspace(most_rows, d);
+    clear(w.running, rows, d);
+    const int chunks = (item.first + item.count - 1) / kChunkKeys + 1 - item.chunk;
+    for (int i = 0; i < chunks; ++i)
+        merge(w.running, state_at(partials + state_size(size_t(item.partial) + size_t(i) * rows, d), rows), rows, d);
+    write_out(job, item, w.running);
+}
+
+INLINE void paged_attention(const Attention& job, const quire::AttentionPlan& plan) {
+    const int group = job.shape.heads / job.shape.kv_heads, d = job.shape.head_dim;
+    const size_t most_rows = group > quire::kQueryRows ? group : quire::kQueryRows;
+    float* partials = nullptr;
+    if (plan.partial_rows) partials = (float*)quire::scratch(quire::kPartials, state_size(plan.partial_rows, d) * 4);
+    quire::parallel(plan.count, [&](size_t i) { attend_item(job, plan.items[i], most_rows, partials); });
+    if (!plan.partial_rows) return;
+    quire::parallel(plan.count, [&](size_t i) {
+        const AttentionItem& item = plan.items[i];
+        if (item.partial >= 0 && item.leads) merge_item(job, item, most_rows, partials);
+    });
+}

@@ -1,0 +1,115 @@
+"""Builds the C++ kernels into one shared library, and finds it again.
+
+The library is named after the hash of the sources, the compiler and the flags, so that a stale one is never loaded. It
+lies beside the sources, or below $XDG_CACHE_HOME/quire where the tree cannot be written. It is renamed into place, so
+that processes that build at the same time cannot see half a file. It holds every instruction-set level: the one that
+fits is chosen at run time, and a library built on one machine runs on any other x86-64.
+
+    python -m kernels.cpu.build
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kernels.cpu.library import Unavailable
+
+SOURCE_DIR = Path(__file__).parent
+# Contraction would fuse a multiplication and an addition in one tile size and not in another: rows must not differ.
+FLAGS = (
+    "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread "
+    "-Wall -Wextra -Wno-maybe-uninitialized -Wno-uninitialized"
+).split()
+
+
+def compiler() -> str:
+    wanted = os.environ.get("CXX", "g++")
+    found = shutil.which(wanted)
+    if found is None:
+        raise Unavailable(f"no C++ compiler {wanted!r} on PATH: install g++ 11 or later, or set CXX")
+    return found
+
+
+def _compiler_version(command: str) -> str:
+    return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def _sources() -> list[Path]:
+    return sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")])
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in _sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _cache_dirs() -> list[Path]:
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [SOURCE_DIR / "_build", user_cache / "quire"]
+
+
+def _writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def find() -> Path | None:
+    """The library that was built from these sources, or None."""
+    name = f"{_digest()}.so"
+    return next((d / name for d in _cache_dirs() if (d / name).is_file()), None)
+
+
+def build() -> Path:
+    """Compiles the library if it is missing and returns its path. Raises Unavailable where that cannot be done."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
+        raise Unavailable(f"the C++ kernels need Linux on x86-64, not {sys.platform} on {platform.machine()}")
+    if (built := find()) is not None:
+        return built
+    command = compiler()
+    directory = next((d for d in _cache_dirs() if _writable(d)), None)
+    if directory is None:
+        raise Unavailable(f"cannot write to {' or '.join(map(str, _cache_dirs()))}: set XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        units = [path for path in _sources() if path.suffix == ".cpp"]
+        objects = [str(Path(scratch) / f"{path.stem}.o") for path in units]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda job: _run([command, *FLAGS, "-c", str(job[0]), "-o", job[1]]), zip(units, objects)))
+        library = Path(scratch) / "library.so"
+        _run([command, "-shared", "-pthread", "-static-libstdc++", "-static-libgcc", *objects, "-o", str(library)])
+        target = directory / f"{_digest()}.so"
+        os.replace(library, target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Unavailable(f"{' '.join(command[:1])} failed, is it g++ 11 or later?\n{done.stderr[-2000:]}")
+
+
+def main() -> int:
+    start = time.monotonic()
+    try:
+        path = build()
+    except Unavailable as error:
+        print(f"kernels: not built, plain torch will be used ({error})")
+        return 0
+    print(f"kernels: {path.name} with {_compiler_version(compiler())} in {time.monotonic() - start:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+// bf16 activations on AVX-512 with BF16 dot products. The pragma gives every function below it these instructions, so that only a call at
+// run time, after the processor was asked, needs them. Nothing from the standard library may be instantiated below it.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "attention_plan.h"
+#include "plain.h"
+#include "pool.h"
+
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#define INLINE static inline __attribute__((always_inline))
+#define LEVEL avx512bf16
+#define ACT_BF16
+
+namespace quire_avx512bf16 {
+
+#include "simd_avx512.h"
+
+#include "kernels.h"
+
+}  // namespace quire_avx512bf16

@@ -1,0 +1,301 @@
+"""The operations in C++ for x86-64 with AVX2 or AVX-512, row-invariant (see kernels/ops.py for the contract).
+
+The sources beside this file hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h. Here every
+argument is checked and handed over as an address. A block of the cache keeps keys and values in the order in which the
+dot-product instructions want them (rows.h); `plain_kv_cache` undoes that.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.cpu import library
+from kernels.cpu.library import Level
+from kernels.cpu.memory import Arena
+
+_PANEL = 32  # columns, as in gemm.h
+_ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
+
+
+class CpuLinear:
+    """Weights in panels of 32 columns, for gate and up projections 16 of each; the bias likewise, as float32."""
+
+    __slots__ = (
+        "bias",
+        "bias_address",
+        "dtype",
+        "gate_up",
+        "in_features",
+        "nbytes",
+        "out_features",
+        "weight",
+        "weight_address",
+    )
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gate_up: bool, arena: Arena) -> None:
+        n, k = weight.shape
+        self.in_features, self.out_features = k, n
+        self.dtype, self.gate_up = weight.dtype, gate_up
+        width, columns = (_PANEL // 2, n // 2) if gate_up else (_PANEL, n)
+        panels = -(-columns // width)
+        words = -(-k * weight.element_size() // 4)
+        self.weight = arena.take(panels * words * _PANEL * 4)
+        self.weight_address = self.weight.data_ptr()
+        library.load().quire_pack(weight.data_ptr(), n, k, weight.element_size(), gate_up, self.weight_address)
+        self.bias = None if bias is None else _panels(bias.float(), width, gate_up)
+        self.bias_address = None if self.bias is None else self.bias.data_ptr()
+        self.nbytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def _panels(bias: Tensor, width: int, gate_up: bool) -> Tensor:
+    parts = bias.view(2 if gate_up else 1, -1)
+    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % width))
+    return padded.view(len(parts), -1, width).transpose(0, 1).flatten().contiguous()
+
+
+class CpuOps:
+    """Raises Unavailable where there is neither a library nor a compiler, or where the processor is of another kind."""
+
+    name = "cpu"
+    row_invariant = True
+    device = torch.device("cpu")
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.dtype, self.level = dtype, library.best_level(dtype)
+        self._values_per_word = 4 // dtype.itemsize
+        self._arena = Arena()
+        self._bind(self.level)
+
+    def _bind(self, level: Level) -> None:
+        functions = library.load()
+        self._linear: ctypes._CFuncPtr = getattr(functions, f"{level.name}_linear")
+        self._rms_norm = getattr(functions, f"{level.name}_rms_norm")
+        self._embed = getattr(functions, f"{level.name}_embed")
+        self._rope_and_cache = getattr(functions, f"{level.name}_rope_and_cache")
+        self._paged_attention = getattr(functions, f"{level.name}_paged_attention")
+        self._argmax = getattr(functions, f"{level.name}_argmax")
+        self._sample = getattr(functions, f"{level.name}_sample")
+
+    # Linear layers
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
+        checks.linear_weights(weight, bias, self.dtype)
+        _address(weight)
+        return CpuLinear(weight, bias, False, self._arena)
+
+    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
+        checks.linear_weights(weight, bias, self.dtype, halves=True)
+        _address(weight)
+        return CpuLinear(weight, bias, True, self._arena)
+
+    def linear(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
+        return self._multiply(x, packed, out, packed.out_features, _ACT, self.dtype)
+
+    def linear_silu_mul(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
+        return self._multiply(x, packed, out, packed.out_features // 2, _SILU_MUL, self.dtype)
+
+    def linear_logits(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
+        return self._multiply(x, packed, out, packed.out_features, _FLOAT, torch.float32)
+
+    def _multiply(
+        self, x: Tensor, packed: CpuLinear, out: Tensor | None, width: int, output: int, dtype: torch.dtype
+    ) -> Tensor:
+        rows = len(x)
+        checks.rows(x, packed.in_features, self.dtype)
+        if packed.gate_up != (output == _SILU_MUL) or packed.dtype is not self.dtype:
+            raise ValueError(
+                "weights of pack_gate_up are for linear_silu_mul alone, and for the dtype they were packed in"
+            )
+        if out is None:
+            out = torch.empty((rows, width), dtype=dtype)
+        else:
+            checks.tensor("out", out, dtype, (rows, width))
+        self._linear(
+            _address(x),
+            rows,
+            packed.in_features,
+            packed.weight_address,
+            packed.bias_address,
+            width,
+            _address(out),
+            output,
+        )
+        return out
+
+    # Rows
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        checks.token_ids(token_ids, table, self.dtype)
+        vocabulary, width = table.shape
+        out = torch.empty((len(token_ids), width), dtype=self.dtype)
+        wide = token_ids.dtype is torch.int64
+        bad = self._embed(_address(token_ids), wide, len(token_ids), _address(table), vocabulary, width, out.data_ptr())
+        if bad:
+            raise IndexError(f"token_ids[{bad - 1}] is {int(token_ids[bad - 1])}, outside 0..{vocabulary - 1}")
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        checks.norm(x, weight, self.dtype)
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        self._rms_norm(_address(x), None, _address(weight), eps, x.numel() // width, width, out.data_ptr())
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        checks.same_rows(x, residual, self.dtype)
+        checks.norm(x, weight, self.dtype)
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        self._rms_norm(
+            _address(x), _address(residual), _address(weight), eps, x.numel() // width, width, out.data_ptr()
+        )
+        return out
+
+    # Attention
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        slot_mapping: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
+        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
+        q = torch.empty((len(qkv), num_heads, d), dtype=self.dtype)
+        bad = self._rope_and_cache(
+            _address(qkv),
+            _address(positions),
+            _address(cos_sin),
+            _address(slot_mapping),
+            _address(k_cache),
+            _address(v_cache),
+            q.data_ptr(),
+            None if q_norm is None else _address(q_norm),
+            None if k_norm is None else _address(k_norm),
+            len(qkv),
+            len(cos_sin),
+            blocks,
+            block_size,
+            num_heads,
+            num_kv_heads,
+            d,
+            eps,
+            slot_mapping.dtype is torch.int64,
+        )
+        if bad:
+            raise IndexError(
+                f"token {bad - 1}: position {int(positions[bad - 1])} of {len(cos_sin)} or "
+                f"slot {int(slot_mapping[bad - 1])} of {blocks * block_size} does not exist"
+            )
+        return q
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
+        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, sliding_window, self.dtype)
+        tokens, heads, _ = q.shape
+        if out is None:
+            out = torch.empty((tokens, heads * d), dtype=self.dtype)
+        else:
+            checks.tensor("out", out, self.dtype, (tokens, heads * d))
+        bad = self._paged_attention(
+            _address(q),
+            _address(k_cache),
+            _address(v_cache),
+            _address(block_tables),
+            _address(seq_lens),
+            _address(query_start_loc),
+            _address(out),
+            block_tables.shape[1],
+            len(seq_lens),
+            tokens,
+            blocks,
+            heads,
+            kv_heads,
+            d,
+            block_size,
+            sliding_window,
+            scale,
+        )
+        if bad:
+            raise IndexError(
+                f"sequence {bad - 1}: its lengths or its block table do not fit the cache of {blocks} blocks"
+            )
+        return out
+
+    # The cache
+
+    def alloc_kv_cache(
+        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        checks.cache_shape(block_size, head_dim, dtype, self.dtype)
+        shape = (num_blocks, num_kv_heads, block_size, head_dim)
+        size = num_blocks * num_kv_heads * block_size * head_dim * self.dtype.itemsize
+        k, v = (self._arena.take(size).view(self.dtype).view(shape) for _ in range(2))
+        return k, v
+
+    def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+        blocks, heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
+        word, group = self._values_per_word, min(16, block_size)
+        k = k_cache.view(blocks, heads, block_size // group, d // word, group, word).transpose(3, 4)
+        v = v_cache.view(blocks, heads, block_size // word, d, word).transpose(3, 4)
+        return k.reshape(k_cache.shape), v.reshape(v_cache.shape)
+
+    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.block_copies(k_cache, src, dst)
+        for cache in (k_cache, v_cache):
+            cache[dst.long()] = cache[src.long()]
+
+    # Logits
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        checks.logits(logits)
+        rows, vocabulary = logits.shape
+        out = torch.empty(rows, dtype=torch.int32)
+        self._argmax(_address(logits), rows, vocabulary, out.data_ptr())
+        return out
+
+    def sample(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
+        checks.sampling(logits, temperature, top_k, top_p, min_p, uniform)
+        rows, vocabulary = logits.shape
+        out = torch.empty(rows, dtype=torch.int32)
+        self._sample(
+            _address(logits),
+            rows,
+            vocabulary,
+            _address(temperature),
+            _address(top_k),
+            _address(top_p),
+            _address(min_p),
+            _address(uniform),
+            out.data_ptr(),
+        )
+        return out
+
+
+def _address(value: Tensor) -> int:
+    if not value.is_cpu:
+        raise ValueError(f"a tensor lies on {value.device}, not on the CPU")
+    return value.data_ptr()

@@ -1,0 +1,219 @@
+// argmax and sampling over rows of float logits. Included inside a level's namespace; see level_*.cpp.
+//
+// NaN counts as minus infinity. A row without any finite or infinite value gives token 0.
+
+constexpr size_t kBlock = 256;         // probabilities whose sum is kept, so that a draw scans few of them
+constexpr size_t kFewEnough = 2048;    // probabilities that may be sorted
+constexpr int kCuts = 8;               // thresholds that one pass over the vocabulary tries
+
+INLINE F load_or(const float* x, size_t i, size_t n, F other) {
+    if (i + W <= n) return load(x + i);
+    const int left = int(n - i);
+    return select(first(left), load(x + i, left), other);
+}
+
+INLINE float row_max(const float* x, size_t n) {
+    const F lowest = set1(-__builtin_inff());
+    F a = lowest, b = lowest;
+    for (size_t i = 0; i < n; i += 2 * W) {
+        a = max(load_or(x, i, n, lowest), a);
+        if (i + W < n) b = max(load_or(x, i + W, n, lowest), b);
+    }
+    return max_of(max(a, b));
+}
+
+INLINE int32_t argmax_row(const float* x, size_t n) {
+    const float largest = row_max(x, n);
+    const F nan = set1(__builtin_nanf("")), wanted = set1(largest);
+    for (size_t i = 0; i < n; i += W)
+        if (const unsigned hit = bits(greater_equal(load_or(x, i, n, nan), wanted)))
+            return int32_t(i) + __builtin_ctz(hit);
+    return 0;
+}
+
+// The k-th largest value. The k-th largest of many partial maxima is a lower bound that few values reach.
+INLINE float kth_largest(const float* x, size_t n, size_t k) {
+    const F lowest = set1(-__builtin_inff());
+    const size_t vectors = (n + W - 1) / W;
+    size_t parts = (4 * k + W - 1) / W;
+    if (parts < 16) parts = 16;
+    if (parts > vectors) parts = vectors;
+    float* found = (float*)quire::scratch(quire::kCandidates, (n + 2 * W) * sizeof(float));
+    float bound = -__builtin_inff();
+    if (k < parts * W) {
+        for (size_t p = 0; p < parts; ++p) {
+            F largest = lowest;
+            for (size_t v = vectors * p / parts; v < vectors * (p + 1) / parts; ++v)
+                largest = max(load_or(x, v * W, n, lowest), largest);
+            store(found + p * W, largest);
+        }
+        bound = quire::kth_largest_of(found, parts * W, k);
+    }
+    const F nan = set1(__builtin_nanf(""));
+    size_t count = 0;
+    for (size_t i = 0; i < n; i += W) {
+        const F v = load_or(x, i, n, nan);
+        const Mask m = greater_equal(v, set1(bound));
+        if (bits(m)) count += compress(found + count, v, m);
+    }
+    return count < k ? -__builtin_inff() : quire::kth_largest_of(found, count, k);
+}
+
+// Mass of the probabilities that are at least each cut, and how many they are; p holds whole blocks.
+INLINE void masses(const float* p, size_t blocks, const float* cuts, double* mass, size_t* count) {
+    for (int c = 0; c < kCuts; ++c) mass[c] = 0, count[c] = 0;
+    for (size_t b = 0; b < blocks; ++b, p += kBlock) {
+        F sums[kCuts];
+#pragma GCC unroll 8
+        for (int c = 0; c < kCuts; ++c) sums[c] = zero();
+        for (size_t i = 0; i < kBlock; i += W) {
+            const F v = load(p + i);
+#pragma GCC unroll 8
+            for (int c = 0; c < kCuts; ++c) {
+                const Mask m = greater_equal(v, set1(cuts[c]));
+                sums[c] = add(sums[c], select(m, v, zero()));
+                count[c] += size_t(__builtin_popcount(bits(m)));
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < kCuts; ++c) mass[c] += sum_double(sums[c]);
+    }
+}
+
+// The largest t for which the probabilities >= t have at least `target` of mass. The largest probability is 1.
+INLINE float nucleus(const float* p, size_t blocks, double target) {
+    float low = 0.f, high = 2.f;  // mass(>= low) reaches the target, mass(>= high) does not
+    double above = 0;             // mass(>= high)
+    size_t inside = blocks * kBlock, below_high = 0;
+    float cuts[kCuts];
+    double mass[kCuts];
+    size_t count[kCuts];
+    for (int pass = 0; inside > kFewEnough; ++pass) {
+        if (low > 0.f && __builtin_nextafterf(low, high) >= high) return low;
+        for (int c = 0; c < kCuts; ++c)
+            if (pass == 0)
+                cuts[c] = 1.f / float(1u << (2 * c));  // 1, 1/4, ... 1/16384
+            else if (low == 0.f)
+                cuts[c] = high / float(16u << (3 * c));
+            else
+                cuts[c] = high - (high - low) * (float(c + 1) / kCuts);
+        if (pass > 0 && low > 0.f) cuts[kCuts - 1] = low;
+        masses(p, blocks, cuts, mass, count);
+        float new_low = low;
+        size_t low_count = low == 0.f ? blocks * kBlock : inside + below_high;
+        for (int c = 0; c < kCuts; ++c) {
+            if (mass[c] >= target) {
+                new_low = cuts[c];
+                low_count = count[c];
+                break;
+            }
+            if (cuts[c] < high) high = cuts[c], above = mass[c], below_high = count[c];
+        }
+        low = new_low;
+        inside = low_count - below_high;
+        if (low == 0.f && high < 1e-37f) return 0.f;
+    }
+    float* found = (float*)quire::scratch(quire::kCandidates, (inside + 2 * W) * sizeof(float));
+    size_t n = 0;
+    for (size_t i = 0; i < blocks * kBlock; i += W) {
+        const F v = load(p + i);
+        const Mask m = both(greater_equal(v, set1(low)), less(v, set1(high)));
+        if (bits(m)) n += compress(found + n, v, m);
+    }
+    quire::sort_descending(found, n);
+    for (size_t i = 0; i < n; ++i) {
+        above += found[i];
+        if (above >= target) return found[i];
+    }
+    return low;
+}
+
+// Sums of the blocks' probabilities that are at least `lowest`; returns their sum.
+INLINE double sum_blocks(const float* p, size_t blocks, float lowest, double* sums) {
+    double total = 0;
+    for (size_t b = 0; b < blocks; ++b) {
+        F s = zero();
+        for (size_t i = 0; i < kBlock; i += W) {
+            const F v = load(p + b * kBlock + i);
+            s = add(s, select(greater_equal(v, set1(lowest)), v, zero()));
+        }
+        sums[b] = sum_double(s);
+        total += sums[b];
+    }
+    return total;
+}
+
+struct Sampling {
+    const float* logits;  // [R, V]
+    size_t R, V;
+    const float* temperature;
+    const int32_t* top_k;
+    const float *top_p, *min_p;
+    const double* uniform;
+    int32_t* out;
+};
+
+INLINE int32_t sample_row(const Sampling& job, size_t row) {
+    const float* x = job.logits + row * job.V;
+    const size_t n = job.V, blocks = (n + kBlock - 1) / kBlock, k = size_t(job.top_k[row] > 0 ? job.top_k[row] : 0);
+    const float largest = row_max(x, n);
+    if (largest == -__builtin_inff()) return 0;
+    const float lowest_logit = k > 0 && k < n ? kth_largest(x, n, k) : -__builtin_inff();
+
+    double* sums = (double*)quire::scratch(quire::kProbabilities, blocks * sizeof(double) + blocks * kBlock * 4);
+    float* p = (float*)(sums + blocks);
+    const F base = set1(largest), temperature = set1(job.temperature[row]), nan = set1(__builtin_nanf(""));
+    double total = 0;
+    for (size_t b = 0; b < blocks; ++b) {
+        F s = zero();
+        for (size_t i = b * kBlock; i < (b + 1) * kBlock; i += W) {
+            F v = i < n ? load_or(x, i, n, nan) : nan;
+            const Mask kept = greater_equal(v, set1(lowest_logit));
+            v = select(greater_equal(v, base), set1(1.f), exp(div(sub(v, base), temperature)));
+            v = select(kept, v, zero());
+            store(p + i, v);
+            s = add(s, v);
+        }
+        sums[b] = sum_double(s);
+        total += sums[b];
+    }
+    float lowest = 0.f;
+    if (job.top_p[row] < 1.f) lowest = nucleus(p, blocks, double(job.top_p[row]) * total);
+    if (job.min_p[row] > lowest) lowest = job.min_p[row];
+    if (lowest > 1.f) lowest = 1.f;
+    if (lowest > 0.f) total = sum_blocks(p, blocks, lowest, sums);
+
+    const double target = job.uniform[row] * total;
+    double passed = 0;
+    size_t last = 0;
+    for (size_t b = 0; b < blocks; ++b) {
+        if (passed + sums[b] <= target && b + 1 < blocks) {
+            passed += sums[b];
+            if (sums[b] > 0) last = b;
+            continue;
+        }
+        if (sums[b] > 0) last = b;
+        double at = passed;
+        size_t seen = n;
+        for (size_t i = last * kBlock; i < (last + 1) * kBlock && i < n; ++i) {
+            if (p[i] <= 0.f || p[i] < lowest) continue;
+            seen = i;
+            at += p[i];
+            if (b == last && at > target) break;
+        }
+        return int32_t(seen < n ? seen : 0);
+    }
+    return 0;
+}
+
+INLINE void argmax(const float* logits, size_t rows, size_t n, int32_t* out) {
+    quire::parallel_ranges(rows, 1, [&](size_t begin, size_t end) {
+        for (size_t r = begin; r < end; ++r) out[r] = argmax_row(logits + r * n, n);
+    });
+}
+
+INLINE void sample(const Sampling& job) {
+    quire::parallel_ranges(job.R, 1, [&](size_t begin, size_t end) {
+        for (size_t r = begin; r < end; ++r) job.out[r] = sample_row(job, r);
+    });
+}

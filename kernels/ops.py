@@ -1,0 +1,128 @@
+"""The operations that a decoder needs, as one interface with several implementations.
+
+Notation: T tokens of this step (prefill chunks and decode rows mixed), S sequences, R rows of logits, H hidden size or
+heads by context, H_kv key-value heads, D head dimension, V vocabulary. `act` is the type of weights and activations.
+Every tensor is contiguous and on the device of the implementation.
+
+An implementation may keep packed weights and the inside of a cache block as it likes. What is fixed: a block of a cache
+is one index of dimension 0 and can be copied as such. Where `row_invariant` is true, the result for a row depends on
+that row alone, bit for bit: not on the batch around it, not on threads, not on whether its position was computed in a
+prefill chunk or as a decode row.
+
+Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, device or parameter, IndexError for an id, slot,
+position or block that lies outside its table.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+class PackedLinear(Protocol):
+    """The weights of one linear layer in an implementation's own layout. The original may be dropped."""
+
+    in_features: int
+    out_features: int
+    nbytes: int
+
+
+@runtime_checkable
+class Ops(Protocol):
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    row_invariant: bool
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """weight [N, K] act and bias [N], as torch.nn.Linear keeps them."""
+
+    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """weight [2I, K]: I rows of the gate, then I rows of the up projection. For `linear_silu_mul` only."""
+
+    def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N] act. Accumulates in float32 (float64 for float64), adds the bias, rounds once."""
+
+    def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        """x [T, K] -> silu(gate) * up [T, I] act, with gate, up and silu(gate) each rounded to act."""
+
+    def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        """x [R, K] -> [R, N] float32, not rounded to act in between."""
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """token_ids [T] int32 or int64, table [V, H] -> [T, H]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., H], weight [H]. In float32, rounded to act, then times the weight (Hugging Face LlamaRMSNorm)."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place, rounded to act; returns `rms_norm` of the new residual."""
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        slot_mapping: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Rotates q and k, and writes k and v into the cache. Returns q [T, H, D].
+
+        qkv [T, (H + 2 H_kv) * D]; positions [T] int32; cos_sin [max_position, D] float32, the cosines of the D/2
+        frequencies and then the sines (rotate-half convention); slot_mapping [T] int32 or int64, block * block_size +
+        offset, -1 for a token whose k and v are not kept. q_norm and k_norm [D]: RMSNorm over D before the rotation
+        (Qwen3). The rotation is computed in float32 and rounded once.
+        """
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention over the cache; returns [T, H * D].
+
+        q [T, H, D]; block_tables [S, max_blocks] int32, entries beyond a sequence's blocks are never read; seq_lens [S]
+        int32, the context with this step's tokens, whose k and v are in the cache already; query_start_loc [S + 1]
+        int32. Query i of sequence s has position seq_lens[s] - (queries of s - i) and sees the keys at or before it;
+        with a window (0: none) only those in (position - window, position], as in Hugging Face Mistral. Blocks that lie
+        wholly before every window of the call may have been freed.
+        """
+
+    def alloc_kv_cache(
+        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Zeroed k and v caches of shape [num_blocks, H_kv, block_size, D]; the order inside a block is private."""
+
+    def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of caches (or of some of their blocks) with the order that the shape says."""
+
+    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Block dst[i] becomes a copy of block src[i], for all i at once. src and dst [n] int."""
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """logits [R, V] float32 -> [R] int32, the lowest id among equals. NaN counts as minus infinity."""
+
+    def sample(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
+        """Draws one id per row: logits [R, V] float32 -> [R] int32.
+
+        temperature [R] float32 > 0; top_k [R] int32, 0 off; top_p [R] float32, 1 off; min_p [R] float32, 0 off;
+        uniform [R] float64 in [0, 1). p = softmax(logits / temperature). Kept are the top_k largest; of these the
+        smallest set of most probable ids whose share reaches top_p; of these the ids with p >= min_p * max p. Ids that
+        tie with the last one kept are kept. The draw is the first id whose cumulative kept mass, in id order, exceeds
+        uniform * total. NaN counts as minus infinity, which is never drawn; a row of nothing else gives 0.
+        """
