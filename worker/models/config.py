@@ -15,7 +15,7 @@ from worker.models.fields import Fields, read_json
 from worker.models.rope import RopeConfig, parse_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Other families scale or bend numbers by these fields. Here each must be absent or have one of the values that do nothing.
+# Other families scale or bend numbers by these fields. Each must be absent or have a value from here: no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -118,8 +118,10 @@ def read_config(folder: Path) -> ModelConfig:
     num_kv_heads = fields.integer("num_key_value_heads", _absent(fields, family, "num_key_value_heads", num_heads))
     max_position_embeddings = fields.integer("max_position_embeddings")
     head_dim = fields.integer("head_dim", _absent(fields, family, "head_dim", hidden_size // num_heads))
-    if head_dim % 2 or (fields.get("head_dim") is None and head_dim * num_heads != hidden_size):
-        raise fields.fault("head_dim", "an even size; if it is missing, num_attention_heads must divide hidden_size")
+    if head_dim % 16 or head_dim > 512 or (fields.get("head_dim") is None and head_dim * num_heads != hidden_size):
+        raise fields.fault(
+            "head_dim", "a multiple of 16 up to 512; if it is absent, num_attention_heads must divide hidden_size"
+        )
     if num_heads % num_kv_heads:
         raise fields.fault("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
     attention_bias = family.qkv_bias is None and fields.flag("attention_bias", False)

@@ -1,0 +1,114 @@
+"""Small random checkpoints of every supported family, written by Transformers, with a tokenizer and a chat template.
+
+The weights are large enough for greedy outputs to vary and for the best logit to stand out; norms and biases are random
+too, so that leaving one out cannot go unnoticed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SPECIAL_TOKENS = ("<|bos|>", "<|im_start|>", "<|im_end|>")
+MERGES = ("t h", "th e", "i n", "e r", "a n", "r e", "o n", "Ġ the", "Ġ a", "in g")
+VOCAB_SIZE = 256 + len(MERGES) + len(SPECIAL_TOKENS)  # bytes, merges, special tokens: no id is without a text
+EOS_TOKEN_ID = VOCAB_SIZE - 1  # <|im_end|>
+BOS_TOKEN_ID = VOCAB_SIZE - 3
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+WINDOW_8_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+# By name: the class in Transformers without its ending, and what differs from COMMON.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 32, "num_key_value_heads": 1}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", WINDOW_8_FROM_LAYER_1),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, **WINDOW_8_FROM_LAYER_1}),
+    "mistral": ("Mistral", {"sliding_window": 8, "num_attention_heads": 6, "head_dim": 16}),
+    "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    sharded: bool = False,
+    dtype: torch.dtype = torch.float32,
+    initializer_range: float = 0.3,
+    **overrides: Any,
+) -> Path:
+    """Write a checkpoint into `folder`, which is made if need be, and return the folder.
+
+    `family` is a key of FAMILIES; `overrides` are fields of its configuration. Equal arguments give equal weights.
+    """
+    import transformers
+
+    class_name, differences = FAMILIES[family]
+    config = getattr(transformers, f"{class_name}Config")(**(COMMON | differences | overrides))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{class_name}ForCausalLM")(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight"):
+                    parameter.uniform_(0.5, 1.5)
+                else:
+                    parameter.normal_(std=initializer_range)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if sharded else "1GB")
+    make_tokenizer(folder)
+    return folder
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE tokenizer that knows every text, with the chat template of its special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
+    merges = [tuple(merge.split()) for merge in MERGES]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=SPECIAL_TOKENS[0],
+        eos_token=SPECIAL_TOKENS[2],
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.save_pretrained(folder)

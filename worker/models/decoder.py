@@ -1,0 +1,244 @@
+"""The decoder of the Llama family in one definition; a ModelConfig says which of its variations a checkpoint has.
+
+Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. Each addition to the
+residual stream is part of the norm that follows it. Attention reads and writes the paged cache through `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kernels.ops import Ops, PackedLinear
+from worker.models.batch import ForwardBatch
+from worker.models.config import ModelConfig, read_config
+from worker.models.errors import CheckpointError
+from worker.models.loader import Progress, Weights
+from worker.models.rope import cos_sin_table
+
+KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer k and v: [num_blocks, num_kv_heads, block_size, head_dim]
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer block, ready to run."""
+
+    input_norm: torch.Tensor  # [H]
+    qkv: PackedLinear
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None
+    sliding_window: int  # 0: none
+    o: PackedLinear
+    mlp_norm: torch.Tensor  # [H]
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+class Decoder:
+    """A loaded model. It holds no state of sequences: the caches and their layout belong to the caller."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        embedding: torch.Tensor,
+        layers: list[Layer],
+        norm: torch.Tensor,
+        head: PackedLinear,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._ops = ops
+        self._embedding = embedding  # [V, H]
+        self._layers = layers
+        self._norm = norm  # [H]
+        self._head = head
+        self._cos_sin = cos_sin  # float32 [max_model_len, D]
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_model_len: int,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens.
+
+        `dtype` is that of weights, activations and cache, and the one that `ops` was made for. `progress` is called
+        with the bytes read so far and in all. Raises CheckpointError, one line, for a checkpoint that is not supported
+        or not complete, and for a context that is longer than its positions.
+        """
+        config = read_config(path)
+        if not 0 < max_model_len <= config.max_position_embeddings:
+            what = (
+                f"contexts of {max_model_len} tokens, but max_position_embeddings is {config.max_position_embeddings}"
+            )
+            raise CheckpointError(path, what, f"set max_model_len to 1 .. {config.max_position_embeddings}")
+        weights = Weights(path, progress)
+        embedding, head = _tied_names(config, weights)
+        expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
+        weights.check(expected, ignored=(EMBEDDING, HEAD))
+
+        read = partial(weights.read, dtype=dtype, device=device)
+        table = read(embedding)
+        return cls(
+            config,
+            ops,
+            dtype,
+            embedding=table,
+            # A layer's tensors are packed and dropped before those of the next are read.
+            layers=[_load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
+            norm=read(FINAL_NORM),
+            head=ops.pack_linear(table if head == embedding else read(head)),
+            cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights and of the table of embeddings."""
+        packed = [self._head, *(linear for at in self._layers for linear in (at.qkv, at.o, at.gate_up, at.down))]
+        norms = [
+            self._norm,
+            *(norm for at in self._layers for norm in (at.input_norm, at.mlp_norm, at.q_norm, at.k_norm)),
+        ]
+        return (
+            self._embedding.nbytes
+            + sum(linear.nbytes for linear in packed)
+            + sum(norm.nbytes for norm in norms if norm is not None)
+        )
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """Zeroed caches of all layers. A block is one index of dimension 0, and is the same block in every layer."""
+        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
+        return [self._ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Memory of a block's keys and values, over all layers."""
+        elements = 2 * len(self._layers) * self.config.kv_size * block_size
+        return elements * self.dtype.itemsize
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Run the tokens of a step, write their keys and values into the cache, and return logits: float32 [R, V].
+
+        Every block up to the end of each sequence's context must be its own or shared read-only. IndexError if an id, a
+        position or a slot is outside its table.
+        """
+        ops, config = self._ops, self.config
+        eps = config.rms_norm_eps
+        residual = ops.embed(batch.token_ids, self._embedding)  # [T, H]
+        hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
+        last = len(self._layers) - 1
+        for index, (layer, (k_cache, v_cache)) in enumerate(zip(self._layers, kv_cache, strict=True)):
+            qkv = ops.linear(hidden, layer.qkv)  # [T, (heads + 2 * kv_heads) * D]
+            q = ops.rope_and_cache(
+                qkv,
+                batch.positions,
+                self._cos_sin,
+                batch.slot_mapping,
+                k_cache,
+                v_cache,
+                config.num_heads,
+                config.num_kv_heads,
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+            )
+            hidden = ops.paged_attention(
+                q,
+                k_cache,
+                v_cache,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.query_start_loc,
+                config.head_dim**-0.5,
+                layer.sliding_window,
+            )  # [T, heads * D]
+            if index == last:  # no token attends to what follows, so only rows that are wanted go on
+                hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
+                if len(hidden) == 0:
+                    return torch.empty((0, config.vocab_size), dtype=torch.float32, device=hidden.device)
+            hidden = ops.add_rms_norm(ops.linear(hidden, layer.o), residual, layer.mlp_norm, eps)
+            hidden = ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down)
+            next_norm = self._norm if index == last else self._layers[index + 1].input_norm
+            hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
+        return ops.linear_logits(hidden, self._head)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint but for embedding and head, as Transformers names and shapes them."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {FINAL_NORM: (hidden,)}
+    for index in range(config.num_layers):
+        layer = f"model.layers.{index}"
+        projections = {
+            "self_attn.q_proj": (config.q_size, hidden, config.qkv_bias),
+            "self_attn.k_proj": (config.kv_size, hidden, config.qkv_bias),
+            "self_attn.v_proj": (config.kv_size, hidden, config.qkv_bias),
+            "self_attn.o_proj": (hidden, config.q_size, config.o_bias),
+            "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+            "mlp.up_proj": (inner, hidden, config.mlp_bias),
+            "mlp.down_proj": (hidden, inner, config.mlp_bias),
+        }
+        for name, (rows, columns, has_bias) in projections.items():
+            shapes[f"{layer}.{name}.weight"] = (rows, columns)
+            if has_bias:
+                shapes[f"{layer}.{name}.bias"] = (rows,)
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
+            shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
+    return shapes
+
+
+def _load_layer(
+    config: ModelConfig, ops: Ops, read: Callable[[str], torch.Tensor], index: int, max_model_len: int
+) -> Layer:
+    prefix = f"model.layers.{index}"
+
+    def merged(block: str, *names: str, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        parts = [f"{prefix}.{block}.{name}_proj" for name in names]
+        weight = _cat([read(f"{part}.weight") for part in parts])
+        return weight, _cat([read(f"{part}.bias") for part in parts]) if has_bias else None
+
+    window = config.sliding_windows[index]
+    return Layer(
+        input_norm=read(f"{prefix}.input_layernorm.weight"),
+        qkv=ops.pack_linear(*merged("self_attn", "q", "k", "v", has_bias=config.qkv_bias)),
+        q_norm=read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
+        k_norm=read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+        sliding_window=window if window < max_model_len else 0,
+        o=ops.pack_linear(*merged("self_attn", "o", has_bias=config.o_bias)),
+        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=ops.pack_gate_up(*merged("mlp", "gate", "up", has_bias=config.mlp_bias)),
+        down=ops.pack_linear(*merged("mlp", "down", has_bias=config.mlp_bias)),
+    )
+
+
+def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
+    """The tensors of the embedding and of the head: one and the same where the model ties them.
+
+    As in Transformers, tied weights may be stored under either name, and two that differ are not tied after all.
+    """
+    if not config.tie_word_embeddings:
+        return EMBEDDING, HEAD
+    if HEAD not in weights:
+        return EMBEDDING, EMBEDDING
+    if EMBEDDING not in weights:
+        return HEAD, HEAD
+    return EMBEDDING, EMBEDDING if weights.equal(EMBEDDING, HEAD) else HEAD

@@ -1,0 +1,191 @@
+"""From the name of a model to its tensors: safetensors only, no code of the checkpoint is ever run.
+
+All headers are checked against what the model needs before the first weight is read: a wrong checkpoint fails at once,
+not after minutes. Files are mapped, and tensors are read one by one: the weights are in memory once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from worker.models.errors import CheckpointError
+from worker.models.fields import read_json
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes of all tensors that will be read
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+STORED_DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per element
+AGAIN = "download or copy the checkpoint again"
+# Not weights: old checkpoints carry the frequencies of RoPE, which follow from the configuration.
+HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
+# What a model needs, by name; nothing below the top folder, where some repositories keep other formats.
+DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
+NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_*")
+
+
+def resolve(model: str) -> Path:
+    """The folder of a model: `model` itself if it is a folder, else a download of the Hugging Face name `model`.
+
+    Raises CheckpointError if there is no such folder and the name is unknown, private, or cannot be reached.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(model, "this is a file", "give the folder that holds config.json")
+    if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise CheckpointError(repr(model), "there is no such folder", "give the folder that holds config.json")
+    # Imported here: a local folder needs neither the package nor the time that its import takes.
+    from huggingface_hub import errors, snapshot_download
+
+    here = f"{model!r} is not a folder, and as a Hugging Face name it"
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(DOWNLOADED), ignore_patterns=list(NOT_DOWNLOADED)))
+    except errors.HFValidationError:
+        raise CheckpointError("model", f"{here} is malformed", "give a folder, or a name like owner/model") from None
+    except errors.GatedRepoError:
+        remedy = "accept its licence on huggingface.co and set HF_TOKEN"
+        raise CheckpointError("model", f"{here} needs permission", remedy) from None
+    except errors.RepositoryNotFoundError:
+        remedy = "check the spelling, and set HF_TOKEN if it is private"
+        raise CheckpointError("model", f"{here} is unknown or private", remedy) from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        remedy = "connect to huggingface.co once (HF_HUB_OFFLINE must be unset), or give a folder"
+        raise CheckpointError("model", f"{here} is neither downloaded nor reachable", remedy) from None
+    except Exception as error:  # the hub's client lets through whatever its transport and the disk raise
+        reason = f"{here} could not be downloaded ({type(error).__name__}: {error})"
+        raise CheckpointError("model", reason, "check the network and the disk, or give a folder") from error
+
+
+class Weights:
+    """The tensors of a folder by their canonical names, which start with `model.` or `lm_head.`."""
+
+    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+        """Opens all files. Raises CheckpointError if one is missing, damaged or of another format."""
+        self._folder = folder
+        self._progress = progress
+        self._read_bytes = self._total_bytes = 0
+        self._tensors: dict[str, tuple[Path, Any, str]] = {}  # canonical name: file, its handle, name inside
+        for path, names in _files(folder).items():
+            handle = _open(path)
+            inside = set(handle.keys())
+            for name in sorted(inside) if names is None else names:
+                if name not in inside:
+                    raise CheckpointError(path, f"tensor {name}, which {INDEX} promises, is not in this file", AGAIN)
+                self._tensors[name] = (path, handle, name)
+        # A checkpoint of the body alone (LlamaModel, not LlamaForCausalLM) has no prefix.
+        if "embed_tokens.weight" in self._tensors:
+            self._tensors = {_with_prefix(name): tensor for name, tensor in self._tensors.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+        """Compare the headers with the shapes that a model needs, and warn once of tensors that it does not know.
+
+        Raises CheckpointError for a tensor that is missing, or has another shape or a type that is not a float.
+        """
+        self._total_bytes = 0
+        for name, shape in expected.items():
+            path, header = self._header(name, shape)
+            found = tuple(header.get_shape())
+            if found != shape:
+                what = f"tensor {name} has the shape {list(found)}, expected {list(shape)}"
+                raise CheckpointError(path, what, "config.json and the weights must be of the same model")
+            if header.get_dtype() not in STORED_DTYPES:
+                what = f"tensor {name} has the type {header.get_dtype()}, expected {', '.join(STORED_DTYPES)}"
+                raise CheckpointError(path, what, "use a checkpoint that is not quantised")
+            self._total_bytes += torch.Size(shape).numel() * STORED_DTYPES[header.get_dtype()]
+        unknown = [name for name in self._tensors if name not in expected and name not in set(ignored)]
+        unknown = sorted(name for name in unknown if not name.endswith(HARMLESS_SUFFIXES))
+        if unknown:
+            names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
+            log.warning(
+                "%s: %d tensors are not part of this model and are not used: %s", self._folder, len(unknown), names
+            )
+
+    def read(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A copy in memory, so that later changes of the file do no harm. CheckpointError if it is not finite."""
+        path, handle, inside = self._tensors[name]
+        try:
+            stored = handle.get_tensor(inside)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
+        tensor = stored.to(device=device, dtype=dtype, copy=True)
+        # A sum is finite if all of its terms are: one pass without a mask of the size of the tensor.
+        if not bool(tensor.sum(dtype=torch.float32).isfinite()) and not bool(tensor.isfinite().all()):
+            what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
+            remedy = "use another dtype" if bool(stored.isfinite().all()) else AGAIN
+            raise CheckpointError(path, what, remedy)
+        self._read_bytes += stored.nbytes
+        if self._progress is not None:
+            self._progress(self._read_bytes, self._total_bytes)
+        return tensor
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors hold the same values, without keeping either."""
+        (_, one, one_name), (_, two, two_name) = self._tensors[first], self._tensors[second]
+        return torch.equal(one.get_tensor(one_name), two.get_tensor(two_name))
+
+    def _header(self, name: str, shape: tuple[int, ...]) -> tuple[Path, Any]:
+        if name not in self._tensors:
+            what = f"tensor {name} is missing, expected with the shape {list(shape)}"
+            remedy = "config.json must describe these weights, and the checkpoint must be complete"
+            raise CheckpointError(self._folder, what, remedy)
+        path, handle, inside = self._tensors[name]
+        return path, handle.get_slice(inside)
+
+
+def _with_prefix(name: str) -> str:
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except FileNotFoundError:
+        raise CheckpointError(path, "this file of weights is missing", AGAIN) from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(path, f"this is not a complete safetensors file ({error})", AGAIN) from None
+
+
+def _files(folder: Path) -> dict[Path, list[str] | None]:
+    """The files to open, with the tensors that the index places in each; None stands for all."""
+    if (folder / WEIGHTS).exists():
+        return {folder / WEIGHTS: None}
+    if (folder / INDEX).exists():
+        return _sharded(folder)
+    others = sorted(path.name for path in folder.glob("*.safetensors")) if folder.is_dir() else []
+    if others:
+        what = f"found {', '.join(others[:3])} but neither {WEIGHTS} nor {INDEX}"
+        raise CheckpointError(folder, what, "add the index, or save the model as one file")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        what = "the weights are in a pickle format (.bin or .pth), which can run code when it is read"
+        raise CheckpointError(
+            folder, what, "convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    raise CheckpointError(folder, f"there is no {WEIGHTS}", "give the folder of a complete Hugging Face checkpoint")
+
+
+def _sharded(folder: Path) -> dict[Path, list[str] | None]:
+    index = folder / INDEX
+    weight_map = read_json(index, AGAIN).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(index, "weight_map is not an object with an entry per tensor", AGAIN)
+    files: dict[Path, Any] = {}
+    for name, file in sorted(weight_map.items()):
+        # A plain name only: an index must not make the worker open files elsewhere.
+        if not isinstance(file, str) or file != Path(file).name or "\\" in file or not file.endswith(".safetensors"):
+            what = f"tensor {name} is placed in {str(file)[:120]!r}, which is not a safetensors file of this folder"
+            raise CheckpointError(index, what, "use an index that names files beside it")
+        files.setdefault(folder / file, []).append(name)
+    return files
