@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
@@ -93,13 +94,16 @@ class EmbeddedRedis:
                 "URL of a running Redis with --redis-url"
             ) from error
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until the server answers. Raises CommandError with the reason if it ends or takes too long."""
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the server answers, or `give_up()` says not to wait.
+
+        Raises CommandError with the reason if the server ends or takes too long.
+        """
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
-        while not self.answers():
+        while not self.answers() and not give_up():
             if self.process.poll() is not None:
-                raise CommandError(self._why_it_ended())
+                raise CommandError(self.why_it_ended())
             if time.monotonic() > deadline:
                 raise CommandError(f"Redis has not loaded its data after {timeout_s:.0f} s; see {self.log_path}")
             time.sleep(0.005)
@@ -171,7 +175,8 @@ class EmbeddedRedis:
     def _client(self) -> Redis:
         return Redis.from_url(self.url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
 
-    def _why_it_ended(self) -> str:
+    def why_it_ended(self) -> str:
+        """What the log says about the end of the server, as one line with the remedy where one is known."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()

@@ -1,0 +1,65 @@
+"""What must hold before `quire serve` starts anything, each with the line that says so if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from ops.errors import CommandError
+from ops.processes import FileLock
+
+
+def lock_state_dir(state_dir: Path) -> FileLock:
+    """Make the state folder ours. Raises CommandError if it cannot be written or another server has it."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(state_dir / "lock")
+    except OSError as error:
+        raise CommandError(
+            f"cannot write to the state folder {state_dir}: {error.strerror}; pass --state-dir with a folder of yours"
+        ) from error
+    if not lock.acquire():
+        pid, _, url = lock.read().partition(" ")
+        lock.close()
+        raise CommandError(
+            f"another quire serve (pid {pid or 'unknown'}, {url or 'starting'}) uses {state_dir}; stop it with "
+            f"`kill {pid or 'PID'}`, or pass another --state-dir"
+        )
+    return lock
+
+
+def check_port(host: str, port: int) -> int:
+    """The port to listen on, free at this moment. Raises CommandError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise CommandError(f"--host {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except PermissionError as error:
+            raise CommandError(f"port {port} needs the rights of root; pass a --port from 1024 to 65535") from error
+        except OSError as error:
+            if not port:
+                raise CommandError(f"cannot listen on {host}: {error.strerror}; pass another --host") from error
+            raise CommandError(
+                f"port {port} on {host}: {error.strerror}; pass --port {_free_port(host)}, or --port 0 for any free one"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def check_redis(url: str) -> None:
+    from shared.redis_clients import check_redis
+
+    try:
+        asyncio.run(check_redis(url))
+    except ValueError as error:
+        raise CommandError(f"--redis-url: {error}; give redis://host:port/0 or unix:///path/to/socket") from error

@@ -1,0 +1,55 @@
+"""What a person sees while `quire serve` works: one line that moves on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TextIO
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_CLEAR_LINE = "\r\x1b[2K"
+# Where lines do not move, waiting is reported so often.
+_PLAIN_INTERVAL_S = 10.0
+
+
+class Progress:
+    """Writes to one stream: `say` a line that stays, `update` what is going on now."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._moves = stream.isatty()
+        self._started = time.monotonic()
+        self._drawn = False
+        self._next_plain = self._started + _PLAIN_INTERVAL_S
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        self._clear()
+        self._write(text + "\n")
+
+    def update(self, text: str) -> None:
+        """Show that `text` goes on, and for how long the whole has taken."""
+        now = time.monotonic()
+        if self._moves:
+            frame = _FRAMES[int(now * 10) % len(_FRAMES)]
+            width = shutil.get_terminal_size((80, 24)).columns - 1
+            self._write(_CLEAR_LINE + f"{frame} {self.elapsed_s:.1f} s  {text}"[:width])
+            self._drawn = True
+        elif now >= self._next_plain:
+            self._next_plain = now + _PLAIN_INTERVAL_S
+            self._write(f"{self.elapsed_s:.0f} s: {text}\n")
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._write(_CLEAR_LINE)
+            self._drawn = False
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads any more; serving goes on
