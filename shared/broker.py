@@ -121,7 +121,7 @@ class Broker:
     ) -> None:
         """Accept a request into the queue, once however often it is called. Raises QueueFull."""
         keys = [self.keys.request(request_id), self.keys.queue(priority_class)]
-        args = [self.keys.prefix, request_id, body, gateway, priority_class]
+        args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms]
         reply = await self._submit(keys=keys, args=args)
         if reply[0] == b"full":
@@ -138,7 +138,7 @@ class Broker:
         With `count` one of them may be the entry that ends at `after`, which is then not among the items.
         """
         # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
-        entries = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
+        entries: Any = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
         items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
         return [item for item in items if item.end > after or item.outcome is not None]
 
@@ -257,9 +257,9 @@ class QueueReader:
     async def _read(
         self, classes: Sequence[str], *, start: str, count: int | None, block_ms: int | None
     ) -> list[Delivery]:
-        streams = {self.keys.queue(name): start for name in classes}
+        streams: dict[Any, Any] = {self.keys.queue(name): start for name in classes}
         by_stream = {self.keys.queue(name): name for name in classes}
-        reply = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
+        reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
         found = []
         for stream, entries in reply or []:
             for entry_id, fields in entries:

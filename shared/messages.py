@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgpack
 
@@ -39,6 +39,7 @@ class MessageError(ValueError):
 
 
 Check = Callable[[str, Any], Any]
+T = TypeVar("T")
 
 
 def _integer(low: int, high: int) -> Check:
@@ -310,10 +311,10 @@ def _encode(message: Any) -> bytes:
     return _pack(out)
 
 
-def _from_map(cls: Any, name: str, value: Any) -> Any:
+def _from_map(cls: type[T], name: str, value: Any) -> T:
     if type(value) is not dict:
         raise MessageError(f"{name} must be a map, not {type(value).__name__}")
-    known = {f.name: f for f in fields(cls)}
+    known = {f.name: f for f in fields(cast(Any, cls))}
     if value.keys() != known.keys():
         wrong = sorted(str(key) for key in value.keys() ^ known.keys())
         raise MessageError(f"{name} has unknown or missing fields: {', '.join(wrong)[:200]}")
