@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.errors import CommandError
-from shared.settings import SettingError, load, options
+from shared.settings import SettingError, load, options, refuse_flag
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -222,6 +222,8 @@ def _pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) -
         flag, equals, text = word.partition("=")
         item = theirs.get(flag)
         if flag in own or item is None:
+            if flag.startswith("--") and flag not in (*own, "--help"):
+                refuse_flag(flag, [*own, *theirs], "quire serve")
             rest.append(word)
             continue
         if item.kind is bool:

@@ -16,7 +16,7 @@ import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 PREFIX = "QUIRE_"
 EXIT_CODE = 2
@@ -215,6 +215,13 @@ def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
             raise SettingError(f"{name} in the environment is not a setting: {remedy}")
 
 
+def refuse_flag(flag: str, known: Iterable[str], prog: str) -> NoReturn:
+    """Raise the SettingError for an unknown flag, with the nearest of the known ones."""
+    nearest = difflib.get_close_matches(flag, sorted(known), n=1)
+    remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
+    raise SettingError(f"unknown flag {flag}: {remedy}")
+
+
 def to_environ(settings: Any) -> dict[str, str]:
     """Environment variables under which `load` gives these settings again, whatever else the environment says."""
     return {item.variable: item.format(getattr(settings, item.name)) for item in options(type(settings))}
@@ -278,9 +285,7 @@ def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> 
         flag, equals, text = word.partition("=")
         item = by_flag.get(flag)
         if item is None:
-            nearest = difflib.get_close_matches(flag, sorted(by_flag), n=1, cutoff=0.5)
-            remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
-            raise SettingError(f"unknown flag {flag}: {remedy}")
+            refuse_flag(flag, by_flag, prog)
         if item.kind is bool:
             if equals:
                 raise SettingError(f"{item.name}: {flag} takes no value; give {item.flags[0]} or {item.flags[1]}")
