@@ -56,7 +56,8 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self._ops = ops
+        self.ops = ops
+        self.max_model_len = len(cos_sin)
         self._embedding = embedding  # [V, H]
         self._layers = layers
         self._norm = norm  # [H]
@@ -70,21 +71,21 @@ class Decoder:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device | str,
-        max_model_len: int,
+        max_model_len: int = 0,
         progress: Progress | None = None,
     ) -> Decoder:
-        """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens.
+        """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
         `dtype` is that of weights, activations and cache, and the one that `ops` was made for. `progress` is called
         with the bytes read so far and in all. Raises CheckpointError, one line, for a checkpoint that is not supported
         or not complete, and for a context that is longer than its positions.
         """
         config = read_config(path)
-        if not 0 < max_model_len <= config.max_position_embeddings:
-            what = (
-                f"contexts of {max_model_len} tokens, but max_position_embeddings is {config.max_position_embeddings}"
-            )
-            raise CheckpointError(path, what, f"set max_model_len to 1 .. {config.max_position_embeddings}")
+        limit = config.max_position_embeddings
+        max_model_len = max_model_len or limit
+        if not 0 < max_model_len <= limit:
+            what = f"contexts of {max_model_len} tokens are asked for, but max_position_embeddings is {limit}"
+            raise CheckpointError(path, what, f"set the maximum to 1 .. {limit}, or 0 for {limit}")
         weights = Weights(path, progress)
         embedding, head = _tied_names(config, weights)
         expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
@@ -121,7 +122,7 @@ class Decoder:
     def alloc_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """Zeroed caches of all layers. A block is one index of dimension 0, and is the same block in every layer."""
         shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-        return [self._ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
+        return [self.ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Memory of a block's keys and values, over all layers."""
@@ -134,7 +135,7 @@ class Decoder:
         Every block up to the end of each sequence's context must be its own or shared read-only. IndexError if an id, a
         position or a slot is outside its table.
         """
-        ops, config = self._ops, self.config
+        ops, config = self.ops, self.config
         eps = config.rms_norm_eps
         residual = ops.embed(batch.token_ids, self._embedding)  # [T, H]
         hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
