@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from shared.keys import DEFAULT_CLASS, GROUP, PRIORITY_CLASSES, LaneKeys, gateway_lease
 from shared.messages import MessageError, StepItem, WorkerCard, decode_items
@@ -236,9 +237,17 @@ class QueueReader:
         self.client = client
         self.keys = LaneKeys(lane)
         self.worker_id = worker_id
+        self._connection_id: int | None = None
+
+    async def unblock(self, commands: Redis) -> None:
+        """End a blocking `read` in progress at once, with nothing, over another connection."""
+        if self._connection_id is not None:
+            with suppress(RedisError, OSError):  # it then ends when its time is up
+                await commands.client_unblock(self._connection_id)
 
     async def pending(self) -> list[Delivery]:
         """What this worker was handed before and has not finished: read at start and after any failed read."""
+        self._connection_id = await self.client.client_id()
         return await self._read(PRIORITY_CLASSES, start="0", count=None, block_ms=None)
 
     async def read(self, count: int, block_ms: int) -> list[Delivery]:

@@ -96,6 +96,8 @@ class Committer:
             try:
                 return await self._broker.commit_step(self._worker_id, commits)
             except (RedisError, OSError) as error:
+                if self._stopping:
+                    raise
                 # The effect is unknown, and the script is repeatable.
                 log.warning("commit of %d requests failed (%s); again in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
@@ -30,6 +31,7 @@ class WorkerService:
         self._engine = engine
         self._incarnation = new_id()
         self._stop = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def stop(self) -> None:
         """Ask `run` to end: no further reads, a grace time for what runs, then out."""
@@ -49,7 +51,8 @@ class WorkerService:
             loop.call_soon_threadsafe(committer.put, items)
 
         engine = EngineLoop(self._engine, emit)
-        consumer = Consumer(broker, QueueReader(blocking, self._model_name, self._worker_id), committer, engine)
+        reader = QueueReader(blocking, self._model_name, self._worker_id)
+        consumer = Consumer(broker, reader, committer, engine)
         engine.start()
         tasks = [
             asyncio.create_task(consumer.run(), name="consumer"),
@@ -66,15 +69,20 @@ class WorkerService:
                     task.result()
             log.info("stopping: %d requests run, up to %.1f s for them", committer.num_running, drain_s)
             consumer.stop()
+            await reader.unblock(commands)
             await tasks[0]
             await self._drain(committer, drain_s)
             engine.stop()
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
-            tasks[2].cancel()
+            self._ended.set()
             await asyncio.wait(tasks)
+            for task in tasks:
+                task.result()
             await broker.retire(self._worker_id)
+        except (RedisError, OSError) as error:
+            log.error("Redis failed while the worker was ending: %s", error)
         finally:
             for task in (*tasks, stopped):
                 task.cancel()
@@ -93,9 +101,12 @@ class WorkerService:
             )
 
     async def _heartbeat(self, broker: Broker, engine: EngineLoop) -> None:
-        """Beat only if the engine has ticked since the last beat: a worker that hangs stops counting as live."""
+        """Beat only if the engine has ticked since the last beat: a worker that hangs stops counting as live.
+
+        Ends by a flag: redis-py can swallow a cancellation that arrives inside a command.
+        """
         seen = -1
-        while True:
+        while not self._ended.is_set():
             if engine.ticks != seen:
                 seen = engine.ticks
                 try:
@@ -104,7 +115,9 @@ class WorkerService:
                     log.warning("heartbeat failed: %s", error)
             else:
                 log.warning("the engine has not moved for %.0f s", BEAT_S)
-            await asyncio.sleep(BEAT_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._ended.wait()
 
     def _card(self, engine: EngineLoop) -> WorkerCard:
         status, limits = engine.status, self._engine.limits

@@ -1,0 +1,253 @@
+"""The worker service between a real Redis and an engine over the mock model; the test plays the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from shared.keys import GROUP, LaneKeys
+from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
+from shared.redis_clients import command_client, pubsub_client
+from tests.worker.mock_model import EOS, MockModel, continuation
+from worker.engine.engine import Engine
+from worker.engine.scheduler import EngineLimits
+from worker.service import WorkerService
+
+MODEL = "mock"
+KEYS = LaneKeys(MODEL)
+BOUNDS = QueueBounds(requests=100, tokens=100_000)
+LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
+
+
+class Gateway:
+    """Submits requests and collects what is published for them."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.client = command_client(redis_url)
+        self.broker = Broker(self.client, MODEL)
+        self._subscriber = pubsub_client(redis_url)
+        self._pubsub = self._subscriber.pubsub()
+        self.items: dict[str, list[StepItem]] = {}
+
+    async def __aenter__(self) -> Gateway:
+        await self._pubsub.subscribe(KEYS.channel("g1"))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._pubsub.aclose()
+        await self._subscriber.aclose()
+        await self.client.aclose()
+
+    async def submit(self, prompt: tuple[int, ...], **params: object) -> str:
+        params = {"temperature": 0.0, "max_tokens": 8, **params}
+        request = GenerationRequest(new_id(), MODEL, prompt, SamplingParams(**params))  # type: ignore[arg-type]
+        await self.broker.submit(request.id, request.encode(), gateway="g1", cost=request.cost, bounds=BOUNDS)
+        return request.id
+
+    async def listen(self) -> list[StepItem]:
+        """The items of the next frame."""
+        while True:
+            message = await self._pubsub.get_message(timeout=5)
+            if message and message["type"] == "message":
+                items = list(decode_items(message["data"]))
+                for item in items:
+                    self.items.setdefault(item.request_id, []).append(item)
+                return items
+
+    async def result(self, request_id: str) -> tuple[list[int], str]:
+        """Listen until the request ends: its tokens (one choice) and its outcome. The log must agree."""
+        async with asyncio.timeout(20):
+            while not (request_id in self.items and self.items[request_id][-1].outcome):
+                await self.listen()
+        items = self.items[request_id]
+        assert await self.broker.read_output(request_id) == items
+        outcome = items[-1].outcome
+        assert outcome is not None
+        return [token for item in items for delta in item.deltas for token in delta.token_ids], outcome.name
+
+
+@asynccontextmanager
+async def serving(redis_url: str, model: MockModel | None = None, drain_s: float = 5.0) -> AsyncIterator[Engine]:
+    engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
+    service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, vocab_size=97)
+    task = asyncio.create_task(service.run(drain_s))
+    try:
+        yield engine
+    finally:
+        service.stop()
+        await task
+        engine.check_integrity()
+
+
+async def assert_drained(gateway: Gateway, accepted: int) -> None:
+    """Invariants I1 and I5 of docs/protocol.md: everything ended once, and nothing is left behind."""
+    totals = {key.decode(): int(value) for key, value in (await gateway.client.hgetall(KEYS.totals)).items()}
+    assert totals.pop("accepted") == accepted == sum(totals.values())
+    assert (await gateway.client.xpending(KEYS.queue(), GROUP))["pending"] == 0
+    assert await gateway.client.xlen(KEYS.queue()) == 0
+    load = await gateway.client.hgetall(KEYS.load)
+    assert {int(value) for value in load.values()} == {0}
+    for key in await gateway.client.keys(f"{KEYS.prefix}req:*") + await gateway.client.keys(f"{KEYS.prefix}out:*"):
+        assert await gateway.client.ttl(key) > 0
+
+
+async def test_requests_are_answered_token_for_token_and_nothing_is_left(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url):
+        prompts = {await gateway.submit(p, max_tokens=20): p for p in [(i + 1, 5, i) for i in range(20)]}
+        for request_id, prompt in prompts.items():
+            tokens, outcome = await gateway.result(request_id)
+            assert tokens == continuation(prompt, 20)
+            assert outcome == ("stop" if tokens[-1] == EOS else "length")
+        await assert_drained(gateway, 20)
+
+
+async def test_a_worker_card_says_what_the_engine_holds(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        async with serving(redis_url):
+            await gateway.result(await gateway.submit((1, 2)))
+            (card,) = await gateway.broker.live_workers()
+            assert (card.model, card.max_model_len, card.total_blocks, card.eos_token_ids) == (MODEL, 128, 64, (EOS,))
+        assert await gateway.broker.live_workers() == []
+
+
+async def test_a_waiting_request_is_cancelled_at_once(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((1, 2))
+        assert await gateway.broker.cancel(request_id) == "cancelled"
+        assert await gateway.result(request_id) == ([], "cancelled")
+        assert await gateway.broker.cancel(request_id) == "done"
+        assert await gateway.broker.cancel("never-seen") == "unknown"
+        async with serving(redis_url):
+            await gateway.result(await gateway.submit((1, 2)))
+        await assert_drained(gateway, 2)
+
+
+async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url) as engine:
+        request_id = await gateway.submit((1, 2), max_tokens=120, ignore_eos=True)
+        await gateway.listen()
+        assert await gateway.broker.cancel(request_id) == "flagged"
+        steps = engine.num_steps
+        tokens, outcome = await gateway.result(request_id)
+        assert outcome == "cancelled"
+        assert len(tokens) <= steps + 3
+        assert engine.scheduler.blocks.num_free == LIMITS.num_blocks
+        await assert_drained(gateway, 1)
+
+
+async def test_what_the_engine_cannot_hold_ends_with_an_error_that_names_the_limit(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url):
+        request_id = await gateway.submit((1,) * 200)
+        assert await gateway.result(request_id) == ([], "error")
+        outcome = gateway.items[request_id][-1].outcome
+        assert outcome is not None
+        assert "exceed the context of 128 tokens" in outcome.detail
+
+
+async def test_a_body_that_cannot_be_read_ends_with_an_error(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url):
+        await gateway.broker.submit("broken", b"\xc1", gateway="g1", cost=1, bounds=BOUNDS)
+        assert await gateway.result("broken") == ([], "error")
+        await assert_drained(gateway, 1)
+
+
+class Fragile(MockModel):
+    """Fails in the step that computes the token 66."""
+
+    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
+        if 66 in batch.token_ids.tolist():
+            raise MemoryError("out of memory")
+        return super().forward(batch, kv_cache)
+
+
+async def test_a_failing_step_ends_its_requests_and_the_worker_goes_on(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url, Fragile()):
+        request_id = await gateway.submit((66, 1))
+        assert await gateway.result(request_id) == ([], "error")
+        prompt = next((i, 7) for i in range(1, 66) if 66 not in continuation((i, 7), 8))
+        assert (await gateway.result(await gateway.submit(prompt)))[0] == continuation(prompt, 8)
+        await assert_drained(gateway, 2)
+    assert "step failed" in caplog.text
+
+
+async def test_a_worker_that_comes_back_goes_on_where_it_was(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        async with serving(redis_url, drain_s=0.0):
+            request_id = await gateway.submit((4, 2), max_tokens=120, ignore_eos=True, temperature=1.0, seed=3)
+            await gateway.listen()
+        emitted = sum(item.end - item.start for item in gateway.items[request_id])
+        assert 0 < emitted < 120
+        async with serving(redis_url):
+            tokens, outcome = await gateway.result(request_id)
+        alone = Engine(MockModel(), LIMITS, (EOS,), None)
+        params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=1.0, seed=3)
+        assert [[tokens]] == alone.generate([(4, 2)], params)
+        assert outcome == "length"
+        await assert_drained(gateway, 1)
+
+
+async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((1, 2))
+        reader = QueueReader(gateway.client, MODEL, "zombie")
+        (delivery,) = await reader.read(10, 0)
+        old = await gateway.broker.claim(delivery, "zombie", new_id())
+        new = await gateway.broker.claim(delivery, "heir", new_id())
+        assert old is not None
+        assert new is not None
+        item = StepItem(request_id, 0, (Delta(0, (5,)),))
+        reply = await gateway.broker.commit_step("zombie", [StepCommit(old.attempt, item)])
+        assert set(reply.lost) == {request_id}
+        assert await gateway.broker.read_output(request_id) == []
+        reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
+        assert reply.lost == ()
+        assert await gateway.broker.read_output(request_id) == [item]
+        # Repeating a commit whose reply was lost appends nothing, and a gap is refused with the index to resend from.
+        await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
+        late = StepItem(request_id, 3, (Delta(0, (9,)),))
+        reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, late)])
+        assert reply.behind == {request_id: 1}
+        assert await gateway.broker.read_output(request_id) == [item]
+        # Taken while it was running, a request gives its new owner what the old one emitted.
+        third = await gateway.broker.claim(delivery, "third", new_id())
+        assert third is not None
+        assert (third.items, third.emitted) == ((item,), 1)
+
+
+async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url):
+        request_id = await gateway.submit((4, 2), max_tokens=100, ignore_eos=True)
+        await gateway.listen()
+        async with gateway.client.pipeline(transaction=True) as pipe:
+            # As if Redis came back with an older state: the first items are gone.
+            pipe.delete(KEYS.output(request_id))
+            pipe.hset(KEYS.request(request_id), "emitted", 0)
+            await pipe.execute()
+        async with asyncio.timeout(20):
+            while not any(item.outcome for item in gateway.items.get(request_id, [])):
+                await gateway.listen()
+        log = await gateway.broker.read_output(request_id)
+        tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
+        alone = Engine(MockModel(), LIMITS, (EOS,), None)
+        assert [[tokens]] == alone.generate([(4, 2)], SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0))
+
+
+async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        ids = [await gateway.submit((i + 1, 2), max_tokens=60, ignore_eos=True) for i in range(30)]
+        async with serving(redis_url):
+            await gateway.listen()
+            pending = await gateway.client.xpending(KEYS.queue(), GROUP)
+            assert 0 < pending["pending"] <= LIMITS.max_num_seqs
+            for request_id in ids:
+                assert (await gateway.result(request_id))[1] == "length"
+        await assert_drained(gateway, 30)
