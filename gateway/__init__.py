@@ -1,0 +1,1 @@
+"""The stateless HTTP front: validates, tokenizes, enqueues, and streams back what the workers emit."""

@@ -1,0 +1,158 @@
+"""The HTTP application: routes, request ids, one log line per request, and errors in the shape of the OpenAI API."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from gateway import errors, page
+from gateway.answers import Answer
+from gateway.errors import Handler
+from gateway.model import ServedModel
+from gateway.service import Gateway
+from gateway.settings import GatewaySettings
+from shared.broker import new_id
+
+access = logging.getLogger("gateway.access")
+log = logging.getLogger("gateway")
+
+GATEWAY = web.AppKey("gateway", Gateway)
+# Bounds of a request's head; aiohttp enforces them while it parses.
+MAX_HEADER_BYTES = 8190
+MAX_HEADERS = 64
+
+
+def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application:
+    """The application; it connects to Redis when it starts up."""
+    gateway = Gateway(settings, model)
+    app = web.Application(middlewares=[_outermost, errors.middleware], client_max_size=settings.max_body_bytes)
+    app[GATEWAY] = gateway
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", gateway.chat),
+            web.post("/v1/completions", gateway.completions),
+            web.get("/v1/models", gateway.models),
+            web.get("/v1/models/{name:.+}", gateway.one_model),
+            web.get("/healthz", gateway.healthz),
+            web.get("/readyz", gateway.readyz),
+            *page.routes(),
+        ]
+    )
+    app.on_startup.append(_start)
+    app.on_shutdown.append(gateway.drain)
+    app.on_cleanup.append(_close)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+async def _start(app: web.Application) -> None:
+    await app[GATEWAY].start()
+
+
+async def _close(app: web.Application) -> None:
+    await app[GATEWAY].close()
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    if request_id := request.get("id"):
+        response.headers["x-request-id"] = request_id
+    response.headers["Server"] = "quire"  # not which versions of what
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+
+
+@web.middleware
+async def _outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives the request its id, and one line in the log when it is over. Never what it said."""
+    request["id"] = new_id()
+    began = time.perf_counter()
+    status: Any = "gone"
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except web.HTTPException as error:
+        status = error.status
+        raise
+    finally:
+        if access.isEnabledFor(logging.INFO):
+            access.info("%s", _access_line(request, status, 1000 * (time.perf_counter() - began)))
+
+
+def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
+    line = f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request['id']} ms={duration_ms:.0f}"
+    answer: Answer | None = request.get("answer")
+    if answer is None:
+        return line
+    outcome = answer.outcome.name if answer.outcome else "none"
+    return f"{line} outcome={outcome} prompt_tokens={answer.call.prompt_tokens} tokens={answer.tokens}"
+
+
+class _Protocol(RequestHandler):
+    """aiohttp's connection handler, with its own errors (malformed HTTP) in the shape of this API."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun; it cannot become an error")
+        error: errors.ApiError
+        if isinstance(exc, LineTooLong) or "many headers" in (message or "").lower():
+            error = errors.HeadersTooLarge(
+                f"The head of the request is too large: at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes each."
+            )
+        elif status < 500:
+            error = errors.InvalidRequest("The request is not valid HTTP.", code="invalid_http")
+        else:
+            log.error("a connection failed unexpectedly", exc_info=exc)
+            error = errors.ApiError("Internal error.", code="internal")
+        response = errors.response(error)
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """Connections whose handlers are cancelled when their clients leave."""
+
+    def __call__(self) -> RequestHandler:
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class Runner(web.AppRunner):
+    """Runs the application on `Server`."""
+
+    def __init__(self, app: web.Application, settings: GatewaySettings) -> None:
+        super().__init__(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=settings.http_keepalive_s,
+            shutdown_timeout=settings.drain_s,
+            auto_decompress=False,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=1.0,
+        )
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        # aiohttp has no other way to choose the class of its connections.
+        server.__class__ = Server
+        return server
+
+
+async def start_site(runner: web.AppRunner, host: str, port: int) -> int:
+    """Listen; the port that was taken. Raises OSError."""
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    await site.start()
+    sockets: Any = site._server.sockets  # type: ignore[union-attr]
+    return int(sockets[0].getsockname()[1])

@@ -1,0 +1,79 @@
+"""Step items to text: per choice a detokenizer and a stop-string filter, and the counts that become `usage`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.model import ServedModel
+from shared.detokenizer import IncrementalDetokenizer
+from shared.messages import Delta, StepItem
+from shared.stopping import StopStringFilter
+
+
+class Piece(NamedTuple):
+    """What one delta adds for the client. `position`: tokens of the request that the client has with this piece."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    position: int
+
+
+class _ChoiceText:
+    def __init__(self, model: ServedModel, stop: tuple[str, ...]) -> None:
+        self._eos_token_ids = model.eos_token_ids
+        self._detokenizer = IncrementalDetokenizer(model.tokenizer)
+        self._filter = StopStringFilter(stop)
+        self.finish_reason: str | None = None
+
+    def push(self, delta: Delta) -> str:
+        token_ids = delta.token_ids
+        if delta.finish_reason is None:
+            return self._filter.push(self._detokenizer.push(token_ids))
+        if delta.finish_reason == "stop" and delta.matched_stop is None and token_ids[-1:]:
+            # The end-of-sequence token is no text, even where the tokenizer does not know that it is special.
+            token_ids = token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
+        self.finish_reason = delta.finish_reason
+        return self._filter.push(self._detokenizer.push(token_ids)) + self.finish()
+
+    def finish(self) -> str:
+        """What was held back until the end."""
+        return self._filter.push(self._detokenizer.flush()) + self._filter.flush()
+
+
+class Assembly:
+    """The text of one request."""
+
+    def __init__(self, model: ServedModel, n: int, stop: tuple[str, ...]) -> None:
+        self._choices = [_ChoiceText(model, stop) for _ in range(n)]
+        self.tokens = 0
+
+    def feed(self, item: StepItem) -> list[Piece]:
+        """The pieces of an item, in order; those that have neither text nor finish reason are left out."""
+        pieces = []
+        position = item.start
+        for delta in item.deltas:
+            position += len(delta.token_ids)
+            if delta.choice >= len(self._choices):
+                continue
+            choice = self._choices[delta.choice]
+            if choice.finish_reason is not None:
+                continue
+            text = choice.push(delta)
+            if text or delta.finish_reason is not None:
+                pieces.append(Piece(delta.choice, text, delta.finish_reason, position))
+        self.tokens = position
+        if item.outcome is not None and item.outcome.name in ("stop", "length"):
+            for index, choice in enumerate(self._choices):
+                if choice.finish_reason is None:
+                    choice.finish_reason = item.outcome.name
+                    pieces.append(Piece(index, choice.finish(), choice.finish_reason, position))
+        return pieces
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,0 +1,101 @@
+"""A call after it was read: what it asks for, per prompt, within the limits of model and server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.parameters import Options, shown
+from shared.messages import GenerationRequest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call: a request to the queue for each prompt."""
+
+    options: Options
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: tuple[SamplingParams, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.options.n
+
+    def requests(self, call_id: str) -> list[GenerationRequest]:
+        """The requests; the first has the id of the call, which is in the headers and in the log."""
+        return [
+            GenerationRequest(
+                id=f"{call_id}-{index}" if index else call_id,
+                model=self.options.model,
+                prompt=prompt,
+                sampling=sampling,
+            )
+            for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this server allows now."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    max_n: int
+    max_prompts: int
+    max_choices: int
+
+    def check_model(self, name: str) -> None:
+        if name != self.model:
+            raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
+
+    def check_choices(self, prompts: int, n: int) -> None:
+        if prompts * n > self.max_choices:
+            raise InvalidRequest(
+                f"{prompts} prompts times n = {n} are {prompts * n} choices; this server allows at most "
+                f"{self.max_choices} in one call.",
+                param="n",
+                code="invalid_value",
+            )
+
+    def call(self, options: Options, prompts: Sequence[tuple[str, list[int]]], default_max_tokens: int | None) -> Call:
+        """The call for these prompts, each with the name that errors call it by. Raises InvalidRequest.
+
+        `default_max_tokens` is for calls that do not say; None: the rest of the context.
+        """
+        sampling = []
+        for name, token_ids in prompts:
+            max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
+            seed = options.seed if options.seed is not None else secrets.randbits(64)
+            sampling.append(options.sampling(max_tokens, seed))
+        return Call(options, tuple(tuple(token_ids) for _, token_ids in prompts), tuple(sampling))
+
+    def _max_tokens(self, name: str, length: int, asked: int | None, default: int | None) -> int:
+        if length == 0:
+            raise InvalidRequest(f"{name} is empty: it has no tokens.", param=name, code="empty_prompt")
+        rest = self.max_model_len - length
+        if rest < 1:
+            raise self._too_long(
+                name, f"However, {name} has {length} tokens, and at least one must be left for the answer."
+            )
+        if asked is None:
+            return rest if default is None else min(default, rest)
+        if asked > rest:
+            raise self._too_long(
+                name, f"However, you requested {length + asked} tokens ({length} in {name}, {asked} in the completion)."
+            )
+        return asked
+
+    def _too_long(self, name: str, however: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"This model's maximum context length is {self.max_model_len} tokens. {however} Please reduce the length "
+            f"of {name} or of the completion.",
+            param=name,
+            code="context_length_exceeded",
+        )

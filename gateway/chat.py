@@ -1,0 +1,79 @@
+"""POST /v1/chat/completions: the dialect of chats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import parameters, sse
+from gateway.assembly import Piece
+from gateway.calls import Call, Limits
+from gateway.conversation import read_messages
+from gateway.rendering import Renderer
+
+
+async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
+    """Check and tokenize a call. Raises ApiError."""
+    values = parameters.read(body, parameters.CHAT)
+    options = parameters.options(values, limits.max_n)
+    limits.check_model(options.model)
+    messages = read_messages(values["messages"])
+    token_ids = await renderer.chat(messages, limits.max_model_len)
+    return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
+
+
+class Format:
+    """Renders the answer to one call."""
+
+    prefix = "chatcmpl-"
+
+    def __init__(self, call_id: str, model: str, created: int, choices: int, include_usage: bool) -> None:
+        self._id = self.prefix + call_id
+        self._model = model
+        self._created = created
+        self._choices = choices
+        head = f'{{"id":{sse.quote(self._id)},"object":"chat.completion.chunk","created":{created},'
+        self._head = head + f'"model":{sse.quote(model)},"choices":['
+        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
+        self._text_head = [f'\ndata: {self._head}{{"index":{index},"delta":{{"content":' for index in range(choices)]
+        self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def opening(self) -> str:
+        """The first event of each choice: who speaks."""
+        return "".join(
+            f'id: 0\ndata: {self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},'
+            f'"logprobs":null,"finish_reason":null}}]{self._tail}'
+            for index in range(self._choices)
+        )
+
+    def piece(self, index: int, piece: Piece, position: int) -> str:
+        text = ""
+        if piece.text:
+            text = f"id: {position}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
+        if piece.finish_reason is not None:
+            text += (
+                f'id: {position}\ndata: {self._head}{{"index":{index},"delta":{{}},"logprobs":null,'
+                f'"finish_reason":{sse.quote(piece.finish_reason)}}}]{self._tail}'
+            )
+        return text
+
+    def usage(self, usage: dict[str, int], position: int) -> str:
+        return sse.event(position, f'{self._head}],"usage":{sse.dumps(usage)}}}')
+
+    def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]:
+        """The answer in one piece, from the text and the finish reason of each choice."""
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": reason,
+                }
+                for index, (text, reason) in enumerate(choices)
+            ],
+            "usage": usage,
+        }

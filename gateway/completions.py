@@ -1,0 +1,70 @@
+"""POST /v1/completions: the dialect of plain prompts, several of them if need be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway import parameters, sse
+from gateway.assembly import Piece
+from gateway.calls import Call, Limits
+from gateway.rendering import Renderer, read_prompts
+
+
+async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
+    """Check and tokenize a call. Raises ApiError."""
+    values = parameters.read(body, parameters.COMPLETIONS)
+    options = parameters.options(values, limits.max_n)
+    limits.check_model(options.model)
+    prompts = read_prompts(values["prompt"], limits.max_prompts, limits.vocab_size)
+    limits.check_choices(len(prompts), options.n)
+    token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
+    named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
+    return limits.call(options, named, default_max_tokens=parameters.COMPLETION_DEFAULT_TOKENS)
+
+
+class Format:
+    """Renders the answer to one call."""
+
+    prefix = "cmpl-"
+
+    def __init__(self, call_id: str, model: str, created: int, choices: int, include_usage: bool) -> None:
+        self._id = self.prefix + call_id
+        self._model = model
+        self._created = created
+        head = f'{{"id":{sse.quote(self._id)},"object":"text_completion","created":{created},'
+        self._head = head + f'"model":{sse.quote(model)},"choices":['
+        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
+        self._text_head = [f'\ndata: {self._head}{{"index":{index},"text":' for index in range(choices)]
+        self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def opening(self) -> str:
+        return ""
+
+    def piece(self, index: int, piece: Piece, position: int) -> str:
+        text = ""
+        if piece.text:
+            text = f"id: {position}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
+        if piece.finish_reason is not None:
+            text += (
+                f'id: {position}{self._text_head[index]}"","logprobs":null,'
+                f'"finish_reason":{sse.quote(piece.finish_reason)}}}]{self._tail}'
+            )
+        return text
+
+    def usage(self, usage: dict[str, int], position: int) -> str:
+        return sse.event(position, f'{self._head}],"usage":{sse.dumps(usage)}}}')
+
+    def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]:
+        """The answer in one piece, from the text and the finish reason of each choice."""
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [
+                {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+                for index, (text, reason) in enumerate(choices)
+            ],
+            "usage": usage,
+        }

@@ -1,0 +1,82 @@
+"""The gateway as a process: starts, listens, and ends cleanly on SIGTERM and SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+
+import uvloop
+
+from gateway.app import Runner, create_app, start_site
+from gateway.model import ModelError, load_model
+from gateway.settings import GatewaySettings
+from shared.logs import setup_logging
+from shared.naming import InvalidModelName
+from shared.redis_clients import BrokerUnavailable, check_redis, redact
+
+log = logging.getLogger("gateway")
+
+
+class StartError(Exception):
+    """The gateway cannot start: what is wrong, where, and the remedy."""
+
+
+def run(settings: GatewaySettings) -> int:
+    """Serve until told to stop. The exit status: 0, or 1 after one line that says why it cannot start."""
+    setup_logging("gateway", settings.log_level)
+    try:
+        uvloop.run(_serve(settings))
+    except (StartError, ModelError, InvalidModelName, BrokerUnavailable) as error:
+        print(f"quire gateway: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _serve(settings: GatewaySettings) -> None:
+    model = await asyncio.to_thread(load_model, settings.model, settings.name)
+    version = await _check_redis(settings)
+    app = create_app(settings, model)
+    runner = Runner(app, settings)
+    await runner.setup()
+    try:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        port = await _listen(runner, settings)
+        log.info("serving %s through Redis %s at %s", model.name, version, redact(settings.redis_url))
+        log.info("listening on http://%s:%d", f"[{settings.host}]" if ":" in settings.host else settings.host, port)
+        await stop.wait()
+        log.info("ending; open streams get %g s", settings.drain_s)
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends at once
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()
+
+
+async def _check_redis(settings: GatewaySettings) -> str:
+    try:
+        return await check_redis(settings.redis_url)
+    except ValueError as error:
+        raise StartError(
+            f"{redact(settings.redis_url)} is not a Redis URL: {error}; give one like redis://host:6379/0 with "
+            "--redis-url (QUIRE_REDIS_URL)."
+        ) from error
+
+
+async def _listen(runner: Runner, settings: GatewaySettings) -> int:
+    try:
+        return await start_site(runner, settings.host, settings.port)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise StartError(
+            f"cannot listen on {settings.host} port {settings.port}: {why}; choose another with --port (QUIRE_PORT) or "
+            "--host (QUIRE_HOST), or stop what uses it."
+        ) from error

@@ -1,0 +1,182 @@
+"""What a gateway needs of a model: tokenizer, chat template, limits and end-of-sequence tokens. Never the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from gateway.templates import ChatTemplate, TemplateFailure
+
+# Everything but the weights.
+HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
+HUB_IGNORED = ["*.safetensors.index.json", "*.bin.index.json", "onnx/*", "original/*"]
+
+# The names under which configurations of the families give the longest context.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelError(Exception):
+    """A model that cannot be served: what is wrong, where, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The parts of a model that the gateway works with. `max_model_len` None: the configuration does not say."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    max_model_len: int | None
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+def load_model(model: str, name: str) -> ServedModel:
+    """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError."""
+    folder = _folder(model)
+    config = _read_json(folder / "config.json", required=True)
+    generation = _read_json(folder / "generation_config.json")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(folder, tokenizer_config)
+    tokenizer = _tokenizer(folder, tokenizer_config, special_tokens)
+    text_config = config.get("text_config") or config
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    declared = text_config.get("vocab_size")
+    return ServedModel(
+        name=name,
+        tokenizer=tokenizer,
+        template=_template(folder, tokenizer_config, special_tokens),
+        max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),
+        vocab_size=declared if type(declared) is int else vocab_size,
+        eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
+    )
+
+
+def _folder(model: str) -> Path:
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{model} is a file; --model (QUIRE_MODEL) takes the folder of a checkpoint.")
+    remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name, with --model (QUIRE_MODEL)"
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ModelError(f"there is no folder {model}; {remedy}.")
+    # Imported here: a local model needs none of it, and it is slow to load.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{model} is neither a folder nor to be had from the Hugging Face Hub ({why}); {remedy}."
+        ) from error
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ModelError(f"{path} is missing; a model folder needs config.json and tokenizer.json.") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
+    if type(value) is not dict:
+        raise ModelError(f"{path} is not a JSON object; fetch the model again.")
+    return value
+
+
+def _special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens, which templates refer to: `bos_token` and so on."""
+    legacy = _read_json(folder / "special_tokens_map.json")
+    found = {}
+    for key in _SPECIAL_TOKENS:
+        value = tokenizer_config[key] if key in tokenizer_config else legacy.get(key)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[key] = value
+    return found
+
+
+def _tokenizer(folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{path} is missing; models without a tokenizer.json cannot be served.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    added = tokenizer.get_added_tokens_decoder().values()
+    known = {token.content for token in added if token.special}
+    missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
+    # As Transformers does: what the configuration names as special is special, and never part of a text.
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+    _apply_bos_and_eos(tokenizer, tokenizer_config, special_tokens)
+    return tokenizer
+
+
+def _apply_bos_and_eos(
+    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """`add_bos_token` and `add_eos_token`, where the configuration has them, replace the file's own post-processor."""
+    if "add_bos_token" not in tokenizer_config and "add_eos_token" not in tokenizer_config:
+        return
+    bos = special_tokens.get("bos_token") if tokenizer_config.get("add_bos_token") else None
+    eos = special_tokens.get("eos_token") if tokenizer_config.get("add_eos_token") else None
+    form = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
+    tokens = [(token, tokenizer.token_to_id(token)) for token in (bos, eos) if token]
+    tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=tokens)
+
+
+def _template(
+    folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The default chat template. Places in the order in which Transformers lets them win."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            source: Any = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
+    else:
+        path = folder / "tokenizer_config.json"
+        source = tokenizer_config.get("chat_template")
+        if source is None:
+            path = folder / "chat_template.json"
+            source = _read_json(path).get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    try:
+        return ChatTemplate(source, special_tokens)
+    except TemplateFailure as error:
+        raise ModelError(f"the chat template in {path} is not valid: {error}; correct or remove it.") from error
+
+
+def _eos_token_ids(
+    generation: Mapping[str, Any],
+    text_config: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    special_tokens: Mapping[str, str],
+) -> frozenset[int]:
+    for source in (generation, text_config, config):
+        value = source.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if any(type(item) is int for item in ids):
+            return frozenset(item for item in ids if type(item) is int)
+    eos = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    return frozenset() if eos is None else frozenset([eos])

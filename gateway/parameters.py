@@ -1,0 +1,280 @@
+"""Every parameter of the two calls: its type, its range, its default - and those of the OpenAI API that are refused.
+
+`null` means absent. A parameter that is not honoured is refused with its name, unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import InvalidRequest
+from shared.messages import MAX_CHOICES, MAX_OUTPUT_TOKENS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+
+Check = Callable[[str, Any], Any]
+
+# What the completions API generates when it is not told how much (OpenAI API reference, `max_tokens`).
+COMPLETION_DEFAULT_TOKENS = 16
+
+
+def shown(value: Any) -> str:
+    """A value as an error message quotes it: short, on one line, and without what cannot be encoded."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "an array"
+    text = json.dumps(value) if value is None or type(value) is bool else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def invalid(name: str, value: Any, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {expected}, not {shown(value)}.", param=name, code="invalid_value")
+
+
+def integer(low: int, high: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise invalid(name, value, f"an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    def check(name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise invalid(name, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise invalid(name, value, "true or false")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    if type(value) is not str:
+        raise invalid(name, value, "a string")
+    return value
+
+
+def anything(name: str, value: Any) -> Any:
+    """For what a reader of its own checks: messages and prompt."""
+    return value
+
+
+def top_k(name: str, value: Any) -> int:
+    checked: int = integer(-1, 2**31 - 1)(name, value)
+    return max(checked, 0)  # -1 is another way to say that it is off
+
+
+def seed(name: str, value: Any) -> int:
+    checked: int = integer(-(2**63), 2**64 - 1)(name, value)
+    return checked % 2**64
+
+
+def stop(name: str, value: Any) -> tuple[str, ...]:
+    strings = [value] if type(value) is str else value
+    if type(strings) is not list:
+        raise invalid(name, value, "a string or an array of strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"{name} must have at most {MAX_STOP_STRINGS} strings, not {len(strings)}.",
+            param=name,
+            code="invalid_value",
+        )
+    for string in strings:
+        if type(string) is not str:
+            raise invalid(name, string, "a string or an array of strings")
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(
+                f"{name} must have strings of 1 to {MAX_STOP_LENGTH} characters, not of {len(string)}.",
+                param=name,
+                code="invalid_value",
+            )
+    return tuple(strings)
+
+
+def stream_options(name: str, value: Any) -> bool:
+    """Whether usage is asked for."""
+    if type(value) is not dict:
+        raise invalid(name, value, "an object")
+    for key, option in value.items():
+        if key == "include_obfuscation" and option in (None, False):
+            continue
+        if key != "include_usage":
+            raise InvalidRequest(
+                f"{name}.{key[:80]} is not supported; {name} has include_usage only.",
+                param=f"{name}.{key[:80]}",
+                code="unsupported_parameter",
+            )
+    include_usage = value.get("include_usage")
+    return include_usage is not None and flag(f"{name}.include_usage", include_usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter that is honoured. `default` stands for absent and for null."""
+
+    check: Check
+    default: Any = None
+    required: bool = False
+
+
+_TOKENS = integer(1, MAX_OUTPUT_TOKENS)
+
+COMMON: dict[str, Parameter] = {
+    "model": Parameter(text, required=True),
+    "stream": Parameter(flag, False),
+    "stream_options": Parameter(stream_options),
+    "n": Parameter(integer(1, MAX_CHOICES), 1),
+    "stop": Parameter(stop, ()),
+    "max_tokens": Parameter(_TOKENS),
+    "max_completion_tokens": Parameter(_TOKENS),
+    "min_tokens": Parameter(integer(0, MAX_OUTPUT_TOKENS), 0),
+    "ignore_eos": Parameter(flag, False),
+    "temperature": Parameter(number(0, 2), 1.0),
+    "top_p": Parameter(number(0, 1), 1.0),
+    "top_k": Parameter(top_k, 0),
+    "min_p": Parameter(number(0, 1), 0.0),
+    "seed": Parameter(seed),
+    "presence_penalty": Parameter(number(-2, 2), 0.0),
+    "frequency_penalty": Parameter(number(-2, 2), 0.0),
+    "repetition_penalty": Parameter(number(0.01, 100), 1.0),
+}
+CHAT = {"messages": Parameter(anything, required=True), **COMMON}
+COMPLETIONS = {"prompt": Parameter(anything, required=True), **COMMON}
+
+# Parameters of the OpenAI API that are not honoured, each with the values that ask for nothing beside null.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "metadata": ({},),
+    "modalities": (["text"], []),
+    "moderation": (),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": (),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "user": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+def read(body: Mapping[str, Any], table: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The value of every parameter of `table`. Raises InvalidRequest for the first that cannot be honoured."""
+    for name, value in body.items():
+        if name in table or value is None:
+            if name not in table and name not in UNSUPPORTED:
+                raise _unknown(name)
+            continue
+        if name not in UNSUPPORTED:
+            raise _unknown(name)
+        if name == "best_of" and type(value) is int and value == (body.get("n") or 1):
+            continue
+        if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
+            raise InvalidRequest(
+                f"{name} is not supported by this server yet; leave it out.", param=name, code="unsupported_parameter"
+            )
+    values = {}
+    for name, parameter in table.items():
+        value = body.get(name)
+        if value is not None:
+            values[name] = parameter.check(name, value)
+        elif parameter.required:
+            raise InvalidRequest(f"{name} is required.", param=name, code="missing_required_parameter")
+        else:
+            values[name] = parameter.default
+    return values
+
+
+def _unknown(name: str) -> InvalidRequest:
+    short = name[:80]
+    return InvalidRequest(f"{short!r} is not a parameter of this call.", param=short, code="unknown_parameter")
+
+
+# Parameters that go to the sampler as they are.
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a call asks for beside its prompt. `max_tokens` None: as much as the call's default allows."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    n: int
+    max_tokens: int | None
+    seed: int | None
+    values: Mapping[str, Any]
+
+    def sampling(self, max_tokens: int, seed: int) -> SamplingParams:
+        """The final sampling parameters of one prompt."""
+        min_tokens = self.values["min_tokens"]
+        if min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {min_tokens}, which is more than the {max_tokens} tokens that may be generated.",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        given = {name: self.values[name] for name in _SAMPLING}
+        return SamplingParams(max_tokens=max_tokens, seed=seed, n=self.n, **given)
+
+
+def options(values: Mapping[str, Any], max_n: int) -> Options:
+    """The options among the values that `read` returned. Raises InvalidRequest."""
+    if values["n"] > max_n:
+        raise InvalidRequest(
+            f"n is {values['n']}; this server allows at most {max_n}.", param="n", code="invalid_value"
+        )
+    if values["stream_options"] is not None and not values["stream"]:
+        raise InvalidRequest(
+            "stream_options is allowed only with stream: true.", param="stream_options", code="invalid_value"
+        )
+    old, new = values["max_tokens"], values["max_completion_tokens"]
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"max_tokens is {old} and max_completion_tokens is {new}; give one of them.",
+            param="max_completion_tokens",
+            code="invalid_value",
+        )
+    return Options(
+        model=values["model"],
+        stream=values["stream"],
+        include_usage=bool(values["stream_options"]),
+        n=values["n"],
+        max_tokens=new if new is not None else old,
+        seed=values["seed"],
+        values=values,
+    )

@@ -1,0 +1,56 @@
+"""The settings of a gateway process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.naming import served_name
+from shared.settings import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    """One gateway. It keeps no state of its own: any number of them may serve the same Redis."""
+
+    model: str = option(
+        "models/demo",
+        help="Folder of the checkpoint, or its Hugging Face name; only tokenizer and configuration are read.",
+        metavar="MODEL",
+        positional=True,
+    )
+    served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
+    port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
+    redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
+    gateway_id: str = option("", help="Name of this gateway in the queue, unique; by default drawn at start.")
+    max_model_len: int = option(
+        0, minimum=0, maximum=2_000_000, help="Longest context in tokens; 0 is what model and workers allow."
+    )
+    max_body_bytes: int = option(
+        4 * 1024 * 1024, minimum=1024, maximum=64 * 1024 * 1024, help="Largest request body in bytes."
+    )
+    max_queued_requests: int = option(
+        1024, minimum=1, maximum=10_000_000, help="Requests that may wait in Redis before new ones get 429."
+    )
+    max_queued_tokens: int = option(
+        2_000_000, minimum=1, maximum=10**12, help="Tokens (prompts and what they ask for) that may wait in Redis."
+    )
+    max_n: int = option(16, minimum=1, maximum=128, help="Largest `n`: completions of one prompt.")
+    max_prompts: int = option(64, minimum=1, maximum=1024, help="Longest list of prompts in one call.")
+    max_choices: int = option(128, minimum=1, maximum=4096, help="Largest number of prompts times `n` in one call.")
+    body_timeout_s: float = option(20.0, minimum=0.1, maximum=3600, help="Time that a client has to send its body.")
+    write_timeout_s: float = option(
+        60.0, minimum=0.1, maximum=3600, help="Time that a client may stall before its stream is cut."
+    )
+    keepalive_s: float = option(
+        15.0, minimum=0.1, maximum=3600, help="A stream that is silent for so long gets an SSE comment."
+    )
+    http_keepalive_s: float = option(75.0, minimum=1, maximum=3600, help="An idle connection is closed after so long.")
+    drain_s: float = option(20.0, minimum=0, maximum=86400, help="Time that open streams get when told to stop.")
+    tokenizer_threads: int = option(2, minimum=1, maximum=64, help="Threads that render and tokenize prompts.")
+    log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
+
+    @property
+    def name(self) -> str:
+        """The model's name for clients, which is also the lane. Raises InvalidModelName."""
+        return served_name(self.model, self.served_model_name)

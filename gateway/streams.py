@@ -1,0 +1,232 @@
+"""The outputs of requests as their clients get them: every token once, in order, whatever pub/sub lost or doubled.
+
+    published items:   [0, 3) [3, 5)        [7, 9)  [7, 9)
+    cursor:                   next = 5  ->  gap: the log has [5, 7)   ->  next = 9: a duplicate
+
+Live items are a hint, the output log is the truth: what does not fit is read from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
+
+from shared.broker import Broker
+from shared.messages import Delta, MessageError, Outcome, StepItem
+
+log = logging.getLogger("gateway")
+
+# Items of one call that may wait for its client. A client that is slower gets the rest from the log.
+MAX_WAITING = 256
+# A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
+SILENCE_S = 0.5
+MAX_SILENCE_S = 4.0
+# Entries of the log that are read at once.
+PAGE = 256
+
+
+class Cursor:
+    """How far the client of one request is, in tokens. Decides which part of an item is new."""
+
+    __slots__ = ("behind", "ended", "heard_at", "next", "patience_s", "request_id")
+
+    def __init__(self, request_id: str, now: float) -> None:
+        self.request_id = request_id
+        self.next = 0
+        self.behind = False
+        self.ended = False
+        self.heard_at = now
+        self.patience_s = SILENCE_S
+
+    def take(self, item: StepItem) -> StepItem | None:
+        """The new part of an item. None if there is none, or if tokens before it are missing: `behind` is then set."""
+        if self.ended:
+            return None
+        start, end = item.start, item.end
+        if start > self.next:
+            self.behind = True
+            return None
+        if item.outcome is None and end <= self.next:
+            return None
+        if start < self.next:
+            item = _without_first(item, self.next - start)
+        self.next = max(self.next, end)
+        self.ended = item.outcome is not None
+        return item
+
+
+def _without_first(item: StepItem, count: int) -> StepItem:
+    """The item less its first `count` tokens; finish reasons stay."""
+    deltas: list[Delta] = []
+    start = item.start + count
+    for delta in item.deltas:
+        dropped = min(count, len(delta.token_ids))
+        count -= dropped
+        rest = delta.token_ids[dropped:]
+        if rest or delta.finish_reason is not None:
+            deltas.append(dataclasses.replace(delta, token_ids=rest))
+    return StepItem(item.request_id, start, tuple(deltas), item.outcome)
+
+
+class Outputs:
+    """What the requests of one call emit, for one consumer."""
+
+    def __init__(self, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
+        self._waiting: deque[StepItem] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._keepalive_s = keepalive_s
+        self._gave_at = now
+        self._keepalive_due = False
+        self._silent: set[Cursor] = set()
+        # From here on the requests are in Redis; one that is not found there later is lost.
+        self.accepted = False
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [cursor.request_id for cursor in self.cursors.values() if not cursor.ended]
+
+    # --- the side of the subscription: never blocks -------------------------------------------------------------------
+
+    def feed(self, item: StepItem, now: float) -> None:
+        """One item that was published."""
+        cursor = self.cursors[item.request_id]
+        cursor.heard_at = now
+        cursor.patience_s = SILENCE_S
+        if len(self._waiting) >= MAX_WAITING:
+            cursor.behind = True
+        elif (new := cursor.take(item)) is not None:
+            self._waiting.append(new)
+        self._wake()
+
+    def suspect(self) -> None:
+        """Messages may have been lost: compare everything with the log."""
+        for cursor in self.cursors.values():
+            cursor.behind = not cursor.ended
+        self._wake()
+
+    def tick(self, now: float) -> None:
+        """Called a few times per second: notices silence, towards Redis and towards the client."""
+        if self.accepted:
+            for cursor in self.cursors.values():
+                if not cursor.ended and now - cursor.heard_at >= cursor.patience_s:
+                    cursor.heard_at = now
+                    self._silent.add(cursor)
+        self._keepalive_due = now - self._gave_at >= self._keepalive_s
+        if self._silent or self._keepalive_due:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- the side of the client ---------------------------------------------------------------------------------------
+
+    async def next(self) -> list[StepItem]:
+        """All items that wait, in order per request; an empty list when it is time for a sign of life."""
+        while True:
+            if not self._waiting:
+                await self._look_into_log()
+            if self._waiting or self._keepalive_due:
+                self._keepalive_due = False
+                self._gave_at = self._loop.time()
+                items = list(self._waiting)
+                self._waiting.clear()
+                return items
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def _look_into_log(self) -> None:
+        for cursor in self.cursors.values():
+            while (cursor.behind or cursor in self._silent) and not cursor.ended and len(self._waiting) < MAX_WAITING:
+                silent = cursor in self._silent
+                self._silent.discard(cursor)
+                before, cursor.behind = cursor.next, False
+                if not await self._read_log(cursor):
+                    cursor.behind = True  # Redis is away: the next sign of life, or silence, makes us look again
+                    break
+                if cursor.ended or cursor.next > before:
+                    continue
+                if silent:
+                    cursor.patience_s = min(2 * cursor.patience_s, MAX_SILENCE_S)
+                    await self._check_alive(cursor)
+                break
+
+    async def _read_log(self, cursor: Cursor) -> bool:
+        """Take one page of what the log has after the cursor; False if Redis did not answer."""
+        try:
+            items = await self._broker.read_output(cursor.request_id, cursor.next, PAGE)
+        except (RedisError, OSError) as error:
+            log.debug("the output of request %s cannot be read now: %s", cursor.request_id, error)
+            return False
+        except MessageError as error:
+            log.error("the output log of request %s is corrupt: %s", cursor.request_id, error)
+            self._end(cursor, "the output log of the request is corrupt; send the request again")
+            return True
+        for item in items:
+            if (new := cursor.take(item)) is not None:
+                self._waiting.append(new)
+        if len(items) >= PAGE - 1:  # one may have been the entry at the cursor itself
+            cursor.behind = True
+        return True
+
+    async def _check_alive(self, cursor: Cursor) -> None:
+        """End a request that Redis has no memory of: no worker will ever run it."""
+        try:
+            known = await self._broker.client.exists(self._broker.keys.request(cursor.request_id))
+        except (RedisError, OSError):
+            return
+        if not known and not cursor.ended:
+            self._end(cursor, "the request was lost together with the data of Redis; send it again")
+
+    def _end(self, cursor: Cursor, detail: str) -> None:
+        cursor.ended = True
+        self._waiting.append(StepItem(cursor.request_id, cursor.next, (), Outcome("error", detail)))
+
+
+class Fanout:
+    """Which call listens to which request."""
+
+    def __init__(self, broker: Broker, keepalive_s: float) -> None:
+        self._broker = broker
+        self._keepalive_s = keepalive_s
+        self._by_request: dict[str, Outputs] = {}
+        self._open: set[Outputs] = set()
+
+    def open(self, request_ids: Sequence[str]) -> Outputs:
+        outputs = Outputs(self._broker, request_ids, self._keepalive_s)
+        self._open.add(outputs)
+        for request_id in request_ids:
+            self._by_request[request_id] = outputs
+        return outputs
+
+    def close(self, outputs: Outputs) -> None:
+        self._open.discard(outputs)
+        for request_id in outputs.cursors:
+            self._by_request.pop(request_id, None)
+
+    def feed(self, items: Sequence[StepItem], now: float) -> None:
+        find = self._by_request.get
+        for item in items:
+            outputs = find(item.request_id)
+            if outputs is not None:  # else its client has gone, or the gateway was started anew
+                outputs.feed(item, now)
+
+    def each(self, act: Callable[[Outputs], None]) -> None:
+        for outputs in list(self._open):
+            act(outputs)
+
+    @property
+    def calls(self) -> int:
+        return len(self._open)

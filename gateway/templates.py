@@ -1,0 +1,113 @@
+"""Chat templates: Jinja that came with a model, rendered in a sandbox to the very text that Transformers renders.
+
+The environment is that of `transformers.utils.chat_template_utils`: blocks are trimmed, loop controls and the
+`generation` tag are known, and templates have `raise_exception`, `strftime_now` and a plain `tojson`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.conversation import Message
+
+
+class TemplateFailure(Exception):
+    """A template that refuses a conversation, or that cannot render it: in its own words."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training. Here it only must not disturb."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and the form are Jinja's
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One compiled template. Raises TemplateFailure, at construction for what is not a template at all."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateFailure(str(error)) from error
+        self._special_tokens = dict(special_tokens)
+        self._takes_strings = self._shows("probe", "probe")
+        self._takes_parts = self._shows([{"type": "text", "text": "probe"}], "probe")
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation."""
+        return self._render([self._fitted(message) for message in messages], add_generation_prompt)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except Exception as error:  # a template is a program of its own: it may raise whatever Python raises
+            raise TemplateFailure(str(error) or type(error).__name__) from error
+
+    def _fitted(self, message: Message) -> Message:
+        """The message with its content in a form that the template can read: a string or a list of parts."""
+        content = message["content"]
+        if isinstance(content, list) and not self._takes_parts:
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        if isinstance(content, str) and self._takes_parts and not self._takes_strings:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+
+    def _shows(self, content: Any, expected: str) -> bool:
+        """Whether the template renders such content as its text, rather than losing it or showing its Python form."""
+        try:
+            rendered = self._render([{"role": "user", "content": content}], add_generation_prompt=False)
+        except TemplateFailure:
+            return False
+        return expected in rendered and f"'{expected}'" not in rendered and f'"{expected}"' not in rendered
