@@ -12,7 +12,16 @@ from kernels.cpu import CpuOps, Unavailable, library
 from kernels.ops import Ops, PackedLinear
 from kernels.reference import ReferenceOps
 
-__all__ = ["CpuOps", "Ops", "PackedLinear", "ReferenceOps", "num_threads", "select_ops", "set_num_threads"]
+__all__ = [
+    "CpuOps",
+    "Ops",
+    "PackedLinear",
+    "ReferenceOps",
+    "Unavailable",
+    "num_threads",
+    "select_ops",
+    "set_num_threads",
+]
 
 log = logging.getLogger(__name__)
 

@@ -82,11 +82,12 @@ def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
             f"{settings.max_num_seqs}: each running sequence needs one token of every step; raise the first"
         )
     threads = settings.threads or len(os.sched_getaffinity(0))
-    kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
     path = resolve(settings.model)
     dtype = choose_dtype(settings.dtype)
     ops = kernels.select_ops("cpu", dtype, settings.kernels)
+    if isinstance(ops, kernels.CpuOps):
+        kernels.set_num_threads(threads)
     log.info("loading %s as %s with %s kernels on %d threads", path, str(dtype)[6:], ops.name, threads)
     model = Decoder.load(path, ops, dtype, "cpu", settings.max_model_len)
     max_model_len = settings.max_model_len or model.config.max_position_embeddings
@@ -118,7 +119,11 @@ def choose_dtype(name: str):  # type: ignore[no-untyped-def]
     import kernels
 
     if name == "auto":
-        return torch.bfloat16 if kernels.has_native_bfloat16() else torch.float32
+        try:
+            kernels.CpuOps(torch.bfloat16)
+            return torch.bfloat16
+        except kernels.Unavailable:
+            return torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
