@@ -40,6 +40,8 @@ DRAIN_S = 2.0
 # What they get on top of it before they are killed.
 STOP_GRACE_S = 5.0
 POLL_S = 0.05
+# The gateway logs each probe.
+POLLS_PER_PROBE = 3
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[Any]) -> int:
@@ -119,11 +121,13 @@ class Launcher:
         services = [self._gateway(), *(self._worker(index) for index in range(count))]
         for service in services:
             self._launch(service)
+        polls = 0
         while not self._stops:
             for child in self._children:
                 if child.has_ended():
                     raise CommandError(f"{child.name} ended, {child.how_it_ended()} (log: {child.program.log_path})")
-            if _answers(self.url, "/readyz"):
+            polls += 1
+            if polls % POLLS_PER_PROBE == 0 and _answers(self.url, "/readyz"):
                 return True
             if self._progress.elapsed_s > self._settings.start_timeout_s:
                 raise CommandError(

@@ -58,7 +58,7 @@ class ChatSettings:
     )
     system: str = option("", variable="QUIRE_CHAT_SYSTEM", metavar="TEXT", help="System message of the conversation.")
     temperature: float | None = option(
-        None, minimum=0, maximum=100, variable="QUIRE_CHAT_TEMPERATURE", help="0 is greedy; unset is the server's."
+        None, minimum=0, maximum=2, variable="QUIRE_CHAT_TEMPERATURE", help="0 is greedy; unset is the server's."
     )
     top_p: float | None = option(
         None, minimum=0, maximum=1, variable="QUIRE_CHAT_TOP_P", help="Nucleus sampling; unset is the server's."

@@ -1,0 +1,63 @@
+# `make run` and `make test` do all the set-up they need; a second call starts at once.
+SHELL := bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTHON ?=
+export PYTHON
+
+SETUP := pyproject.toml constraints.txt ops/install.sh
+KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
+
+.PHONY: help run setup test lint format bench clean distclean
+
+help: ## Show this help.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "ARGS passes on: make run ARGS=\"--port 9000 --workers 2\"; make test ARGS=\"tests/ops -x\""
+
+run: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what is missing, then serve the demo model at http://127.0.0.1:8000
+	@exec $(BIN)/quire serve $(ARGS)
+
+setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what serving needs into .venv, and no more.
+
+test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them.
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.stamp-dev ## Bring the sources into shape.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and latency on this machine.
+	@$(BIN)/python -m ops.bench $(ARGS)
+
+clean: ## Remove caches and compiled kernels.
+	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -f $(VENV)/.stamp-kernels
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environment, and the queue and logs of `quire serve` too.
+	@rm -rf $(VENV) .quire
+
+$(VENV)/.stamp-run: $(SETUP)
+	@ops/install.sh gateway,worker,embedded
+	@touch $@
+
+$(VENV)/.stamp-dev: $(SETUP)
+	@ops/install.sh gateway,worker,embedded,dev
+	@touch $(VENV)/.stamp-run $@
+
+# Without a compiler the worker computes with torch alone: slower, and with the same answers.
+$(VENV)/.stamp-kernels: $(VENV)/.stamp-run $(KERNELS)
+	@$(BIN)/python -m kernels.cpu.build || echo "make: no compiled kernels; the worker will use torch's, which are slower" >&2
+	@touch $@
