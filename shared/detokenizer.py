@@ -3,7 +3,8 @@
 A tokenizer may need several tokens for one character, and may decode a token differently at the start of a text than
 inside it. So each step decodes a short window twice, with and without the new token, and emits the difference; it emits
 nothing while the difference ends in an incomplete character. The concatenation of all pieces and of `flush()` equals
-the decoding of all ids at once.
+the decoding of all ids at once, and does not depend on the portions in which they come. One exception: tokenizers with
+byte fallback decode a run of bytes that is not UTF-8 to U+FFFD as a whole; here its valid beginning stays as it is.
 """
 
 from __future__ import annotations
@@ -56,11 +57,19 @@ class IncrementalDetokenizer:
 
     def _advance(self, final: bool) -> str:
         context = self._decode(self._ids[self._prefix : self._read])
-        window = self._decode(self._ids[self._prefix :])[len(context) :]
+        whole = self._decode(self._ids[self._prefix :])
+        held = not final and len(self._ids) - self._read < MAX_WINDOW_TOKENS
+        if whole.startswith(context) or REPLACEMENT not in whole:
+            window = whole[len(context) :]
+        elif held and whole.endswith(REPLACEMENT):
+            # Byte fallback decodes a run of bytes as one: until it is complete, the characters before it are lost too.
+            return ""
+        else:
+            window = self._decode(self._ids[self._read :])
         incomplete = 0
         while incomplete < MAX_INCOMPLETE and window[: len(window) - incomplete].endswith(REPLACEMENT):
             incomplete += 1
-        if incomplete and not final and len(self._ids) - self._read < MAX_WINDOW_TOKENS:
+        if incomplete and held:
             text = window[self._emitted : len(window) - incomplete]
             self._emitted += len(text)
             return text

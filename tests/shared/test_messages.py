@@ -1,0 +1,169 @@
+"""What is decoded is exactly the protocol: everything that was encoded, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.messages import (
+    OUTCOMES,
+    Delta,
+    GenerationRequest,
+    MessageError,
+    Outcome,
+    SamplingParams,
+    StepItem,
+    WorkerCard,
+    decode_items,
+)
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+deltas = st.builds(
+    Delta,
+    choice=st.integers(0, 127),
+    token_ids=token_ids,
+    finish_reason=st.none() | st.sampled_from(["stop", "length"]),
+    matched_stop=st.none() | st.text(max_size=10),
+)
+items = st.builds(
+    StepItem,
+    request_id=st.text(max_size=40),
+    start=st.integers(0, 10**6),
+    deltas=st.lists(deltas, max_size=4).map(tuple),
+    outcome=st.none() | st.builds(Outcome, st.sampled_from(OUTCOMES), st.text(max_size=50)),
+)
+requests = st.builds(
+    GenerationRequest,
+    id=st.text(min_size=1, max_size=40),
+    model=st.text(max_size=40),
+    prompt=st.lists(st.integers(0, 2**32 - 1), max_size=20).map(tuple),
+    sampling=st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 2_000_000),
+        seed=st.integers(0, 2**64 - 1),
+        n=st.integers(1, 128),
+        temperature=st.floats(0, 100),
+        top_p=st.floats(0, 1),
+        stop=st.lists(st.text(max_size=5), max_size=16).map(tuple),
+        ignore_eos=st.booleans(),
+    ),
+)
+REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
+CARD = WorkerCard("w", "1", "m", 100, 50, (2,), 16, 10, 5, 0, 0, 7)
+
+
+@given(st.lists(items, max_size=5))
+def test_a_frame_of_items_comes_back_as_it_was(sent: list[StepItem]) -> None:
+    assert list(decode_items(b"".join(item.encode() for item in sent))) == sent
+
+
+@given(requests)
+def test_a_request_comes_back_as_it_was(request: GenerationRequest) -> None:
+    assert GenerationRequest.decode(request.encode()) == request
+
+
+def test_a_worker_card_comes_back_as_it_was() -> None:
+    assert WorkerCard.decode(CARD.encode()) == CARD
+
+
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_are_only_a_message_error_comes_out(data: bytes) -> None:
+    for decode in (GenerationRequest.decode, WorkerCard.decode, lambda frame: list(decode_items(frame))):
+        with contextlib.suppress(MessageError):
+            decode(data)
+
+
+@given(items, st.data())
+def test_a_frame_that_was_cut_is_refused(item: StepItem, data: st.DataObject) -> None:
+    frame = item.encode()
+    length = data.draw(st.integers(1, len(frame) - 1))
+    with pytest.raises(MessageError):
+        list(decode_items(frame[:length]))
+
+
+def _map(message: Any) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgpack.unpackb(message.encode())
+    return decoded
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationRequest)])
+def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
+    missing = _map(REQUEST)
+    del missing[name]
+    wrong = {**_map(REQUEST), name: 1.5}
+    for broken in (missing, wrong):
+        with pytest.raises(MessageError, match=name):
+            GenerationRequest.decode(msgpack.packb(broken))
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+@pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
+def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
+    broken = _map(REQUEST)
+    broken["sampling"][name] = value
+    with pytest.raises(MessageError, match=name):
+        GenerationRequest.decode(msgpack.packb(broken))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", True), ("ignore_eos", 1), ("temperature", float("nan")), ("top_p", float("inf")), ("n", 2.0)],
+)
+def test_python_is_more_lenient_than_the_protocol(name: str, value: Any) -> None:
+    broken = _map(REQUEST)
+    broken["sampling"][name] = value
+    with pytest.raises(MessageError, match=name):
+        GenerationRequest.decode(msgpack.packb(broken))
+
+
+def test_unknown_fields_and_other_versions_are_refused() -> None:
+    with pytest.raises(MessageError, match="surprise"):
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "surprise": 1}))
+    with pytest.raises(MessageError, match="version"):
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "version": 2}))
+    with pytest.raises(MessageError, match="version"):
+        list(decode_items(msgpack.packb([2, "r", 0, [], None])))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        msgpack.ExtType(5, b"x"),
+        msgpack.Timestamp(1, 1),
+        {1: 2},
+        [1, "r", 0, [], None, 1],
+        [1, "r", 0, [[0, [msgpack.ExtType(5, b"x")], None, None]], None],
+        [1, "r", 0, [[0, [1.0], None, None]], None],
+        [1, "r", 0, [[128, [1], None, None]], None],
+        [1, "r", 0, [[0, [-1], None, None]], None],
+        [1, "r", 0, [], ["abandoned", ""]],
+        [1, b"r", 0, [], None],
+        [1, "r", True, [], None],
+    ],
+)
+def test_items_of_another_shape_are_refused(value: Any) -> None:
+    with pytest.raises(MessageError):
+        list(decode_items(msgpack.packb(value)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc1"],
+    ids=["nested deeply", "array of 4 G", "4 GB of bytes", "map of 4 G", "not msgpack"],
+)
+def test_forged_sizes_and_depths_cost_nothing(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        GenerationRequest.decode(data)
+    with pytest.raises(MessageError):
+        list(decode_items(data))
+
+
+def test_the_end_of_an_item_counts_the_tokens_of_all_choices() -> None:
+    item = StepItem("r", 10, (Delta(0, (1, 2)), Delta(1, ()), Delta(2, (3,), "stop")))
+    assert item.end == 13
