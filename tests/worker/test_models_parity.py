@@ -147,18 +147,18 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-@pytest.mark.parametrize("name", ["reference", "cpu"])
-def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, name, checkpoints, expected, tmp_path):
+def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, expected, tmp_path):
     # Both round to 8 bits after every operation, but not in the same places (attention weights, silu, logits): neither
-    # is right. So both are held against float32 with the same weights, and the decoder may be a quarter worse.
+    # is right. So both are held against float32 with the same weights, and the decoder may be a tenth worse.
     path = make_checkpoint(tmp_path / family, family, dtype=torch.bfloat16)
     prompts, _ = expected(family)
     exact = torch.cat(transformers_logits(path, prompts, torch.float32))
     theirs = torch.cat(transformers_logits(path, prompts, torch.bfloat16))
-    decoder = Decoder.load(path, operations(name, torch.bfloat16), torch.bfloat16, "cpu", 256)
-    ours = torch.cat(Stepper(decoder, prompts).run(MIXED))
-    assert (ours - exact).pow(2).mean().sqrt() < 1.25 * (theirs - exact).pow(2).mean().sqrt()
-    assert (ours - exact).abs().max() < 1.5 * (theirs - exact).abs().max()
+    for name in ("reference", "cpu"):
+        decoder = Decoder.load(path, operations(name, torch.bfloat16), torch.bfloat16, "cpu", 256)
+        ours = torch.cat(Stepper(decoder, prompts).run(MIXED))
+        assert (ours - exact).pow(2).mean().sqrt() < 1.1 * (theirs - exact).pow(2).mean().sqrt()
+        assert (ours - exact).abs().max() < 1.5 * (theirs - exact).abs().max()
 
 
 def test_only_the_rows_that_are_asked_for_get_logits(checkpoints, expected):
@@ -213,9 +213,9 @@ def test_cosines_and_sines_are_equal_to_those_of_transformers_bit_for_bit(family
     assert torch.equal(table, torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1))
 
 
-@pytest.mark.parametrize("window", [1, 5, 8, 100])
+@pytest.mark.parametrize("window", [1, 5, 100])
 def test_any_sliding_window_is_that_of_transformers(window, expected, tmp_path):
-    # Shorter than a block, a block, and longer than every context.
+    # The token alone, shorter than a block, and longer than every context; the family itself has one of a block.
     path = make_checkpoint(tmp_path / "mistral", "mistral", sliding_window=window)
     prompts, _ = expected("mistral")
     truth = transformers_logits(path, prompts, torch.float32)

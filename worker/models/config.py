@@ -19,6 +19,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "compression_config": (),
+    "per_layer_config": (),
     "final_logit_softcapping": (),
     "attn_logit_softcapping": (),
     "attention_chunk_size": (),
@@ -113,20 +114,15 @@ def read_config(folder: Path) -> ModelConfig:
     _refuse_unsupported(fields, family)
 
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", _absent(fields, family, "num_key_value_heads", num_heads))
     max_position_embeddings = fields.integer("max_position_embeddings")
-    head_dim = fields.integer("head_dim", _absent(fields, family, "head_dim", hidden_size // num_heads))
-    if head_dim % 16 or head_dim > 512 or (fields.get("head_dim") is None and head_dim * num_heads != hidden_size):
-        raise fields.fault(
-            "head_dim", "a multiple of 16 up to 512; if it is absent, num_attention_heads must divide hidden_size"
-        )
     if num_heads % num_kv_heads:
         raise fields.fault("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
     attention_bias = family.qkv_bias is None and fields.flag("attention_bias", False)
     tokens = _token_fields(folder, fields)
-    bos_token_ids = tokens["bos_token_id"].token_ids("bos_token_id", family.default("bos_token_id"))
+    bos_token_ids = tokens["bos_token_id"].token_ids("bos_token_id", _absent(fields, family, "bos_token_id", None))
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -135,7 +131,7 @@ def read_config(folder: Path) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(fields, family, hidden_size, num_heads),
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=parse_rope(fields, max_position_embeddings),
@@ -146,7 +142,7 @@ def read_config(folder: Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        eos_token_ids=tokens["eos_token_id"].token_ids("eos_token_id", family.default("eos_token_id")),
+        eos_token_ids=tokens["eos_token_id"].token_ids("eos_token_id", _absent(fields, family, "eos_token_id", None)),
         dtype=_dtype(fields),
     )
 
@@ -168,10 +164,21 @@ def _family(fields: Fields) -> tuple[str, Family]:
     return architectures[0], family
 
 
-def _absent(fields: Fields, family: Family, name: str, derived: int) -> int:
-    """What stands for a missing field: the default of the family. One that is null is always derived."""
+def _absent(fields: Fields, family: Family, name: str, null: Any) -> Any:
+    """What stands for an absent field: the default of the family. `null` is for one that is null or has no default."""
     default = family.default(name)
-    return derived if default is None or fields.has(name) else default
+    return null if default is None or fields.has(name) else default
+
+
+def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
+    derived = 0 if hidden_size % num_heads else hidden_size // num_heads
+    head_dim = fields.integer("head_dim", _absent(fields, family, "head_dim", derived))
+    if head_dim == 0:
+        raise fields.fault("num_attention_heads", f"a divisor of hidden_size, which is {hidden_size}, without head_dim")
+    if head_dim % 16 or head_dim > 512:
+        found = f"head_dim is {head_dim}"
+        raise CheckpointError(fields.where, found, "supported: a multiple of 16, at most 512")
+    return head_dim
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
@@ -196,8 +203,7 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
         not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds)
     ):
         raise fields.fault("layer_types", f"one of {' and '.join(known)} for each of {num_layers} layers")
-    # A window that is null is none, one that is absent is the family's default.
-    window = fields.integer("sliding_window", 0 if fields.has("sliding_window") else family.default("sliding_window"))
+    window = fields.integer("sliding_window", _absent(fields, family, "sliding_window", 0))
     if family.window == "all":
         if kinds is not None and set(kinds) != {"sliding_attention" if window else "full_attention"}:
             raise fields.fault("layer_types", "the same kind for all layers, as sliding_window says")

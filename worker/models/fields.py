@@ -27,7 +27,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object with its place, for messages. A field that is null counts as absent, as in Transformers."""
+    """A JSON object with its place, for messages. A field that is null counts as absent, but for `has`."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
@@ -48,12 +48,12 @@ class Fields:
         what = f"{name} is {value}" if name in self._values else f"{name} is missing"
         return CheckpointError(self.where, what, f"supported: {supported}")
 
-    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
+    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self.get(name, default)
         if value is default and default is not REQUIRED:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.fault(name, f"an integer of at least {minimum}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.fault(name, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:

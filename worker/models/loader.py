@@ -38,9 +38,9 @@ def resolve(model: str) -> Path:
     Raises CheckpointError if there is no such folder and the name is unknown, private, or cannot be reached.
     """
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return folder
-    if folder.exists():
+    if model and folder.exists():
         raise CheckpointError(model, "this is a file", "give the folder that holds config.json")
     if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise CheckpointError(repr(model), "there is no such folder", "give the folder that holds config.json")
@@ -117,7 +117,7 @@ class Weights:
         """A copy in memory, so that later changes of the file do no harm. CheckpointError if it is not finite."""
         path, handle, inside = self._tensors[name]
         try:
-            stored = handle.get_tensor(inside)
+            stored: torch.Tensor = handle.get_tensor(inside)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
         tensor = stored.to(device=device, dtype=dtype, copy=True)
