@@ -1,0 +1,141 @@
+"""Draws follow the exact probabilities; penalties, top-k, top-p and min-p are those of their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from transformers.generation import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import kernels
+from shared.messages import SamplingParams
+from worker.engine.randomness import uniform
+from worker.engine.sampler import Sampler
+from worker.engine.sequence import Sequence, SequenceGroup
+
+VOCAB = 40
+DRAWS = 4000
+# A stream that moves to a worker of another version must draw on in the same way.
+FROZEN = (0.13870941014555427, 0.9880658192551784)
+
+
+def sequence(
+    prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = (), choice: int = 0, **params: object
+) -> Sequence:
+    params.setdefault("n", choice + 1)
+    group = SequenceGroup("r", prompt, SamplingParams(max_tokens=100, **params))  # type: ignore[arg-type]
+    return Sequence(group, choice, prompt, output)
+
+
+@pytest.fixture(params=["reference", "auto"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return Sampler(kernels.select_ops("cpu", torch.float32, request.param), eos_token_ids=(3, 5))
+
+
+def logits(seed: int = 0) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def assert_drawn_from(sampler: Sampler, row: torch.Tensor, probabilities: torch.Tensor, **params: object) -> None:
+    """Draw with many seeds; a chi-square test against the exact probabilities, and nothing of probability zero."""
+    sequences = [sequence(seed=seed, **params) for seed in range(DRAWS)]
+    counts = torch.bincount(torch.tensor(sampler.sample(row.repeat(DRAWS, 1), sequences)), minlength=VOCAB)
+    assert counts[probabilities == 0].sum() == 0
+    expected = probabilities.double() * DRAWS
+    often = expected >= 5
+    observed = [*counts[often].tolist(), int(counts[~often].sum())]
+    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
+    if wanted[-1] < 1e-9:
+        observed, wanted = observed[:-1], wanted[:-1]
+    if len(wanted) > 1:
+        assert stats.chisquare(observed, wanted, sum_check=False).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(sampler: Sampler, temperature: float) -> None:
+    row = logits()
+    assert_drawn_from(sampler, row, (row / temperature).softmax(-1), temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 5},
+        {"top_k": 1},
+        {"top_p": 0.7},
+        {"top_p": 0.05},
+        {"min_p": 0.1},
+        {"top_k": 12, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 500, "top_p": 0.9},
+    ],
+)
+def test_draws_follow_what_hugging_face_leaves_after_its_filters(sampler: Sampler, params: dict[str, float]) -> None:
+    row = logits(1)
+    filters = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+    if "top_k" in params:
+        filters.append(TopKLogitsWarper(int(params["top_k"])))
+    if "top_p" in params:
+        filters.append(TopPLogitsWarper(params["top_p"]))
+    if "min_p" in params:
+        filters.append(MinPLogitsWarper(params["min_p"]))
+    left = filters(torch.tensor([[1]]), row[None].clone())[0]
+    assert_drawn_from(sampler, row, left.softmax(-1), temperature=0.8, **params)
+
+
+def test_temperature_zero_takes_the_largest_and_ignores_the_filters(sampler: Sampler) -> None:
+    rows = torch.stack([logits(seed) for seed in range(6)])
+    sequences = [sequence(temperature=0.0, top_k=7, top_p=0.1, seed=seed) for seed in range(6)]
+    assert sampler.sample(rows.clone(), sequences) == rows.argmax(-1).tolist()
+
+
+def test_greedy_and_drawn_rows_share_a_batch(sampler: Sampler) -> None:
+    rows = torch.stack([logits(seed) for seed in range(6)])
+    sequences = [sequence(temperature=float(seed % 2), seed=seed) for seed in range(6)]
+    together = sampler.sample(rows.clone(), sequences)
+    assert together == [sampler.sample(rows[i : i + 1].clone(), [sequences[i]])[0] for i in range(6)]
+    assert together[::2] == rows[::2].argmax(-1).tolist()
+
+
+def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampler: Sampler) -> None:
+    row = logits(2)
+    expected = RepetitionPenaltyLogitsProcessor(1.6)(torch.tensor([[4, 9, 9, 2]]), row[None].clone())[0]
+    one = sequence(prompt=(4, 9), output=(9, 2), repetition_penalty=1.6, temperature=0.0)
+    adjusted = row[None].clone()
+    assert sampler.sample(adjusted, [one]) == [int(expected.argmax())]
+    assert torch.equal(adjusted[0], expected)
+
+
+def test_presence_and_frequency_penalties_count_the_output_only(sampler: Sampler) -> None:
+    row = logits(3)
+    one = sequence(prompt=(4, 4, 6), output=(9, 2), presence_penalty=0.5, frequency_penalty=0.25, temperature=0.0)
+    one.append(9)
+    expected = row.clone()
+    expected[9] -= 0.5 + 2 * 0.25
+    expected[2] -= 0.5 + 0.25
+    adjusted = row[None].clone()
+    sampler.sample(adjusted, [one])
+    assert torch.allclose(adjusted[0], expected, atol=1e-6)
+
+
+def test_end_tokens_are_banned_until_min_tokens(sampler: Sampler) -> None:
+    row = torch.zeros(VOCAB)
+    row[3] = row[5] = 50.0
+    early = sequence(output=(7,), min_tokens=2, temperature=1.0)
+    assert sampler.sample(row[None].clone(), [early])[0] not in (3, 5)
+    late = sequence(output=(7, 7), min_tokens=2, temperature=1.0)
+    assert sampler.sample(row[None].clone(), [late])[0] in (3, 5)
+
+
+def test_random_numbers_depend_on_seed_choice_and_position_and_on_nothing_else() -> None:
+    numbers = [uniform(s, c, p) for s in range(20) for c in range(10) for p in range(20)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 1 for number in numbers)
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-4
+    assert (uniform(0, 0, 0), uniform(2**64 - 1, 3, 1000)) == FROZEN
