@@ -1,0 +1,1 @@
+"""Benchmarks of the whole stack: `make bench`."""
