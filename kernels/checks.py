@@ -102,6 +102,7 @@ def attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
+    scale: float,
     window: int,
     dtype: torch.dtype,
 ) -> None:
@@ -113,6 +114,8 @@ def attention(
     tensor("seq_lens", seq_lens, torch.int32, (sequences,))
     tensor("query_start_loc", query_start_loc, torch.int32, (sequences + 1,))
     tensor("block_tables", block_tables, torch.int32, (sequences, block_tables.shape[-1]))
+    if not scale > 0:
+        raise ValueError(f"scale is {scale}: it must be positive")
     if window < 0:
         raise ValueError(f"sliding_window is {window}: it must be 0 (none) or positive")
 

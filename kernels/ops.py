@@ -9,8 +9,8 @@ is one index of dimension 0 and can be copied as such. Where `row_invariant` is 
 that row alone, bit for bit: not on the batch around it, not on threads, not on whether its position was computed in a
 prefill chunk or as a decode row.
 
-Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, device or parameter, IndexError for an id, slot,
-position or block that lies outside its table.
+Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, device or parameter, IndexError for an id,
+slot, position or block that lies outside its table.
 """
 
 from typing import Protocol, runtime_checkable

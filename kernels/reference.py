@@ -122,7 +122,7 @@ class ReferenceOps:
         out: Tensor | None = None,
     ) -> Tensor:
         _, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
-        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, sliding_window, self.dtype)
+        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
         out = torch.empty_like(q) if out is None else out.view_as(q)
         starts = query_start_loc.tolist()
         for s, length in enumerate(seq_lens.tolist()):

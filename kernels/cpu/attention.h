@@ -11,7 +11,7 @@ using quire::kChunkKeys;
 constexpr int kChunkGroups = kChunkKeys / 16;
 constexpr int kChunkWords = kChunkKeys / kPerWord;
 constexpr int kWeighRows = W == 16 ? 6 : 2;
-constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kMinusInfinity = -__builtin_inff(), kLog2E = 1.44269504088896341f;
 
 struct Attention {
     quire::AttentionShape shape;
@@ -49,6 +49,22 @@ INLINE Workspace workspace(size_t rows, size_t d) {
     return w;
 }
 
+// The memory of the next chunk, asked for in even shares while this chunk is computed: its pieces lie all over the
+// cache, where no hardware prefetcher finds them. Into the second level, because the few miss buffers of the first
+// would limit the rate.
+struct Lookahead {
+    const uint32_t* pieces[kChunkGroups * 2];
+    size_t count = 0, words = 0, share = 0, piece = 0, word = 0;
+
+    void advance() {
+        for (size_t n = 0; n < share && piece < count; ++n) {
+            _mm_prefetch((const char*)(pieces[piece] + word), _MM_HINT_T1);
+            if ((word += 16) >= words) word = 0, ++piece;
+        }
+    }
+};
+
+// Scores of the 16 keys at b0 and the 16 at b1.
 template <int MR>
 void score_tile(const uint32_t* rows, const uint32_t* b0, const uint32_t* b1, size_t words, float* out) {
     F acc[MR][NV];
@@ -65,8 +81,8 @@ void score_tile(const uint32_t* rows, const uint32_t* b0, const uint32_t* b1, si
 
 // out[r][0 .. NS * W) = sum over words of the chunk of weight[r] . value, from word `begin` to `end`.
 template <int MR, int NS>
-void weigh_tile(const uint32_t* weights, const uint32_t* const* units, int per_unit, int begin, int end, bool odd,
-                size_t d, float* out) {
+void weigh_tile(const uint32_t* weights, const uint32_t* const* units, Lookahead& ahead, int per_unit, int begin,
+                int end, bool odd, size_t d, float* out) {
     F acc[MR][NS];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r)
@@ -88,6 +104,7 @@ void weigh_tile(const uint32_t* weights, const uint32_t* const* units, int per_u
         const uint32_t* w = weights + first / 16 * MR * 16 + first % 16;
         const uint32_t* values = units[first / per_unit];
         const int stop = full - first < per_unit ? full - first : per_unit;
+        ahead.advance();
         for (int i = 0; i < stop; ++i, values += d) step(w + i, values, false);
         if (stop < per_unit && odd) step(w + stop, values, true);
     }
@@ -98,7 +115,7 @@ void weigh_tile(const uint32_t* weights, const uint32_t* const* units, int per_u
 }
 
 using ScoreTile = void (*)(const uint32_t*, const uint32_t*, const uint32_t*, size_t, float*);
-using WeighTile = void (*)(const uint32_t*, const uint32_t* const*, int, int, int, bool, size_t, float*);
+using WeighTile = void (*)(const uint32_t*, const uint32_t* const*, Lookahead&, int, int, int, bool, size_t, float*);
 #define WEIGH(n) {weigh_tile<n, 1>, weigh_tile<n, 2>, weigh_tile<n, 4>}
 #if defined(LEVEL_AVX2)
 constexpr ScoreTile kScoreTiles[] = {nullptr, score_tile<1>, score_tile<2>, score_tile<3>};
@@ -120,7 +137,7 @@ struct Chunk {
     const uint32_t* values[kChunkKeys / 8];
 };
 
-INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index, uint32_t* packed_keys) {
+INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index) {
     const auto& s = job.shape;
     const int d = s.head_dim, last = item.first + item.count;
     const int lowest = s.window && item.first >= s.window ? item.first - s.window + 1 : 0;
@@ -139,49 +156,57 @@ INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index, 
     };
     for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u)
         c.values[u] = (const uint32_t*)at(job.v_cache, c.start + u * c.unit);
-    const size_t words = word_count(d);
+    for (int g = c.first_group; g < c.groups && c.unit == 16; ++g)
+        c.keys[g] = (const uint32_t*)at(job.k_cache, c.start + g * 16);
+    return c;
+}
+
+// Blocks of 8 keys: copies two into a group of 16. A missing half stays zero; its scores are masked.
+INLINE void gather_keys(const Attention& job, const AttentionItem& item, Chunk& c, uint32_t* packed) {
+    const auto& s = job.shape;
+    const size_t words = word_count(s.head_dim);
+    const int32_t* table = s.block_tables + size_t(item.sequence) * s.table_width;
     for (int g = c.first_group; g < c.groups; ++g) {
-        if (c.unit == 16) {
-            c.keys[g] = (const uint32_t*)at(job.k_cache, c.start + g * 16);
-            continue;
-        }
-        // Blocks of 8 keys: two make a group of 16. A missing half stays zero; its scores are masked.
-        uint32_t* to = packed_keys + g * words * 16;
+        uint32_t* to = packed + g * words * 16;
         c.keys[g] = to;
         for (int half = 0; half < 2; ++half) {
             const int u = g * 2 + half;
             const bool there = u >= c.first_unit && c.start + u * 8 < c.end;
-            const uint32_t* from = there ? (const uint32_t*)at(job.k_cache, c.start + u * 8) : nullptr;
+            const size_t block = there ? size_t(table[c.start / 8 + u]) : 0;
+            const auto* from = (const uint32_t*)(job.k_cache + (block * s.kv_heads + item.kv_head) * 8 * s.head_dim);
             for (size_t w = 0; w < words; ++w)
                 for (int i = 0; i < 8; ++i) to[w * 16 + half * 8 + i] = there ? from[w * 8 + i] : 0;
         }
     }
-    return c;
 }
 
-INLINE void fetch(const uint32_t* p, size_t words) {
-    for (size_t i = 0; i < words; i += 16) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
-}
-
-// Scores of one row to weights: masks, subtracts the maximum, exponentiates, rounds, and writes packed rows.
+// Scores of one row to weights: subtracts the maximum, exponentiates, rounds, and writes packed rows. Keys that the row
+// does not see get weight zero.
 INLINE void soften(const Attention& job, const Chunk& c, int position, float* scores, act* weights, size_t line,
                    float* maximum, float* total) {
     const int window = job.shape.window;
     const int high = (position + 1 < c.end ? position + 1 : c.end) - c.start;
     const int low = window && position - window + 1 > c.start ? position - window + 1 - c.start : 0;
     const int begin = c.first_group * 16, end = c.groups * 16;
-    const F scale = set1(job.scale), masked = set1(kMinusInfinity);
+    // Vectors before `from` and from `to` on are invisible; those from `full` to `full_end` are visible as a whole.
+    const int from = low / W * W, to = high <= low ? from : (high + W - 1) / W * W;
+    const int full = (low + W - 1) / W * W, full_end = high / W * W;
+    const F masked = set1(kMinusInfinity);
     F largest = masked;
-    for (int i = begin; i < end; i += W) {
-        const F v = select(between(low - i, high - i), mul(load(scores + i), scale), masked);
-        store(scores + i, v);
+    for (int i = from; i < to; i += W) {
+        F v = load(scores + i);
+        if (i < full || i >= full_end) {
+            v = select(between(low - i, high - i), v, masked);
+            store(scores + i, v);
+        }
         largest = max(v, largest);
     }
     *maximum = max_of(largest);
-    const F base = set1(*maximum == kMinusInfinity ? 0.f : *maximum);
+    const F base = set1(*maximum == kMinusInfinity ? 0.f : *maximum), scale = set1(job.scale * kLog2E);
     F sums = zero();
     for (int i = begin; i < end; i += W) {
-        const F p = act_round(exp(sub(load(scores + i), base)));
+        F p = zero();
+        if (i >= from && i < to) p = act_round(exp2_negative(mul(sub(load(scores + i), base), scale)));
         sums = add(sums, p);
         const int word = i / kPerWord;
         act_store(weights + (word / 16 * line + word % 16) * kPerWord, p);
@@ -189,19 +214,29 @@ INLINE void soften(const Attention& job, const Chunk& c, int position, float* sc
     *total = sum(sums);
 }
 
-INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, int index,
-                         const State& out) {
+INLINE Lookahead look_ahead(const Chunk& now, const Chunk& next, size_t d) {
+    Lookahead ahead;
+    if (next.unit < 16) return ahead;
+    for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.keys[g];
+    for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.values[g];
+    ahead.words = 16 * word_count(d);
+    // One share per pair of key groups and one per group of values.
+    const size_t groups = now.groups - now.first_group, shares = (groups + 1) / 2 + groups;
+    ahead.share = (ahead.count * ahead.words / 16 + shares - 1) / shares;
+    return ahead;
+}
+
+// The state of some rows after one chunk. While it is computed, the memory of the next chunk is asked for.
+INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, Chunk& c,
+                         Lookahead& ahead, const State& out) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
     const size_t words = word_count(d), query_words = line_count(d) * 16;
     const int rows = item.count * group;
-    const Chunk c = locate(job, item, index, w.keys);
+    if (c.unit < 16) gather_keys(job, item, c, w.keys);
     const Tiling score_tiling{size_t(rows)};
     for (int g = c.first_group; g < c.groups; g += 2) {
         const int other = g + 1 < c.groups ? g + 1 : g;
-        // While these keys are used, the next ones and the values that go with these are on their way.
-        for (int n = g + 2; n < g + 4 && n < c.groups; ++n) fetch(c.keys[n], words * 16);
-        for (int u = g * 16 / c.unit; u < (g + 2) * 16 / c.unit && c.start + u * c.unit < c.end; ++u)
-            if (u >= c.first_unit) fetch(c.values[u], c.unit / kPerWord * d);
+        ahead.advance();
         for (size_t t = 0; t < score_tiling.tiles; ++t) {
             const size_t start = score_tiling.start(t);
             kScoreTiles[score_tiling.rows(t)](w.queries + start * query_words, c.keys[g], c.keys[other], words,
@@ -221,24 +256,28 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
             const int size = vectors - v >= 4 ? 2 : vectors - v >= 2 ? 1 : 0;
             const uint32_t* units[kChunkKeys / 8];
             for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u) units[u] = c.values[u] + v * W;
-            kWeighTiles[count][size](weights, units, per_unit, begin, end, odd, size_t(d),
+            kWeighTiles[count][size](weights, units, ahead, per_unit, begin, end, odd, size_t(d),
                                      out.values + size_t(start) * d + v * W);
             v += 1 << size;
         }
     }
 }
 
-INLINE void merge(const State& to, const State& from, int rows, int d) {
-    for (int r = 0; r < rows; ++r) {
-        const float m = from.maximum[r];
-        if (m == kMinusInfinity) continue;
-        const float larger = m > to.maximum[r] ? m : to.maximum[r];
-        const F keep = exp(set1(to.maximum[r] - larger)), take = exp(set1(m - larger));
-        to.maximum[r] = larger;
-        to.total[r] = to.total[r] * lane0(keep) + from.total[r] * lane0(take);
-        for (int i = 0; i < d; i += W) {
-            float* v = to.values + size_t(r) * d + i;
-            store(v, fma(load(v), keep, mul(load(from.values + size_t(r) * d + i), take)));
+INLINE void merge(const State& to, const State& from, int rows, int d, float scale) {
+    const F factor = set1(scale * kLog2E);
+    for (int r0 = 0; r0 < rows; r0 += W) {
+        const int count = rows - r0 < W ? rows - r0 : W;
+        float keep[W], take[W];
+        const F old = load(to.maximum + r0, count), found = load(from.maximum + r0, count), larger = max(old, found);
+        store(keep, exp2_negative(mul(sub(old, larger), factor)));
+        store(take, exp2_negative(mul(sub(found, larger), factor)));
+        store(to.maximum + r0, larger, count);
+        const F total = add(mul(load(to.total + r0, count), load(keep)), mul(load(from.total + r0, count), load(take)));
+        store(to.total + r0, total, count);
+        for (int r = r0; r < r0 + count; ++r) {
+            const F k = set1(keep[r - r0]), t = set1(take[r - r0]);
+            float *v = to.values + size_t(r) * d, *f = from.values + size_t(r) * d;
+            for (int i = 0; i < d; i += W) store(v + i, fma(load(v + i), k, mul(load(f + i), t)));
         }
     }
 }
@@ -263,32 +302,50 @@ INLINE void write_out(const Attention& job, const AttentionItem& item, const Sta
     }
 }
 
-INLINE void attend_item(const Attention& job, const AttentionItem& item, size_t most_rows, float* partials) {
+INLINE void pack_queries(const Attention& job, const AttentionItem& item, uint32_t* out) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads, rows = item.count * group;
-    const Workspace w = workspace(most_rows, d);
-    const size_t token = token_of(job, item), query_words = line_count(d) * 16;
+    const size_t token = token_of(job, item), lines = line_count(d);
     const Tiling tiling{size_t(rows)};
     for (size_t t = 0; t < tiling.tiles; ++t) {
         const size_t start = tiling.start(t), count = tiling.rows(t);
-        uint32_t* to = w.queries + start * query_words;
+        uint32_t* to = out + start * lines * 16;
         for (size_t r = 0; r < count; ++r) {
             const size_t row = start + r;
-            const act* from = job.q + ((token + row / group) * job.shape.heads + item.kv_head * group + row % group) * d;
-            for (size_t i = 0; i < line_count(d); ++i)
+            const act* from =
+                job.q + ((token + row / group) * job.shape.heads + item.kv_head * group + row % group) * d;
+            for (size_t i = 0; i < lines; ++i)
                 copy_line(to + (i * count + r) * 16, from + i * 16 * kPerWord, d - int(i) * 16 * kPerWord);
         }
     }
-    if (item.partial < 0) clear(w.running, rows, d);
-    for (int chunk = item.chunk; chunk < item.chunk_end; ++chunk) {
-        if (item.partial >= 0) {
-            const size_t at = state_size(size_t(item.partial) + size_t(chunk - item.chunk) * rows, d);
-            attend_chunk(job, item, w, chunk, state_at(partials + at, rows));
-        } else {
-            attend_chunk(job, item, w, chunk, w.chunk);
-            merge(w.running, w.chunk, rows, d);
+}
+
+INLINE void attend_items(const Attention& job, const AttentionItem* item, const AttentionItem* end, size_t most_rows,
+                         float* partials) {
+    const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
+    const Workspace w = workspace(most_rows, d);
+    Chunk now = locate(job, *item, item->chunk), next;
+    for (; item < end; ++item) {
+        const int rows = item->count * group;
+        pack_queries(job, *item, w.queries);
+        if (item->partial < 0) clear(w.running, rows, d);
+        for (int chunk = item->chunk; chunk < item->chunk_end; ++chunk) {
+            Lookahead ahead;
+            if (chunk + 1 < item->chunk_end || item + 1 < end) {
+                next = chunk + 1 < item->chunk_end ? locate(job, *item, chunk + 1)
+                                                   : locate(job, item[1], item[1].chunk);
+                ahead = look_ahead(now, next, d);
+            }
+            if (item->partial >= 0) {
+                const size_t at = state_size(size_t(item->partial) + size_t(chunk - item->chunk) * rows, d);
+                attend_chunk(job, *item, w, now, ahead, state_at(partials + at, rows));
+            } else {
+                attend_chunk(job, *item, w, now, ahead, w.chunk);
+                merge(w.running, w.chunk, rows, d, job.scale);
+            }
+            now = next;
         }
+        if (item->partial < 0) write_out(job, *item, w.running);
     }
-    if (item.partial < 0) write_out(job, item, w.running);
 }
 
 INLINE void merge_item(const Attention& job, const AttentionItem& item, size_t most_rows, float* partials) {
@@ -297,7 +354,8 @@ INLINE void merge_item(const Attention& job, const AttentionItem& item, size_t m
     clear(w.running, rows, d);
     const int chunks = (item.first + item.count - 1) / kChunkKeys + 1 - item.chunk;
     for (int i = 0; i < chunks; ++i)
-        merge(w.running, state_at(partials + state_size(size_t(item.partial) + size_t(i) * rows, d), rows), rows, d);
+        merge(w.running, state_at(partials + state_size(size_t(item.partial) + size_t(i) * rows, d), rows), rows, d,
+              job.scale);
     write_out(job, item, w.running);
 }
 
@@ -306,10 +364,12 @@ INLINE void paged_attention(const Attention& job, const quire::AttentionPlan& pl
     const size_t most_rows = group > quire::kQueryRows ? group : quire::kQueryRows;
     float* partials = nullptr;
     if (plan.partial_rows) partials = (float*)quire::scratch(quire::kPartials, state_size(plan.partial_rows, d) * 4);
-    quire::parallel(plan.count, [&](size_t i) { attend_item(job, plan.items[i], most_rows, partials); });
+    quire::parallel(plan.runs, [&](size_t i) {
+        attend_items(job, plan.items + plan.run_start[i], plan.items + plan.run_start[i + 1], most_rows, partials);
+    });
     if (!plan.partial_rows) return;
-    quire::parallel(plan.count, [&](size_t i) {
-        const AttentionItem& item = plan.items[i];
-        if (item.partial >= 0 && item.leads) merge_item(job, item, most_rows, partials);
+    quire::parallel_ranges(plan.count, 1, [&](size_t begin, size_t end) {
+        for (const AttentionItem* item = plan.items + begin; item < plan.items + end; ++item)
+            if (item->partial >= 0 && item->leads) merge_item(job, *item, most_rows, partials);
     });
 }

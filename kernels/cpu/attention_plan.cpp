@@ -63,7 +63,8 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
         count += pieces(int64_t(end - begin) * (queries * group + 4), end - begin);
     });
     count *= s.kv_heads;
-    auto* items = static_cast<AttentionItem*>(scratch(kPlan, count * sizeof(AttentionItem)));
+    auto* items = static_cast<AttentionItem*>(scratch(kPlan, count * (sizeof(AttentionItem) + 4) + 4));
+    auto* run_start = reinterpret_cast<uint32_t*>(items + count);
     size_t at = 0;
     each_tile(s, [&](int32_t sequence, int32_t first, int32_t queries, int32_t begin, int32_t end) {
         const int64_t per_chunk = queries * group + 4;
@@ -84,7 +85,15 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
     if (count > 1 && largest * 4 > total / threads)
         std::stable_sort(items, items + count,
                          [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
-    *plan = {items, count, partial_rows};
+    const int64_t run = threads == 1 ? total : total / (threads * 8);
+    size_t runs = 0;
+    int64_t cost = 0;
+    for (size_t i = 0; i < count; ++i) {
+        if (i == 0 || cost + items[i].cost > run) run_start[runs++] = uint32_t(i), cost = 0;
+        cost += items[i].cost;
+    }
+    run_start[runs] = uint32_t(count);
+    *plan = {items, count, run_start, runs, partial_rows};
     return 0;
 }
 

@@ -25,6 +25,9 @@ struct AttentionItem {
 struct AttentionPlan {
     AttentionItem* items;
     size_t count;
+    // Small items go in runs, [run_start[i], run_start[i + 1]): one is fetched while the one before it is computed.
+    uint32_t* run_start;
+    size_t runs;
     size_t partial_rows;
 };
 

@@ -23,10 +23,10 @@ from kernels.cpu.library import Unavailable
 
 SOURCE_DIR = Path(__file__).parent
 # Contraction would fuse a multiplication and an addition in one tile size and not in another: rows must not differ.
-FLAGS = (
-    "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread "
-    "-Wall -Wextra -Wno-maybe-uninitialized -Wno-uninitialized"
-).split()
+FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread"),
+    *("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+]
 
 
 def compiler() -> str:
@@ -86,7 +86,7 @@ def build() -> Path:
         units = [path for path in _sources() if path.suffix == ".cpp"]
         objects = [str(Path(scratch) / f"{path.stem}.o") for path in units]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: _run([command, *FLAGS, "-c", str(job[0]), "-o", job[1]]), zip(units, objects)))
+            list(pool.map(lambda unit, to: _run([command, *FLAGS, "-c", str(unit), "-o", to]), units, objects))
         library = Path(scratch) / "library.so"
         _run([command, "-shared", "-pthread", "-static-libstdc++", "-static-libgcc", *objects, "-o", str(library)])
         target = directory / f"{_digest()}.so"

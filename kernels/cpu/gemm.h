@@ -12,6 +12,8 @@ constexpr int NV = kPanel / W;  // vectors in a panel
 constexpr int kTileRows = W == 16 ? 12 : 3;
 constexpr int kAhead = 12;  // words of each column that are fetched before they are used
 
+// What a tile asks the memory for while it computes: nothing; its own panel, a little ahead; or half of the next panel,
+// into the second-level cache.
 enum Fetch { kFetchNothing, kFetchOwn, kFetchNext };
 
 // acc[r][c] += a[r] . b[c], where half of the panel is at b0 and half at b1 and a word row takes kStep words in each.

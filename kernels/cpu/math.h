@@ -21,4 +21,22 @@ INLINE F exp(F v) {
     return select(counts, mul(p, pow2(n)), zero());
 }
 
+// 2^v for v <= 0, exactly 1 at 0, and 0 below the range of floats, for minus infinity and for NaN. Taylor series of
+// 2^r on |r| <= 1/2; where the result becomes a bf16 value, four terms less still leave an error of 2^-15.
+INLINE F exp2_negative(F v) {
+    v = max(v, set1(-200.f));
+    const F n = round_even(v), r = sub(v, n);
+    F p = kPerWord == 2 ? set1(9.6181291e-3f) : set1(1.5252734e-5f);
+    if (kPerWord == 1) {
+        p = fma(p, r, set1(1.5403530e-4f));
+        p = fma(p, r, set1(1.3333558e-3f));
+        p = fma(p, r, set1(9.6181291e-3f));
+    }
+    p = fma(p, r, set1(5.5504109e-2f));
+    p = fma(p, r, set1(2.4022651e-1f));
+    p = fma(p, r, set1(6.9314718e-1f));
+    p = fma(p, r, set1(1.f));
+    return scale_pow2(p, n);
+}
+
 INLINE F silu(F v) { return div(v, add(set1(1.f), exp(sub(zero(), v)))); }

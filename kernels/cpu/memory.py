@@ -1,5 +1,6 @@
 """Memory on large pages: weights and caches are streamed, and small pages would cost a table walk every 4 KiB."""
 
+import contextlib
 import mmap
 
 import torch
@@ -9,14 +10,12 @@ _CHUNK = 64 << 20
 
 
 def _map(size: int) -> tuple[torch.Tensor, int]:
-    """Zeroed private bytes and the offset of the first large page in them. They are freed with the last view of them."""
+    """Zeroed private bytes, freed with the last view of them, and the offset of the first large page in them."""
     size = -(-size // _LARGE_PAGE) * _LARGE_PAGE + _LARGE_PAGE  # room to align
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without large pages: slower, not wrong
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without large pages: slower, not wrong
     data = torch.frombuffer(memory, dtype=torch.uint8)
     return data, -data.data_ptr() % _LARGE_PAGE
 

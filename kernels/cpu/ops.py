@@ -212,7 +212,7 @@ class CpuOps:
         out: Tensor | None = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
-        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, sliding_window, self.dtype)
+        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
         tokens, heads, _ = q.shape
         if out is None:
             out = torch.empty((tokens, heads * d), dtype=self.dtype)

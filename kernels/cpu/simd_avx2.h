@@ -19,6 +19,10 @@ INLINE F round_even(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT |
 INLINE F pow2(F n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
+INLINE F scale_pow2(F v, F n) {  // v * 2^n for whole n <= 0, or 0
+    const F in_range = _mm256_cmp_ps(n, set1(-126.f), _CMP_GE_OQ);
+    return _mm256_and_ps(mul(v, pow2(max(n, set1(-126.f)))), in_range);
+}
 INLINE float sum(F v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

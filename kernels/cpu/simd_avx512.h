@@ -21,6 +21,7 @@ INLINE F round_even(F a) { return _mm512_roundscale_ps(a, 8); }
 INLINE F pow2(F n) {  // 2^n for whole n in [-126, 127]
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+INLINE F scale_pow2(F v, F n) { return _mm512_scalef_ps(v, n); }  // v * 2^n for whole n <= 0, or 0
 INLINE float sum(F v) { return _mm512_reduce_add_ps(v); }
 INLINE float max_of(F v) { return _mm512_reduce_max_ps(v); }
 INLINE float lane0(F v) { return _mm512_cvtss_f32(v); }

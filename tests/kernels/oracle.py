@@ -1,0 +1,63 @@
+"""The operations once more, in float64, dense and without a cache, and how far from them a result may lie."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def assert_close(actual: Tensor, exact: Tensor, scale: Tensor | float = 1.0, rounds: int = 1) -> None:
+    """`scale` is the size of the terms that were added; bf16 results may be rounded `rounds` times."""
+    relative = rounds * 2.0**-8 if actual.dtype == torch.bfloat16 else 0.0
+    difference = (actual.double() - exact).abs()
+    allowed = relative * exact.abs() + 1e-5 * scale + 1e-30
+    worst = (difference / allowed).max().item() if difference.numel() else 0.0
+    assert worst <= 1.0, f"{worst:.2f} times the allowed difference (NaN: {actual.isnan().any().item()})"
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
+    """x [T, H, D]."""
+    d = x.shape[-1]
+    cos, sin = cos_sin.double()[positions.long(), None].split(d // 2, dim=-1)
+    a, b = x.double().split(d // 2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) -> Tensor:
+    """One sequence: q [queries, H, D] are the last of k's and v's [length, H_kv, D]; returns [queries, H * D]."""
+    queries, heads, _ = q.shape
+    length, kv_heads, _ = k.shape
+    k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+    position, key = torch.arange(length - queries, length)[:, None], torch.arange(length)
+    hidden = key > position
+    if window:
+        hidden |= key <= position - window
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+def kept(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Probabilities [V] of one row after the filters, as lists and a sort spell them out."""
+    values = [-math.inf if math.isnan(x) else x for x in logits.double().tolist()]
+    largest = max(values)
+    p = [math.exp((x - largest) / temperature) for x in values]
+    order = sorted(range(len(p)), key=lambda i: -values[i])
+    if 0 < top_k < len(p):
+        threshold = values[order[top_k - 1]]
+        p = [weight if x >= threshold else 0.0 for weight, x in zip(p, values, strict=True)]
+    if top_p < 1:
+        total, mass = sum(p), 0.0
+        for i in order:
+            mass += p[i]
+            if mass >= top_p * total:
+                threshold = p[i]
+                break
+        p = [weight if weight >= threshold else 0.0 for weight in p]
+    p = [weight if weight >= min_p * max(p) else 0.0 for weight in p]
+    return torch.tensor(p, dtype=torch.float64) / sum(p)

@@ -1,0 +1,117 @@
+"""Paged attention against dense attention in float64."""
+
+import pytest
+import torch
+
+from tests.kernels.oracle import assert_close
+from tests.kernels.paged import GARBAGE, Paged
+
+
+def check(paged: Paged) -> None:
+    # bf16: the weights are rounded too, and a sum of such terms is off by a part of the largest.
+    slack = 2000 if paged.ops.dtype == torch.bfloat16 else 1
+    for s, rows in enumerate(paged.attend()):
+        assert_close(rows, paged.exact(s), slack)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d"),
+    [(1, 1, 32), (2, 1, 48), (3, 1, 64), (9, 3, 64), (8, 2, 80), (5, 1, 96), (12, 2, 128), (7, 1, 160), (8, 1, 256)],
+)
+def test_decode_rows_and_prefill_chunks_in_one_call(ops, heads, kv_heads, d):
+    check(Paged(ops, [1, 150, 40, 129, 37], [1, 1, 40, 3, 20], heads, kv_heads, d))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("window", [0, 1, 13, 130])
+def test_block_sizes_and_windows(ops, block_size, window):
+    check(Paged(ops, [290, 131, 9, 128], [18, 1, 9, 33], 6, 2, 64, block_size, window))
+
+
+def test_lengths_around_every_boundary(ops):
+    lengths = [n for edge in (8, 16, 32, 128, 256) for n in (edge - 1, edge, edge + 1)]
+    check(Paged(ops, lengths, [1 if n % 2 else min(n, 5) for n in lengths], 2, 1, 32))
+
+
+def test_a_long_sequence_is_cut_along_the_keys(ops):
+    check(Paged(ops, [2100], [1], 3, 1, 32))
+    check(Paged(ops, [2100, 5], [3, 1], 4, 2, 32, window=1500))
+
+
+def test_more_heads_in_a_group_than_rows_in_a_tile(ops):
+    check(Paged(ops, [140, 3], [2, 3], 60, 1, 32))
+
+
+def test_sequences_without_queries_are_skipped(ops):
+    paged = Paged(ops, [20, 30, 25], [2, 0, 1], 2, 1, 32)
+    rows = paged.attend()
+    assert rows[1].shape[0] == 0
+    for s in (0, 2):
+        assert not rows[s].isnan().any()
+
+
+def test_blocks_before_every_window_may_be_gone(ops):
+    for block_size in (8, 16):
+        paged = Paged(ops, [300, 200], [4, 1], 4, 2, 32, block_size=block_size, window=30)
+        expected = paged.attend()
+        for s, (length, queries) in enumerate(zip(paged.lengths, paged.queries, strict=True)):
+            gone = (length - queries - paged.window + 1) // block_size
+            dropped = paged.tables[s, :gone].long()
+            paged.k_cache[dropped] = float("nan")
+            paged.v_cache[dropped] = float("nan")
+            paged.tables[s, :gone] = GARBAGE
+        for before, after in zip(expected, paged.attend(), strict=True):
+            assert torch.equal(before, after)
+
+
+def test_scores_far_apart_do_not_overflow(ops):
+    paged = Paged(ops, [200], [3], 2, 1, 32)
+    paged.scale = 60.0
+    slack = 60000 if ops.dtype == torch.bfloat16 else 100
+    assert_close(paged.attend()[0], paged.exact(0), slack)
+
+
+def test_copied_blocks_hold_the_same_sequence(ops):
+    paged = Paged(ops, [70], [1], 4, 2, 48)
+    before = paged.attend()[0]
+    used = paged.tables[0, :5]
+    free = torch.tensor([b for b in range(len(paged.k_cache)) if b not in used.tolist()], dtype=torch.int32)
+    src, dst = used[:3].clone(), free[:3]
+    ops.copy_blocks(paged.k_cache, paged.v_cache, src, dst)
+    paged.k_cache[src.long()] = float("nan")
+    paged.v_cache[src.long()] = float("nan")
+    paged.tables[0, :3] = dst
+    assert torch.equal(paged.attend()[0], before)
+    with pytest.raises(IndexError, match="dst"):
+        ops.copy_blocks(paged.k_cache, paged.v_cache, src, dst + len(paged.k_cache))
+
+
+def test_impossible_lengths_and_tables_are_refused(ops):
+    paged = Paged(ops, [40, 20], [1, 1], 2, 1, 32)
+    paged.tables[1, 1] = GARBAGE
+    with pytest.raises(IndexError):
+        paged.attend()
+    paged = Paged(ops, [40, 20], [1, 1], 2, 1, 32)
+    paged.tables = paged.tables[:, :2].contiguous()
+    with pytest.raises(IndexError):
+        paged.attend()
+
+
+def test_wrong_arguments_are_refused(ops):
+    paged = Paged(ops, [40], [1], 2, 1, 32)
+    q, table = paged.q[0][-1:], paged.tables
+    one, starts = torch.tensor([40], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    caches = paged.k_cache, paged.v_cache
+    ops.paged_attention(q, *caches, table, one, starts, 0.2)
+    with pytest.raises(TypeError, match="block_tables"):
+        ops.paged_attention(q, *caches, table.long(), one, starts, 0.2)
+    with pytest.raises(ValueError, match="query_start_loc"):
+        ops.paged_attention(q, *caches, table, one, starts[:1], 0.2)
+    with pytest.raises(ValueError, match="q has shape"):
+        ops.paged_attention(q[:, :, :16].contiguous(), *caches, table, one, starts, 0.2)
+    with pytest.raises(ValueError, match="sliding_window"):
+        ops.paged_attention(q, *caches, table, one, starts, 0.2, -1)
+    with pytest.raises(ValueError, match="scale"):
+        ops.paged_attention(q, *caches, table, one, starts, -0.2)
+    with pytest.raises(TypeError, match="q is"):
+        ops.paged_attention(q.double(), *caches, table, one, starts, 0.2)

@@ -1,0 +1,12 @@
+"""The benchmark runs on a small shape and reports every operation."""
+
+from kernels import bench
+
+
+def test_a_small_step_is_reported(capsys):
+    small = ["--hidden", "64", "--intermediate", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2"]
+    small += ["--head-dim", "32", "--vocabulary", "200", "--context", "40", "--repeat", "1", "--dtype", "float32"]
+    assert bench.main([*small, "--case", "decode:2", "--case", "prefill:5"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("reference", "decode:2", "prefill:5", "attention", "gate_up", "head", "tokens/s"):
+        assert word in printed

@@ -1,0 +1,123 @@
+"""Norms, embedding and rotary embedding."""
+
+import pytest
+import torch
+
+from tests.kernels import oracle
+from tests.kernels.oracle import assert_close
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 40, 576, 1027])
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_rms_norm(ops, width, rows):
+    x, weight = random(rows, width, dtype=ops.dtype) * 3, random(width, dtype=ops.dtype)
+    assert_close(ops.rms_norm(x, weight, 1e-5), oracle.rms_norm(x, weight, 1e-5), rounds=2)
+
+
+@pytest.mark.parametrize("width", [7, 576])
+def test_add_rms_norm_updates_the_residual(ops, width):
+    x, residual = random(5, width, dtype=ops.dtype), random(5, width, dtype=ops.dtype)
+    weight, expected = random(width, dtype=ops.dtype), residual + x
+    actual = ops.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, expected)
+    assert_close(actual, oracle.rms_norm(expected, weight, 1e-6), rounds=2)
+
+
+def test_a_norm_of_zeros_is_zero(ops):
+    x = torch.zeros(2, 32, dtype=ops.dtype)
+    assert torch.equal(ops.rms_norm(x, x[0] + 1, 1e-6), x)
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_embed_takes_rows_of_the_table(ops, integer):
+    table = random(50, 37, dtype=ops.dtype)
+    ids = torch.tensor([0, 49, 7, 7], dtype=integer)
+    assert torch.equal(ops.embed(ids, table), table[ids.long()])
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 2**31 - 1])
+def test_an_id_outside_the_table_is_refused(ops, bad):
+    with pytest.raises(IndexError):
+        ops.embed(torch.tensor([3, bad], dtype=torch.int32), random(50, 16, dtype=ops.dtype))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 4, 32), (6, 2, 48), (9, 3, 64), (8, 1, 256)])
+@pytest.mark.parametrize("norms", [False, True])
+def test_rope_rotates_and_writes_the_cache(ops, block_size, heads, kv_heads, d, norms):
+    tokens, blocks = 21, 24 * 8 // block_size + 1
+    qkv = random(tokens, (heads + 2 * kv_heads) * d, dtype=ops.dtype)
+    positions = torch.randint(0, 90, (tokens,), dtype=torch.int32)
+    angles = torch.rand(90, d // 2, dtype=torch.float64) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+    q_norm, k_norm = (random(d, dtype=ops.dtype), random(d, dtype=ops.dtype)) if norms else (None, None)
+    slots = torch.randperm(blocks * block_size)[:tokens]
+    slots[4] = -1
+    k_cache, v_cache = ops.alloc_kv_cache(blocks, kv_heads, block_size, d)
+    assert k_cache.shape == (blocks, kv_heads, block_size, d)
+    assert not k_cache.any()
+    cache_before = [c.fill_(float("nan")) for c in (k_cache, v_cache)]
+    q = ops.rope_and_cache(qkv, positions, cos_sin, slots, *cache_before, heads, kv_heads, q_norm, k_norm, eps=1e-6)
+
+    exact_q, exact_k, v = qkv.view(tokens, -1, d).split([heads, kv_heads, kv_heads], dim=1)
+    if norms:
+        exact_q, exact_k = oracle.rms_norm(exact_q, q_norm, 1e-6), oracle.rms_norm(exact_k, k_norm, 1e-6)
+    # Where the two rotated values cancel, the rounding of the norm remains.
+    slack = 2500 if norms and ops.dtype == torch.bfloat16 else 1
+    assert_close(q, oracle.rotate(exact_q, cos_sin, positions), slack * exact_q.double().abs().amax(), rounds=2)
+    exact_k = oracle.rotate(exact_k, cos_sin, positions)
+    k_plain, v_plain = ops.plain_kv_cache(k_cache, v_cache)
+    written = torch.zeros(blocks, block_size, dtype=torch.bool)
+    for t, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, block_size)
+            written[block, offset] = True
+            assert_close(k_plain[block, :, offset], exact_k[t], slack * exact_k.abs().amax(), rounds=2)
+            assert torch.equal(v_plain[block, :, offset], v[t])
+    untouched = ~written[:, None, :, None].expand_as(k_plain)
+    assert k_plain[untouched].isnan().all()
+    assert v_plain[untouched].isnan().all()
+
+
+def test_rope_refuses_positions_and_slots_that_do_not_exist(cpu_ops):
+    k_cache, v_cache = cpu_ops.alloc_kv_cache(2, 1, 16, 32)
+    qkv, cos_sin = random(2, 96, dtype=cpu_ops.dtype), torch.rand(10, 32)
+
+    def call(positions: list[int], slots: list[int]) -> None:
+        where = torch.tensor(positions, dtype=torch.int32), cos_sin, torch.tensor(slots)
+        cpu_ops.rope_and_cache(qkv, *where, k_cache, v_cache, 1, 1)
+
+    call([0, 9], [31, -1])
+    for positions, slots in ([0, 10], [0, 1]), ([-1, 0], [0, 1]), ([0, 0], [0, 32]), ([0, 0], [-2, 0]):
+        with pytest.raises(IndexError, match="does not exist"):
+            call(positions, slots)
+
+
+def test_wrong_arguments_are_refused(ops):
+    x, weight = random(3, 32, dtype=ops.dtype), random(32, dtype=ops.dtype)
+    with pytest.raises(TypeError, match="weight"):
+        ops.rms_norm(x, weight.double(), 1e-6)
+    with pytest.raises(ValueError, match="weight has shape"):
+        ops.rms_norm(x, weight[:31], 1e-6)
+    with pytest.raises(ValueError, match="residual has shape"):
+        ops.add_rms_norm(x, x[:2], weight, 1e-6)
+    with pytest.raises(TypeError, match="token_ids"):
+        ops.embed(torch.zeros(3), x)
+    k_cache, v_cache = ops.alloc_kv_cache(2, 1, 16, 32)
+    qkv, zeros, cos_sin = random(2, 96, dtype=ops.dtype), torch.zeros(2, dtype=torch.int32), torch.rand(10, 32)
+    with pytest.raises(TypeError, match="positions"):
+        ops.rope_and_cache(qkv, zeros.long(), cos_sin, zeros, k_cache, v_cache, 1, 1)
+    with pytest.raises(ValueError, match="qkv has shape"):
+        ops.rope_and_cache(qkv, zeros, cos_sin, zeros, k_cache, v_cache, 2, 1)
+    with pytest.raises(ValueError, match="k_cache has shape"):
+        ops.rope_and_cache(qkv, zeros, cos_sin, zeros, k_cache, v_cache, 1, 2)
+    with pytest.raises(ValueError, match="block_size"):
+        ops.alloc_kv_cache(2, 1, 12, 32)
+    with pytest.raises(ValueError, match="head_dim"):
+        ops.alloc_kv_cache(2, 1, 16, 40)
+    with pytest.raises(TypeError, match="cache"):
+        ops.alloc_kv_cache(2, 1, 16, 32, torch.float16)
