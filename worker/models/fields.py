@@ -48,13 +48,13 @@ class Fields:
         what = f"{name} is {value}" if name in self._values else f"{name} is missing"
         return CheckpointError(self.where, what, f"supported: {supported}")
 
-    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
-        value = self.get(name, default)
-        if value is default and default is not REQUIRED:
+    def integer(self, name: str, default: int = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        value = self.get(name, REQUIRED)
+        if value is REQUIRED and default is not REQUIRED:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.fault(name, f"an integer from {minimum} to {maximum}")
-        return value
+        return int(value)
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
         value = self.get(name, default)
