@@ -155,6 +155,16 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run `quire` with these arguments; returns the exit code: 0, 1 for a failure, 2 for a wrong setting."""
+    try:
+        code = _main(argv, environ)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `quire --help | head`: nobody reads any more, also not what is left in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(argv: Sequence[str] | None, environ: Mapping[str, str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     environ = dict(os.environ if environ is None else environ)
     prog = "quire"
@@ -188,9 +198,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return _fail(prog, error, error.exit_code)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `quire --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
     except Exception as error:
         if environ.get("QUIRE_LOG_LEVEL") == "debug":
             traceback.print_exc()

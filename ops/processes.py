@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -11,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-_PR_SET_PDEATHSIG = 1
+_DIE_WITH_PARENT = str(Path(__file__).with_name("die_with_parent.py"))
 
 
 def spawn(
@@ -30,29 +29,14 @@ def spawn(
     calls this: call it from the main thread. `keep` are file descriptors that the child inherits.
     """
     return subprocess.Popen(
-        command,
+        [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(int(death_signal)), str(os.getpid()), *command],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,
         pass_fds=keep,
-        preexec_fn=_die_with_parent(death_signal),
     )
-
-
-def _die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    libc: Any = ctypes.CDLL(None)  # loaded before the fork: the child may do next to nothing
-    parent = os.getpid()
-
-    def in_child() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(death_signal))
-        if os.getppid() != parent:  # it died before the call above
-            os._exit(1)
-
-    return in_child
 
 
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:

@@ -1,0 +1,173 @@
+"""What tests of several folders use: a real Redis, the command `quire` as a real process, and a tiny checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from ops.embedded_redis import EmbeddedRedis
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+
+def clean_environ(**variables: str) -> dict[str, str]:
+    """This process' environment without the settings of Quire that a developer may have, plus `variables`."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("QUIRE_")}
+    return {**kept, "COLUMNS": "100", **variables}
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, other than one that has ended and waits to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """The processes that this one has started: pid and command line."""
+    pids = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in pids}
+
+
+class QuireProcess:
+    """A running `quire ...`. Its output is collected while it runs; `wait_for` waits for a line instead of a time."""
+
+    def __init__(self, arguments: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", *arguments],
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._changed = threading.Condition()
+        self._open = 2
+        self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._lines]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return "\n".join(self._lines["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        return "\n".join(self._lines["stderr"])
+
+    def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> re.Match[str]:
+        """The first match of `pattern` in a line of its output, also one that was printed before."""
+
+        def find() -> re.Match[str] | None:
+            lines = [line for lines in self._lines.values() for line in lines]
+            return next((match for line in lines if (match := re.search(pattern, line))), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: find() or not self._open, timeout_s)
+            match = find()
+        assert match, f"no {pattern!r} in the output:\n{self.stdout}\n{self.stderr}"
+        return match
+
+    def wait_ready(self) -> str:
+        """The URL, once `quire serve` says that it is ready."""
+        return self.wait_for(r"^ready: (\S+)")[1]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code, once it has ended and all its output is here."""
+        code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(timeout_s)
+        return code
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; returns the exit code."""
+        self.send(signal.SIGINT)
+        return self.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever the test did. Children of `quire serve` die with it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self.process, name):
+            with self._changed:
+                self._lines[name].append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+
+StartQuire = Callable[..., QuireProcess]
+
+
+@pytest.fixture
+def start_quire() -> Iterator[StartQuire]:
+    """Starts `quire ARGUMENTS`; settings of gateway and worker can be given as `environ={"QUIRE_...": ...}`."""
+    started: list[QuireProcess] = []
+
+    def start(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> QuireProcess:
+        process = QuireProcess(arguments, clean_environ(**(environ or {})), cwd)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A Redis of this test run, on a private socket."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """The URL of an empty Redis."""
+    with Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random checkpoint of a few kilobytes, its tokenizer and its chat template."""
+    from tests.worker.checkpoints import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama")

@@ -1,0 +1,203 @@
+"""Flags beat variables, variables beat defaults, and every mistake is one line that names its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.settings import SettingError, load, option, options, to_argv, to_environ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    model: str = option("models/demo", help="The model.", positional=True)
+    port: int = option(8000, help="The port.", minimum=0, maximum=65535)
+    rate: float = option(1.5, help="A rate.", minimum=0)
+    limit: int | None = option(7, help="A limit.", minimum=1)
+    share: float | None = option(None, help="A share.")
+    dtype: Literal["auto", "float32"] = option("auto", help="A type.")
+    block: int = option(16, help="A size.", choices=(8, 16, 32))
+    eager: bool = option(False, help="A switch.")
+    cache: bool = option(True, help="Another switch.")
+    name: str = option("", help="A name.")
+    key: str = option("", help="A key.", secret=True)
+    other: str = option("", help="Renamed.", variable="QUIRE_SAMPLE_OTHER")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    threads: int = option(0, help="Of another process.")
+
+
+def read(*argv: str, **environ: str) -> Sample:
+    return load(Sample, argv, environ, prog="quire sample", known=[Elsewhere])
+
+
+def refusal(*argv: str, **environ: str) -> str:
+    with pytest.raises(SettingError) as caught:
+        read(*argv, **environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_hold_where_nothing_is_given() -> None:
+    assert read() == Sample()
+
+
+def test_a_flag_beats_a_variable_which_beats_the_default() -> None:
+    assert read(QUIRE_PORT="1").port == 1
+    assert read("--port", "2", QUIRE_PORT="1").port == 2
+    assert read("--port=3").port == 3
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert read(QUIRE_PORT="", QUIRE_MODEL="") == Sample()
+
+
+def test_a_variable_can_have_a_name_of_its_own() -> None:
+    assert read(QUIRE_SAMPLE_OTHER="x").other == "x"
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_switches_by_variable(text: str) -> None:
+    assert read(QUIRE_EAGER=text).eager
+
+
+def test_switches_by_flag() -> None:
+    assert read("--eager", "--no-cache") == Sample(eager=True, cache=False)
+
+
+def test_the_positional_setting_may_be_given_either_way_but_not_twice() -> None:
+    assert read("m", "--port", "1").model == read("--port", "1", "m").model == read("--model", "m").model == "m"
+    assert read("--", "-m").model == "-m"
+    assert "given twice" in refusal("m", "--model", "n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--port", "x"], "port: 'x' from --port is not a whole number; give a whole number from 0 to 65535"),
+        (["--port", "65536"], "port: '65536' from --port is too large; give a whole number from 0 to 65535"),
+        (["--port", "-1"], "port: '-1' from --port is too small; give a whole number from 0 to 65535"),
+        (["--rate", "nan"], "rate: 'nan' from --rate is not a number; give a number of at least 0"),
+        (["--dtype", "int8"], "dtype: 'int8' from --dtype is not one of its values; give auto or float32"),
+        (["--block", "9"], "block: '9' from --block is not one of its values; give 8, 16 or 32"),
+        (["--eager=1"], "eager: --eager takes no value; give --eager or --no-eager"),
+        (["--port"], "port: --port needs a value; give a whole number from 0 to 65535"),
+        (["--port", "--eager"], "port: --port needs a value; give a whole number from 0 to 65535"),
+        (["--model="], "model: '' from --model is empty; give MODEL, or leave it out for the default"),
+        (["--prot", "1"], "unknown flag --prot: did you mean --port?"),
+        (["--xyzzy"], "unknown flag --xyzzy: `quire sample --help` lists the flags"),
+        (["-p", "1"], "unknown flag -p: `quire sample --help` lists the flags"),
+        (["a", "b"], "unexpected argument 'b': `quire sample --help` shows what may be given"),
+    ],
+)
+def test_a_wrong_flag_names_value_and_remedy(argv: list[str], said: str) -> None:
+    assert refusal(*argv) == said
+
+
+def test_a_wrong_variable_is_named_as_the_source() -> None:
+    assert (
+        refusal(QUIRE_PORT="x")
+        == "port: 'x' from QUIRE_PORT is not a whole number; give a whole number from 0 to 65535"
+    )
+    assert refusal(QUIRE_EAGER="maybe").startswith(
+        "eager: 'maybe' from QUIRE_EAGER is neither true nor false; give --eager"
+    )
+
+
+def test_an_unknown_variable_is_refused_and_one_of_another_process_is_not() -> None:
+    assert "did you mean QUIRE_PORT?" in refusal(QUIRE_PROT="1")
+    assert "is not a setting" in refusal(QUIRE_XYZZY="1")
+    assert read(QUIRE_THREADS="2", OTHER="x") == Sample()
+
+
+def test_a_secret_is_shown_nowhere() -> None:
+    settings = read(QUIRE_KEY="hunter2")
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in " ".join(to_argv(settings))
+    assert to_environ(settings)["QUIRE_KEY"] == "hunter2"
+
+
+def test_help_shows_every_default_variable_and_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(
+            Sample,
+            ["--port", "x", "--help"],
+            {},
+            prog="quire sample",
+            description="Sample.",
+            examples=["quire sample m"],
+        )
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "usage: quire sample [MODEL] [options]" in shown
+    assert "examples:\n  quire sample m" in shown
+    words = " ".join(shown.split())
+    for item in options(Sample):
+        assert item.flag in words
+        assert item.variable in words
+    assert "[default: 8000; QUIRE_PORT]" in words
+    assert "--dtype auto|float32" in words
+
+
+def test_a_wrong_declaration_is_the_programmers_error() -> None:
+    @dataclass(frozen=True)
+    class Bare:
+        port: int = 1
+
+    @dataclass(frozen=True)
+    class Odd:
+        names: tuple[str, ...] = option((), help="Too much.")
+
+    for cls in (Bare, Odd):
+        with pytest.raises(TypeError):
+            options(cls)
+
+
+SETTINGS = st.builds(
+    Sample,
+    model=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
+    port=st.integers(0, 65535),
+    rate=st.floats(0, allow_infinity=False, allow_nan=False),
+    limit=st.none() | st.integers(1, 10**12),
+    share=st.none() | st.floats(allow_infinity=False, allow_nan=False),
+    dtype=st.sampled_from(["auto", "float32"]),
+    block=st.sampled_from([8, 16, 32]),
+    eager=st.booleans(),
+    cache=st.booleans(),
+    name=st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+    key=st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+)
+
+
+@given(SETTINGS)
+def test_settings_pass_to_a_child_through_its_environment(settings: Sample) -> None:
+    assert read(**to_environ(settings)) == settings
+
+
+@given(SETTINGS)
+def test_settings_pass_to_a_child_through_its_command_line_without_the_secrets(settings: Sample) -> None:
+    assert read(*to_argv(settings), QUIRE_KEY=settings.key) == settings
+
+
+@given(
+    st.lists(st.text(max_size=12), max_size=6),
+    st.dictionaries(st.sampled_from([f.name for f in fields(Sample)]), st.text()),
+)
+def test_nothing_that_a_user_types_ends_in_anything_but_settings_or_a_refusal(
+    argv: list[str], given: dict[str, Any]
+) -> None:
+    environ = {f"QUIRE_{name.upper()}": text for name, text in given.items() if name != "other"}
+    if {"-h", "--help"} & set(argv):
+        return
+    try:
+        settings = read(*argv, **environ)
+    except SettingError:
+        return
+    assert 0 <= settings.port <= 65535
