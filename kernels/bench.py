@@ -2,8 +2,9 @@
 
     python -m kernels.bench --ops cpu --case decode:1 --case prefill:512
 
-The default shape is SmolLM2-135M. Weights are random. A time is the least of `--repeat` rounds: the machine may have
-other work. GFLOP/s counts matrix products and attention, GB/s the weights and the cache that must be read.
+The default shape is SmolLM2-135M. Weights are random. `step` calls all layers at once (`decoder_layers`), the other
+lines are the same step in single operations. A time is the least of `--repeat` rounds: the machine may have other work.
+GFLOP/s counts matrix products and attention, GB/s the weights and the cache that must be read.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -70,16 +72,21 @@ class Model:
             return torch.randn(*size, dtype=torch.float32).mul_(0.02).to(dtype)
 
         width = (s.heads + 2 * s.kv_heads) * s.head_dim
+        self.norm = torch.ones(s.hidden, dtype=dtype)
         self.layers = [
-            {
-                "qkv": ops.pack_linear(weight(width, s.hidden)),
-                "o": ops.pack_linear(weight(s.hidden, s.heads * s.head_dim)),
-                "gate_up": ops.pack_gate_up(weight(2 * s.intermediate, s.hidden)),
-                "down": ops.pack_linear(weight(s.hidden, s.intermediate)),
-            }
+            SimpleNamespace(
+                input_norm=self.norm,
+                qkv=ops.pack_linear(weight(width, s.hidden)),
+                q_norm=None,
+                k_norm=None,
+                sliding_window=0,
+                o=ops.pack_linear(weight(s.hidden, s.heads * s.head_dim)),
+                mlp_norm=self.norm,
+                gate_up=ops.pack_gate_up(weight(2 * s.intermediate, s.hidden)),
+                down=ops.pack_linear(weight(s.hidden, s.intermediate)),
+            )
             for _ in range(s.layers)
         ]
-        self.norm = torch.ones(s.hidden, dtype=dtype)
         self.table = weight(s.vocabulary, s.hidden)
         self.head = ops.pack_linear(self.table)
         per_sequence = -(-case.length // s.block_size)
@@ -97,21 +104,33 @@ class Model:
         self.token_ids = torch.randint(0, s.vocabulary, (case.tokens,))
         self.last = (self.query_start_loc[1:] - 1).long()
 
-    def step(self, timed: Callable) -> torch.Tensor:
+        scale = s.head_dim**-0.5
+        self.stack = ops.stack_layers(
+            self.layers, self.norm, self.caches, self.cos_sin, s.heads, s.kv_heads, 1e-5, scale
+        )
+
+    def step(self) -> torch.Tensor:
+        """With one call for all layers."""
+        residual = self.ops.embed(self.token_ids, self.table)
+        tables = self.block_tables, self.seq_lens, self.query_start_loc
+        hidden = self.ops.decoder_layers(residual, self.stack, self.positions, self.slots, *tables, self.last)
+        return self.ops.argmax(self.ops.linear_logits(hidden, self.head))
+
+    def timed_step(self, timed: Callable) -> torch.Tensor:
+        """With single operations, each called as timed(name, function, *arguments)."""
         ops, s = self.ops, self.shape
         residual = timed("embed", ops.embed, self.token_ids, self.table)
         x = timed("norm", ops.rms_norm, residual, self.norm, 1e-5)
-        for layer, (k, v) in zip(self.layers, self.caches, strict=True):
-            qkv = timed("qkv", ops.linear, x, layer["qkv"])
-            q = timed(
-                "rope", ops.rope_and_cache, qkv, self.positions, self.cos_sin, self.slots, k, v, s.heads, s.kv_heads
-            )
-            tables = (self.block_tables, self.seq_lens, self.query_start_loc)
-            x = timed("attention", ops.paged_attention, q, k, v, *tables, s.head_dim**-0.5)
-            x = timed("o", ops.linear, x, layer["o"])
+        where = self.positions, self.cos_sin, self.slots
+        tables = self.block_tables, self.seq_lens, self.query_start_loc
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            qkv = timed("qkv", ops.linear, x, layer.qkv)
+            q = timed("rope", ops.rope_and_cache, qkv, *where, *cache, s.heads, s.kv_heads)
+            x = timed("attention", ops.paged_attention, q, *cache, *tables, s.head_dim**-0.5)
+            x = timed("o", ops.linear, x, layer.o)
             x = timed("norm", ops.add_rms_norm, x, residual, self.norm, 1e-5)
-            x = timed("gate_up", ops.linear_silu_mul, x, layer["gate_up"])
-            x = timed("down", ops.linear, x, layer["down"])
+            x = timed("gate_up", ops.linear_silu_mul, x, layer.gate_up)
+            x = timed("down", ops.linear, x, layer.down)
             x = timed("norm", ops.add_rms_norm, x, residual, self.norm, 1e-5)
         logits = timed("head", ops.linear_logits, x[self.last], self.head)
         return timed("argmax", ops.argmax, logits)
@@ -142,7 +161,7 @@ def measure(model: Model, repeat: int) -> tuple[float, dict[str, float]]:
     clock = time.perf_counter
     for round_ in range(repeat + 1):
         start = clock()
-        model.step(lambda _, function, *args: function(*args))
+        model.step()
         if round_:
             whole = min(whole, clock() - start)
         spent: dict[str, float] = defaultdict(float)
@@ -153,7 +172,7 @@ def measure(model: Model, repeat: int) -> tuple[float, dict[str, float]]:
             spent[name] += clock() - begin
             return result
 
-        model.step(timed)
+        model.timed_step(timed)
         if round_:
             for name, seconds in spent.items():
                 parts[name] = min(parts[name], seconds)

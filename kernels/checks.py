@@ -25,6 +25,15 @@ def integers(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
     tensor(name, value, value.dtype, shape)
 
 
+def address(value: Tensor | None) -> int | None:
+    """Where a tensor's values lie, for a C function."""
+    if value is None:
+        return None
+    if not value.is_cpu:
+        raise ValueError(f"a tensor lies on {value.device}, not on the CPU")
+    return value.data_ptr()
+
+
 def linear_weights(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, halves: bool = False) -> None:
     if weight.dim() != 2 or 0 in weight.shape or (halves and weight.shape[0] % 2):
         raise ValueError(f"weight has shape {tuple(weight.shape)}, not [{'2I' if halves else 'N'}, K]")
@@ -34,12 +43,12 @@ def linear_weights(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, halv
 
 
 def rows(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    tensor("x", x, dtype, (len(x), width))
+    tensor("x", x, dtype, (x.shape[0], width))
 
 
 def token_ids(ids: Tensor, table: Tensor, dtype: torch.dtype) -> None:
-    integers("token_ids", ids, (len(ids),))
-    tensor("table", table, dtype, (len(table), table.shape[-1]))
+    integers("token_ids", ids, (ids.shape[0],))
+    tensor("table", table, dtype, (table.shape[0], table.shape[-1]))
 
 
 def norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
@@ -84,10 +93,10 @@ def rope(
     k_norm: Tensor | None,
     dtype: torch.dtype,
 ) -> None:
-    count = len(qkv)
+    count = qkv.shape[0]
     tensor("qkv", qkv, dtype, (count, (heads + 2 * kv_heads) * d))
     tensor("positions", positions, torch.int32, (count,))
-    tensor("cos_sin", cos_sin, torch.float32, (len(cos_sin), d))
+    tensor("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], d))
     integers("slot_mapping", slots, (count,))
     if q_norm is not None:
         tensor("q_norm", q_norm, dtype, (d,))
@@ -110,14 +119,29 @@ def attention(
     if len(shape) != 3 or shape[1] % kv_heads or shape[2] != d:
         raise ValueError(f"q has shape {tuple(shape)}, not [T, a multiple of {kv_heads}, {d}]")
     tensor("q", q, dtype, shape)
-    sequences = len(seq_lens)
-    tensor("seq_lens", seq_lens, torch.int32, (sequences,))
-    tensor("query_start_loc", query_start_loc, torch.int32, (sequences + 1,))
-    tensor("block_tables", block_tables, torch.int32, (sequences, block_tables.shape[-1]))
+    sequences(block_tables, seq_lens, query_start_loc)
     if not scale > 0:
         raise ValueError(f"scale is {scale}: it must be positive")
     if window < 0:
         raise ValueError(f"sliding_window is {window}: it must be 0 (none) or positive")
+
+
+def sequences(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
+    count = seq_lens.shape[0]
+    tensor("seq_lens", seq_lens, torch.int32, (count,))
+    tensor("query_start_loc", query_start_loc, torch.int32, (count + 1,))
+    tensor("block_tables", block_tables, torch.int32, (count, block_tables.shape[-1]))
+
+
+def no_such_slot(token: int, positions: Tensor, max_position: int, slots: Tensor, slot_count: int) -> str:
+    return (
+        f"token {token}: position {int(positions[token])} of {max_position} or "
+        f"slot {int(slots[token])} of {slot_count} does not exist"
+    )
+
+
+def no_such_blocks(sequence: int, block_count: int) -> str:
+    return f"sequence {sequence}: its lengths or its block table do not fit the cache of {block_count} blocks"
 
 
 def block_copies(cache: Tensor, src: Tensor, dst: Tensor) -> None:

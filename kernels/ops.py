@@ -13,6 +13,7 @@ Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, devic
 slot, position or block that lies outside its table.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,24 @@ class PackedLinear(Protocol):
     in_features: int
     out_features: int
     nbytes: int
+
+
+class DecoderLayer(Protocol):
+    """The weights of one layer: attention, then a gated MLP, each behind a norm and added to the residual stream."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: PackedLinear
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None
+    sliding_window: int  # 0: none
+    o: PackedLinear
+    mlp_norm: Tensor  # [hidden]
+    gate_up: PackedLinear  # of pack_gate_up
+    down: PackedLinear
+
+
+class LayerStack(Protocol):
+    """What `stack_layers` made of layers and caches; holds both."""
 
 
 @runtime_checkable
@@ -99,6 +118,36 @@ class Ops(Protocol):
         int32. Query i of sequence s has position seq_lens[s] - (queries of s - i) and sees the keys at or before it;
         with a window (0: none) only those in (position - window, position], as in Hugging Face Mistral. Blocks that lie
         wholly before every window of the call may have been freed.
+        """
+
+    def stack_layers(
+        self,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        kv_cache: Sequence[tuple[Tensor, Tensor]],
+        cos_sin: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+        scale: float,
+    ) -> LayerStack:
+        """Checks the layers of a decoder and their caches once, for `decoder_layers`. cos_sin as for rope_and_cache."""
+
+    def decoder_layers(
+        self,
+        residual: Tensor,
+        stack: LayerStack,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """All layers of one step, from the embeddings to the final norm: `kernels.layers.run` says which operations.
+
+        residual [T, hidden] act is overwritten; rows [R] int64 are the tokens whose output is wanted; the others are as
+        for rope_and_cache and paged_attention. Returns [R, hidden], what the head multiplies.
         """
 
     def alloc_kv_cache(

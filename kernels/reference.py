@@ -5,6 +5,7 @@ float64 tensors, which makes this an oracle for the others. Results are not row-
 by shape.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import checks
+from kernels.layers import Stack, run
+from kernels.ops import DecoderLayer
 
 
 @dataclass
@@ -152,6 +155,35 @@ class ReferenceOps:
             mixed = torch.einsum("hgqk,hkd->qhgd", weights, v)
             out[starts[s] : starts[s + 1]] = mixed.reshape(len(queries), -1, d).to(out.dtype)
         return out.view(len(q), -1)
+
+    def stack_layers(
+        self,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        kv_cache: Sequence[tuple[Tensor, Tensor]],
+        cos_sin: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+        scale: float,
+    ) -> Stack:
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale)
+        stack.check(self.dtype)
+        return stack
+
+    def decoder_layers(
+        self,
+        residual: Tensor,
+        stack: Stack,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        return run(self, residual, stack, *step)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None

@@ -12,6 +12,8 @@
 
 #include "attention.h"
 
+#include "layers.h"
+
 #include "sampling.h"
 
 #define CONCATENATE(a, b) a##b
@@ -59,6 +61,8 @@ EXPORT(int64_t, _paged_attention)
     paged_attention(job, plan);
     return 0;
 }
+
+EXPORT(int64_t, _layers)(const void* step) { return run_layers(*(const Step*)step); }
 
 EXPORT(void, _argmax)(const void* logits, size_t rows, size_t n, void* out) {
     argmax((const float*)logits, rows, n, (int32_t*)out);

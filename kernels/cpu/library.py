@@ -34,6 +34,7 @@ _SIGNATURES = {
     "embed": (c_int64, [_POINTER, c_int, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER]),
     "rope_and_cache": (c_int64, [_POINTER] * 9 + [_SIZE] * 7 + [c_float, c_int]),
     "paged_attention": (c_int64, [_POINTER] * 7 + [_SIZE] * 4 + [c_int] * 5 + [c_float]),
+    "layers": (c_int64, [_POINTER]),
     "argmax": (None, [_POINTER, _SIZE, _SIZE, _POINTER]),
     "sample": (None, [_POINTER, _SIZE, _SIZE] + [_POINTER] * 6),
 }

@@ -6,14 +6,19 @@ dot-product instructions want them (rows.h); `plain_kv_cache` undoes that.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.checks import address
 from kernels.cpu import library
+from kernels.cpu.layers import CpuStack
 from kernels.cpu.library import Level
 from kernels.cpu.memory import Arena
+from kernels.layers import Stack
+from kernels.ops import DecoderLayer
 
 _PANEL = 32  # columns, as in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
@@ -75,6 +80,7 @@ class CpuOps:
         self._embed = getattr(functions, f"{level.name}_embed")
         self._rope_and_cache = getattr(functions, f"{level.name}_rope_and_cache")
         self._paged_attention = getattr(functions, f"{level.name}_paged_attention")
+        self._layers = getattr(functions, f"{level.name}_layers")
         self._argmax = getattr(functions, f"{level.name}_argmax")
         self._sample = getattr(functions, f"{level.name}_sample")
 
@@ -82,12 +88,12 @@ class CpuOps:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
         checks.linear_weights(weight, bias, self.dtype)
-        _address(weight)
+        address(weight)
         return CpuLinear(weight, bias, False, self._arena)
 
     def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
         checks.linear_weights(weight, bias, self.dtype, halves=True)
-        _address(weight)
+        address(weight)
         return CpuLinear(weight, bias, True, self._arena)
 
     def linear(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
@@ -102,7 +108,7 @@ class CpuOps:
     def _multiply(
         self, x: Tensor, packed: CpuLinear, out: Tensor | None, width: int, output: int, dtype: torch.dtype
     ) -> Tensor:
-        rows = len(x)
+        rows = x.shape[0]
         checks.rows(x, packed.in_features, self.dtype)
         if packed.gate_up != (output == _SILU_MUL) or packed.dtype is not self.dtype:
             raise ValueError(
@@ -113,13 +119,13 @@ class CpuOps:
         else:
             checks.tensor("out", out, dtype, (rows, width))
         self._linear(
-            _address(x),
+            address(x),
             rows,
             packed.in_features,
             packed.weight_address,
             packed.bias_address,
             width,
-            _address(out),
+            address(out),
             output,
         )
         return out
@@ -129,9 +135,11 @@ class CpuOps:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         checks.token_ids(token_ids, table, self.dtype)
         vocabulary, width = table.shape
-        out = torch.empty((len(token_ids), width), dtype=self.dtype)
+        out = torch.empty((token_ids.shape[0], width), dtype=self.dtype)
         wide = token_ids.dtype is torch.int64
-        bad = self._embed(_address(token_ids), wide, len(token_ids), _address(table), vocabulary, width, out.data_ptr())
+        bad = self._embed(
+            address(token_ids), wide, token_ids.shape[0], address(table), vocabulary, width, out.data_ptr()
+        )
         if bad:
             raise IndexError(f"token_ids[{bad - 1}] is {int(token_ids[bad - 1])}, outside 0..{vocabulary - 1}")
         return out
@@ -140,7 +148,7 @@ class CpuOps:
         checks.norm(x, weight, self.dtype)
         out = torch.empty_like(x)
         width = x.shape[-1]
-        self._rms_norm(_address(x), None, _address(weight), eps, x.numel() // width, width, out.data_ptr())
+        self._rms_norm(address(x), None, address(weight), eps, x.numel() // width, width, out.data_ptr())
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -148,9 +156,7 @@ class CpuOps:
         checks.norm(x, weight, self.dtype)
         out = torch.empty_like(x)
         width = x.shape[-1]
-        self._rms_norm(
-            _address(x), _address(residual), _address(weight), eps, x.numel() // width, width, out.data_ptr()
-        )
+        self._rms_norm(address(x), address(residual), address(weight), eps, x.numel() // width, width, out.data_ptr())
         return out
 
     # Attention
@@ -171,19 +177,19 @@ class CpuOps:
     ) -> Tensor:
         blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
-        q = torch.empty((len(qkv), num_heads, d), dtype=self.dtype)
+        q = torch.empty((qkv.shape[0], num_heads, d), dtype=self.dtype)
         bad = self._rope_and_cache(
-            _address(qkv),
-            _address(positions),
-            _address(cos_sin),
-            _address(slot_mapping),
-            _address(k_cache),
-            _address(v_cache),
+            address(qkv),
+            address(positions),
+            address(cos_sin),
+            address(slot_mapping),
+            address(k_cache),
+            address(v_cache),
             q.data_ptr(),
-            None if q_norm is None else _address(q_norm),
-            None if k_norm is None else _address(k_norm),
-            len(qkv),
-            len(cos_sin),
+            None if q_norm is None else address(q_norm),
+            None if k_norm is None else address(k_norm),
+            qkv.shape[0],
+            cos_sin.shape[0],
             blocks,
             block_size,
             num_heads,
@@ -194,8 +200,7 @@ class CpuOps:
         )
         if bad:
             raise IndexError(
-                f"token {bad - 1}: position {int(positions[bad - 1])} of {len(cos_sin)} or "
-                f"slot {int(slot_mapping[bad - 1])} of {blocks * block_size} does not exist"
+                checks.no_such_slot(bad - 1, positions, cos_sin.shape[0], slot_mapping, blocks * block_size)
             )
         return q
 
@@ -219,15 +224,15 @@ class CpuOps:
         else:
             checks.tensor("out", out, self.dtype, (tokens, heads * d))
         bad = self._paged_attention(
-            _address(q),
-            _address(k_cache),
-            _address(v_cache),
-            _address(block_tables),
-            _address(seq_lens),
-            _address(query_start_loc),
-            _address(out),
+            address(q),
+            address(k_cache),
+            address(v_cache),
+            address(block_tables),
+            address(seq_lens),
+            address(query_start_loc),
+            address(out),
             block_tables.shape[1],
-            len(seq_lens),
+            seq_lens.shape[0],
             tokens,
             blocks,
             heads,
@@ -238,10 +243,36 @@ class CpuOps:
             scale,
         )
         if bad:
-            raise IndexError(
-                f"sequence {bad - 1}: its lengths or its block table do not fit the cache of {blocks} blocks"
-            )
+            raise IndexError(checks.no_such_blocks(bad - 1, blocks))
         return out
+
+    def stack_layers(
+        self,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        kv_cache: Sequence[tuple[Tensor, Tensor]],
+        cos_sin: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+        scale: float,
+    ) -> CpuStack:
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale)
+        return CpuStack(stack, self.dtype)
+
+    def decoder_layers(
+        self,
+        residual: Tensor,
+        stack: CpuStack,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        return stack.run(self._layers, residual, *step)
 
     # The cache
 
@@ -272,7 +303,7 @@ class CpuOps:
         checks.logits(logits)
         rows, vocabulary = logits.shape
         out = torch.empty(rows, dtype=torch.int32)
-        self._argmax(_address(logits), rows, vocabulary, out.data_ptr())
+        self._argmax(address(logits), rows, vocabulary, out.data_ptr())
         return out
 
     def sample(
@@ -282,20 +313,14 @@ class CpuOps:
         rows, vocabulary = logits.shape
         out = torch.empty(rows, dtype=torch.int32)
         self._sample(
-            _address(logits),
+            address(logits),
             rows,
             vocabulary,
-            _address(temperature),
-            _address(top_k),
-            _address(top_p),
-            _address(min_p),
-            _address(uniform),
+            address(temperature),
+            address(top_k),
+            address(top_p),
+            address(min_p),
+            address(uniform),
             out.data_ptr(),
         )
         return out
-
-
-def _address(value: Tensor) -> int:
-    if not value.is_cpu:
-        raise ValueError(f"a tensor lies on {value.device}, not on the CPU")
-    return value.data_ptr()

@@ -42,6 +42,15 @@ def seed() -> None:
     torch.manual_seed(7)
 
 
+@pytest.fixture(autouse=True, scope="package")
+def one_torch_thread():
+    """The tensors are small: torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def threads():
     """Sets the number of kernel threads for one test."""

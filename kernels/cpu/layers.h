@@ -1,0 +1,98 @@
+// All layers of a decoder in one call: some hundred operations without a return to Python between them.
+// Included inside a level's namespace; see level_*.cpp. The operations and their order are those of
+// kernels/layers.py, bit for bit.
+
+// Mirrored by `_Layer` in layers.py: pointers, then the window.
+struct Layer {
+    const act* input_norm;
+    const uint32_t* qkv;
+    const float* qkv_bias;
+    const act *q_norm, *k_norm;
+    act *k_cache, *v_cache;
+    const uint32_t* o;
+    const float* o_bias;
+    const act* mlp_norm;
+    const uint32_t* gate_up;
+    const float* gate_up_bias;
+    const uint32_t* down;
+    const float* down_bias;
+    int64_t window;
+};
+
+// Mirrored by `_Step` in layers.py.
+struct Step {
+    const Layer* layers;
+    const act* final_norm;
+    act* residual;  // [T, hidden], overwritten
+    act* out;       // [R, hidden]
+    const int32_t* positions;
+    const float* cos_sin;
+    const void* slots;
+    const int32_t *block_tables, *seq_lens, *query_start;
+    const int64_t* rows;  // [R], the tokens whose output is wanted
+    int64_t layer_count, tokens, row_count, sequences, table_width, max_position, block_count, wide_slots;
+    int64_t hidden, intermediate, heads, kv_heads, head_dim, block_size;
+    double eps, scale;
+};
+
+constexpr int64_t kBadSequence = int64_t(1) << 40, kBadRow = int64_t(2) << 40;  // added to 1 + the index
+
+INLINE void gather_rows(const Step& s, const act* from, size_t width, act* to) {
+    for (int64_t r = 0; r < s.row_count; ++r) memcpy(to + r * width, from + s.rows[r] * width, width * sizeof(act));
+}
+
+INLINE int64_t run_layers(const Step& s) {
+    const size_t t = size_t(s.tokens), hidden = size_t(s.hidden), inner = size_t(s.intermediate);
+    const size_t q_width = size_t(s.heads * s.head_dim), qkv_width = size_t((s.heads + 2 * s.kv_heads) * s.head_dim);
+    const float eps = float(s.eps);
+    for (int64_t r = 0; r < s.row_count; ++r)
+        if (s.rows[r] < 0 || s.rows[r] >= s.tokens) return kBadRow + 1 + r;
+
+    const size_t most = t > size_t(s.row_count) ? t : size_t(s.row_count);
+    const size_t sizes[] = {hidden, qkv_width, q_width, q_width, inner, hidden};
+    act* buffers[6];
+    size_t total = 0;
+    for (size_t width : sizes) total += (most * width + 31) / 32 * 32;
+    act* memory = (act*)quire::scratch(quire::kActivations, total * sizeof(act));
+    for (int i = 0; i < 6; ++i) buffers[i] = memory, memory += (most * sizes[i] + 31) / 32 * 32;
+    act *x = buffers[0], *qkv = buffers[1], *q = buffers[2], *mixed = buffers[3], *mlp = buffers[4];
+
+    quire::AttentionPlan plan{};
+    int64_t planned = -1;
+    rms_norm(s.residual, nullptr, s.layers[0].input_norm, eps, t, hidden, x);
+    for (int64_t i = 0; i < s.layer_count; ++i) {
+        const Layer& layer = s.layers[i];
+        const bool last = i + 1 == s.layer_count;
+        linear({x, t, hidden, layer.qkv, layer.qkv_bias, qkv_width, qkv, kAct});
+
+        const Attention attention{{s.block_tables, s.seq_lens, s.query_start, size_t(s.table_width), size_t(s.sequences),
+                                   t, size_t(s.block_count), int(s.heads), int(s.kv_heads), int(s.head_dim),
+                                   int(s.block_size), int(layer.window)},
+                                  q, layer.k_cache, layer.v_cache, mixed, float(s.scale)};
+        if (planned != layer.window) {
+            if (const int64_t bad = quire::plan_attention(attention.shape, &plan)) return kBadSequence + bad;
+            planned = layer.window;
+        }
+        const Rope rope{qkv, s.positions, s.cos_sin, s.slots, layer.k_cache, layer.v_cache, q, layer.q_norm,
+                        layer.k_norm, t, size_t(s.max_position), size_t(s.block_count), size_t(s.block_size),
+                        size_t(s.heads), size_t(s.kv_heads), size_t(s.head_dim), eps, int(s.wide_slots)};
+        if (const int64_t bad = rope_and_cache(rope)) return bad;
+        if (last && s.row_count == 0) return 0;
+        paged_attention(attention, plan);
+
+        // After the last attention no token needs another: only the wanted rows go on.
+        const size_t rows = last ? size_t(s.row_count) : t;
+        act *residual = s.residual, *attended = mixed;
+        if (last) {
+            attended = q, residual = buffers[5];
+            gather_rows(s, mixed, q_width, attended);
+            gather_rows(s, s.residual, hidden, residual);
+        }
+        linear({attended, rows, q_width, layer.o, layer.o_bias, hidden, x, kAct});
+        rms_norm(x, residual, layer.mlp_norm, eps, rows, hidden, x);
+        linear({x, rows, hidden, layer.gate_up, layer.gate_up_bias, inner, mlp, kSiluMul});
+        linear({mlp, rows, inner, layer.down, layer.down_bias, hidden, x, kAct});
+        rms_norm(x, residual, last ? s.final_norm : s.layers[i + 1].input_norm, eps, rows, hidden, last ? s.out : x);
+    }
+    return 0;
+}
