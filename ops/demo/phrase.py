@@ -31,7 +31,7 @@ def expand(template: str, rng: Random, slots: dict[str, str] | None = None) -> s
 
 
 def articles(text: str) -> str:
-    """"a" becomes "an" before a vowel sound, as far as spelling tells it."""
+    """ "a" becomes "an" before a vowel sound, as far as spelling tells it."""
     text = _BEFORE_VOWEL.sub(lambda m: f"{m[1]}n ", text)
     return re.sub(r"\b([Aa]) (?=(?:hour|honest|heir))", r"\1n ", text)
 
@@ -47,21 +47,25 @@ def say(template: str, rng: Random, slots: dict[str, str] | None = None) -> str:
     return tidy(expand(template, rng, slots))
 
 
-_ONSETS = "b bl br c cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl pr qu r s sh sk sl sn sp st t th tr v w y z ch".split()
-_VOWELS = "a e i o u a e i o u ai ea ee oa oo ou y".split()
-_CODAS = ["", "", "", *"b ck d f g k l ll m n nd ng nk nt p r rd rk rn s sh st t th x zz".split()]
+# Of a syllable; what stands more than once is drawn more often.
+_ONSETS = "b bl br c cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl pr qu r s sh sk sl sn sp st t th tr v w y z ch"
+_VOWELS = "a e i o u a e i o u ai ea ee oa oo ou y"
+_CODAS = ",,,b,ck,d,f,g,k,l,ll,m,n,nd,ng,nk,nt,p,r,rd,rk,rn,s,sh,st,t,th,x,zz"
+_SYLLABLE = (_ONSETS.split(), _VOWELS.split(), _CODAS.split(","))
 _ACCENTS = str.maketrans({"a": "á", "e": "é", "o": "ö", "u": "ü", "i": "í", "c": "ç", "n": "ñ"})
 
 
 def made_up(rng: Random, syllables: int = 0) -> str:
     """A pronounceable word that no pool holds, so that a model can only copy it; it never starts with a "u"."""
     count = syllables or rng.choices((1, 2, 3, 4), (15, 50, 28, 7))[0]
-    word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
+    word = "".join(
+        rng.choice(_ONSETS.split()) + rng.choice(_VOWELS.split()) + rng.choice(_CODAS.split(",")) for _ in range(count)
+    )
     if count > 1 and rng.random() < 0.2:
-        word = word.lstrip("bcdfghjklmnpqrstvwxyz") or word
-    word = word.removeprefix("u") if word.startswith("u") else word
+        word = rng.choice("aeio") + rng.choice(("", "l", "r", "n", "m")) + word
     if rng.random() < 0.03:
-        word = word[0] + word[1:].translate(_ACCENTS)
+        at = rng.randrange(1, len(word))
+        word = word[:at] + word[at].translate(_ACCENTS) + word[at + 1 :]
     return word if len(word) > 2 else word + "mo"
 
 

@@ -44,10 +44,8 @@ class Casting:
         self.held_out = held_out
 
     def pick(self, pool: tuple[str, ...]) -> str:
-        while True:
-            word = self.rng.choice(pool)
-            if is_held_out(word) == self.held_out:
-                return word
+        """A word from this side of the split, or from all of the pool where this side is empty."""
+        return self.rng.choice([word for word in pool if is_held_out(word) == self.held_out] or pool)
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
@@ -65,7 +63,14 @@ class Casting:
         return draw()
 
     def noun(self, pool: tuple[str, ...], made_up_share: float = 0.3) -> str:
+        """A noun from a pool or a made-up one."""
         return made_up(self.rng) if self.chance(made_up_share) else self.pick(pool)
+
+    def adorned(self, adjectives: tuple[str, ...], head: str, share: float) -> str:
+        """The noun, at times with an adjective that it does not begin with."""
+        adjective = self.rng.choice(adjectives)
+        clash = {*adjective.split()} & {*head.split()}
+        return f"{adjective} {head}" if self.chance(share) and not clash else head
 
     def hero(self) -> Subject:
         rng = self.rng
@@ -81,7 +86,7 @@ class Casting:
                 female = head.split()[-1] in _FEMALE
         if not self.chance(0.4):
             name = rng.choice(words.SHE_NAMES if female else words.HE_NAMES)
-        noun = f"{rng.choice(words.LOOKS)} {head}" if self.chance(0.3) else head
+        noun = self.adorned(words.LOOKS, head, 0.3)
         who = "who" if self.chance(0.8) else "that"
         shape = rng.random()
         if shape < 0.55:
@@ -113,7 +118,7 @@ class Casting:
 
     def thing(self) -> Subject:
         head = self.noun(words.THINGS)
-        noun = f"{self.rng.choice(words.SHAPES)} {head}" if self.chance(0.35) else head
+        noun = self.adorned(words.SHAPES, head, 0.35)
         shape = self.rng.random()
         if shape < 0.74:
             asked = f"a {noun}"
@@ -130,8 +135,8 @@ class Casting:
             world = made_up(self.rng).capitalize() if self.chance(0.5) else self.pick(words.WORLD)
             return Subject("place", world, world, world, bare=True)
         head = self.noun(words.PLACES, 0.15)
-        noun = f"{self.rng.choice(words.SHAPES)} {head}" if self.chance(0.25) else head
-        return Subject("place", f"{'the' if self.chance(0.2) else 'a'} {noun}", f"a {noun}", head)
+        noun = self.adorned(words.SHAPES, head, 0.25)
+        return Subject("place", f"{'the' if self.chance(0.2) else 'a'} {noun}", f"a {noun}", noun)
 
     def idea(self) -> Subject:
         idea = self.noun(words.IDEAS, 0.15)
@@ -141,9 +146,25 @@ class Casting:
 
 _FEMALE = {"queen", "princess", "witch", "girl", "grandmother", "mother", "woman"}
 _MALE = {"king", "prince", "wizard", "boy", "grandfather", "father", "man", "monk", "postman", "fisherman", "cowboy"}
-_IRREGULAR = {"mouse": "mice", "goose": "geese", "wolf": "wolves", "man": "men", "woman": "women", "child": "children",
-              "sheep": "sheep", "fish": "fish", "deer": "deer", "goldfish": "goldfish", "leaf": "leaves", "elf": "elves",
-              "dwarf": "dwarves", "thief": "thieves", "calf": "calves", "moose": "moose", "salmon": "salmon"}  # fmt: skip
+_IRREGULAR = {
+    "mouse": "mice",
+    "goose": "geese",
+    "wolf": "wolves",
+    "man": "men",
+    "woman": "women",
+    "child": "children",
+    "sheep": "sheep",
+    "fish": "fish",
+    "deer": "deer",
+    "goldfish": "goldfish",
+    "leaf": "leaves",
+    "elf": "elves",
+    "dwarf": "dwarves",
+    "thief": "thieves",
+    "calf": "calves",
+    "moose": "moose",
+    "salmon": "salmon",
+}
 
 
 def plural(noun: str) -> str:

@@ -1,0 +1,57 @@
+"""The tokenizer of the demonstration model: byte-level BPE trained on the grammar, and the chat template.
+
+Every UTF-8 text can be encoded: the 256 bytes are the first tokens after the special ones. Encoding adds `<|begin|>` in
+front unless `add_special_tokens` is off; the chat template writes it itself.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+SPECIAL = (PAD, BEGIN, END, SYSTEM, USER, ASSISTANT)
+VOCABULARY_SIZE = 1536
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% set role = message['role'] if message['role'] in "
+    "['system', 'user', 'assistant'] else 'user' %}{{ '<|' + role + '|>' }}{% if message['content'] is "
+    "string %}{{ message['content'] | trim }}{% elif message['content'] %}{% for part in "
+    "message['content'] %}{{ (part['text'] or '') | trim }}{% endfor %}{% endif %}{{ '<|end|>' }}{% "
+    "endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE with `VOCABULARY_SIZE` tokens, the special ones first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A $B", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
+    )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """`tokenizer.json` and `tokenizer_config.json`, as `transformers.AutoTokenizer` reads them."""
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
