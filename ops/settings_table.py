@@ -1,0 +1,42 @@
+"""The table of settings in README.md, written from the code: `python -m ops.settings_table` brings it up to date."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.settings import GatewaySettings
+from ops.paths import PROJECT_ROOT
+from ops.settings import ServeSettings
+from shared.settings import Option, options
+from worker.settings import WorkerSettings
+
+BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
+
+
+def table() -> str:
+    """One row per setting: flag, variable, which commands have it, default, meaning."""
+    rows: dict[str, tuple[Option, list[str]]] = {}
+    for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
+        for item in options(cls):
+            rows.setdefault(item.name, (item, []))[1].append(command)
+    lines = ["| flag | environment | of | default | what |", "|---|---|---|---|---|"]
+    for item, commands in rows.values():
+        default = "" if item.default in ("", None) else item.format(item.default)
+        shown = "hidden" if item.secret and default else f"`{default}`" if default else ""
+        choices = f" One of {', '.join(map(str, item.choices))}." if item.choices else ""
+        lines.append(f"| `{item.flag}` | `{item.variable}` | {', '.join(commands)} | {shown} | {item.help}{choices} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str) -> str:
+    """`text` with the table between its markers brought up to date."""
+    head, rest = text.split(BEGIN)
+    return head + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    readme = PROJECT_ROOT / "README.md"
+    before = readme.read_text()
+    readme.write_text(with_table(before))
+    print("README.md: " + ("unchanged" if readme.read_text() == before else "settings brought up to date"))
+    sys.exit(0)

@@ -1,0 +1,207 @@
+"""The whole stack as a user meets it: `quire serve` with real processes, and the `openai` SDK in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from redis import Redis
+
+from shared.keys import GROUP, LaneKeys
+from shared.messages import WorkerCard
+from tests.conftest import QuireProcess, children_of, clean_environ
+from tests.worker.checkpoints import make_checkpoint
+
+KEYS = LaneKeys("tiny")
+
+
+class Stack:
+    """A running `quire serve` of the tiny model in float32."""
+
+    def __init__(self, process: QuireProcess, url: str, redis_socket: Path, model: Path) -> None:
+        self.process = process
+        self.url = url
+        self.model = model
+        self.redis = Redis(unix_socket_path=str(redis_socket))
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def card(self) -> WorkerCard:
+        """The worker's last beat."""
+        (name,) = self.redis.zrange(KEYS.workers, 0, -1)
+        card = self.redis.hget(KEYS.worker(name.decode()), "card")
+        assert card is not None
+        return WorkerCard.decode(card)
+
+    def wait(self, condition, timeout_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.01)
+
+    def assert_drained(self) -> None:
+        """Every accepted request has one outcome; nothing waits, runs or holds a block."""
+        self.wait(lambda: self.redis.xpending(KEYS.queue(), GROUP)["pending"] == 0)
+        totals = {key.decode(): int(value) for key, value in self.redis.hgetall(KEYS.totals).items()}
+        assert totals.pop("accepted") == sum(totals.values())
+        assert self.redis.xlen(KEYS.queue()) == 0
+        assert {int(value) for value in self.redis.hgetall(KEYS.load).values()} == {0}
+        self.wait(lambda: self.card().free_blocks == self.card().total_blocks)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = tmp_path_factory.mktemp("models") / "tiny"
+    make_checkpoint(model, "llama", max_position_embeddings=4096)
+    state = tmp_path_factory.mktemp("state")
+    arguments = ("serve", str(model), "--port", "0", "--state-dir", str(state), "--dtype", "float32")
+    process = QuireProcess((*arguments, "--max-num-batched-tokens", "64"), clean_environ(), None)
+    try:
+        url = process.wait_ready()
+        stack = Stack(process, url, state / "redis" / "redis.sock", model)
+        yield stack
+        stack.assert_drained()
+        stack.redis.close()
+        assert process.stop() == 0
+    finally:
+        process.close()
+
+
+def hugging_face_text(model: Path, prompt: str, max_tokens: int) -> str:
+    """What `generate` writes greedily behind a plain prompt."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = tokenizer(prompt, return_tensors="pt")
+    out = network.generate(**ids, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
+    text = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def test_a_completion_through_the_stack_is_what_hugging_face_generates(stack: Stack) -> None:
+    with stack.client() as client:
+        answer = client.completions.create(model="tiny", prompt="The thing in the inn", max_tokens=40, temperature=0)
+    assert answer.choices[0].text == hugging_face_text(stack.model, "The thing in the inn", 40)
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_streamed_pieces_are_the_whole_and_the_last_chunk_counts_them(stack: Stack) -> None:
+    arguments = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "seed": 5}
+    with stack.client() as client:
+        whole = client.chat.completions.create(**arguments)  # type: ignore[call-overload]
+        chunks = list(
+            client.chat.completions.create(  # type: ignore[call-overload]
+                **arguments, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert len([piece for piece in pieces if piece]) > 1
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_among_many(stack: Stack) -> None:
+    async def many() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+            answers = await asyncio.gather(
+                *(
+                    client.completions.create(model="tiny", prompt="once " * (i % 7 + 1), max_tokens=30, seed=i)
+                    for i in range(48)
+                )
+            )
+        return [answer.choices[0].text for answer in answers]
+
+    together = asyncio.run(many())
+    with stack.client() as client:
+        for i in (0, 13, 47):
+            alone = client.completions.create(model="tiny", prompt="once " * (i % 7 + 1), max_tokens=30, seed=i)
+            assert alone.choices[0].text == together[i]
+
+
+def test_choices_and_prompts_of_one_call_come_back_in_their_order(stack: Stack) -> None:
+    with stack.client() as client:
+        answer = client.completions.create(model="tiny", prompt=["one", [5, 6, 7], "three"], n=2, max_tokens=8, seed=3)
+        assert [choice.index for choice in answer.choices] == list(range(6))
+        assert len({choice.text for choice in answer.choices}) == 6
+        again = client.completions.create(model="tiny", prompt="three", n=2, max_tokens=8, seed=3)
+    assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices[4:]]
+
+
+def test_a_stop_string_cuts_the_text_and_ends_the_request(stack: Stack) -> None:
+    with stack.client() as client:
+        whole = client.completions.create(model="tiny", prompt="stop me", max_tokens=40, temperature=0).choices[0].text
+        at = next(i for i in range(4, len(whole)) if whole.index(whole[i : i + 3]) == i)
+        stop = whole[at : at + 3]
+        answer = client.completions.create(model="tiny", prompt="stop me", max_tokens=40, temperature=0, stop=stop)
+        streamed = client.completions.create(
+            model="tiny", prompt="stop me", max_tokens=40, temperature=0, stop=[stop], stream=True
+        )
+        pieces = "".join(chunk.choices[0].text for chunk in streamed)
+    assert answer.choices[0].text == pieces == whole[:at]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens < 40
+
+
+def test_a_client_that_hangs_up_is_cancelled_while_it_runs(stack: Stack) -> None:
+    with stack.client() as client:
+        stream = client.completions.create(
+            model="tiny", prompt="for ever", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        before = int(stack.redis.hget(KEYS.totals, "cancelled") or 0)
+        stream.close()
+    stack.wait(lambda: int(stack.redis.hget(KEYS.totals, "cancelled") or 0) == before + 1)
+    stack.wait(lambda: stack.card().running == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "param"),
+    [
+        ({"model": "other"}, 404, "model"),
+        ({"max_tokens": 10_000}, 400, "max_tokens"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": "long " * 3000}, 400, "prompt"),
+        ({"logprobs": 3}, 400, "logprobs"),
+        ({"extra_body": {"guided_regex": "a+"}}, 400, "guided_regex"),
+        ({"temperature": -1}, 400, "temperature"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name_and_bothers_no_worker(
+    stack: Stack, arguments: dict[str, object], status: int, param: str
+) -> None:
+    accepted = stack.redis.hget(KEYS.totals, "accepted")
+    with stack.client() as client, pytest.raises(openai.APIStatusError) as refusal:
+        client.completions.create(**({"model": "tiny", "prompt": "a", "max_tokens": 4} | arguments))  # type: ignore[call-overload]
+    assert refusal.value.status_code == status
+    assert refusal.value.param == param
+    assert stack.redis.hget(KEYS.totals, "accepted") == accepted
+
+
+def resident_mib(pid: int) -> float:
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert match
+    return int(match[1]) / 1024
+
+
+def test_memory_stays_within_its_bounds(stack: Stack) -> None:
+    by_name = {
+        next((word for word in ("gateway", "worker") if f" {word} " in command), "redis"): pid
+        for pid, command in children_of(stack.process.pid).items()
+    }
+    card = stack.card()
+    # The tiny model: 3 layers, k and v, 2 heads of 16, float32.
+    cache_mib = card.total_blocks * card.block_size * 3 * 2 * 2 * 16 * 4 / 2**20
+    assert resident_mib(by_name["gateway"]) < 250
+    assert resident_mib(by_name["worker"]) < cache_mib + 700
