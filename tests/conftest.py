@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -133,9 +134,9 @@ class QuireProcess:
 StartQuire = Callable[..., QuireProcess]
 
 
-@pytest.fixture
-def start_quire() -> Iterator[StartQuire]:
-    """Starts `quire ARGUMENTS`; settings of gateway and worker can be given as `environ={"QUIRE_...": ...}`."""
+@contextmanager
+def quire_processes() -> Iterator[StartQuire]:
+    """Starts `quire ARGUMENTS`, and ends what still runs; `environ={"QUIRE_...": ...}` passes settings."""
     started: list[QuireProcess] = []
 
     def start(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> QuireProcess:
@@ -143,9 +144,18 @@ def start_quire() -> Iterator[StartQuire]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        process.close()
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.close()
+
+
+@pytest.fixture
+def start_quire() -> Iterator[StartQuire]:
+    """Starts `quire ARGUMENTS` for one test; settings can be given as `environ={"QUIRE_...": ...}`."""
+    with quire_processes() as start:
+        yield start
 
 
 @pytest.fixture(scope="session")
