@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from shared.logs import setup_logging
 from shared.naming import InvalidModelName, served_name
-from shared.redis_clients import BrokerUnavailable
+from shared.redis_clients import BrokerUnavailable, check_redis
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -43,14 +44,13 @@ def run(settings: WorkerSettings) -> int:
 
 def serve(settings: WorkerSettings) -> None:
     """Load the model, build the engine and run the service."""
-    import asyncio
-
     import uvloop
 
     from worker.service import WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
+    asyncio.run(check_redis(settings.redis_url))  # before minutes may go into loading
     engine, vocab_size = build_engine(settings)
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
     service = WorkerService(
@@ -85,11 +85,14 @@ def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
     torch.set_num_threads(threads)
     path = resolve(settings.model)
     dtype = choose_dtype(settings.dtype)
-    ops = kernels.select_ops("cpu", dtype, settings.kernels)
+    try:
+        ops = kernels.select_ops("cpu", dtype, settings.kernels)
+    except kernels.Unavailable as error:
+        raise StartError(f"--kernels {settings.kernels}: {error}; --kernels reference computes with torch") from error
     if isinstance(ops, kernels.CpuOps):
         kernels.set_num_threads(threads)
     log.info("loading %s as %s with %s kernels on %d threads", path, str(dtype)[6:], ops.name, threads)
-    model = Decoder.load(path, ops, dtype, "cpu", settings.max_model_len)
+    model = Decoder.load(path, ops, dtype, "cpu", settings.max_model_len, LoadingLog())
     max_model_len = settings.max_model_len or model.config.max_position_embeddings
     limits = EngineLimits(
         num_blocks=choose_num_blocks(settings, model.kv_bytes_per_block(settings.block_size), max_model_len),
@@ -110,6 +113,18 @@ def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
     engine = Engine(model, limits, model.config.eos_token_ids, tokenizer)
     warm_up(engine)
     return engine, model.config.vocab_size
+
+
+class LoadingLog:
+    """Says how far the loading of a large checkpoint is, every two seconds."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._said >= 2:
+            self._said = time.monotonic()
+            log.info("loaded %d of %d MiB (%d %%)", done >> 20, total >> 20, 100 * done // max(total, 1))
 
 
 def choose_dtype(name: str):  # type: ignore[no-untyped-def]
