@@ -65,19 +65,15 @@ class Conversation:
         while True:
             try:
                 line = input(prompt).strip()
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self.ask(line)
             except EOFError:
                 print()
                 return 0
             except KeyboardInterrupt:
                 print(dim("\nCtrl-D leaves."))
-                continue
-            if not line:
-                continue
-            try:
-                if line.startswith("/"):
-                    self._command(line)
-                else:
-                    self.ask(line)
             except CommandError as error:
                 print(f"quire chat: {error}", file=sys.stderr)
 

@@ -1,0 +1,267 @@
+"""`quire chat` streams, remembers, stops on Ctrl-C, leaves on Ctrl-D, and says in one line what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import clean_environ
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Echoes the last message word by word; some words make it misbehave."""
+
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        self._json(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(request)
+        self.server.authorization = self.headers["Authorization"]
+        text = request["messages"][-1]["content"]
+        if text == "full":
+            self._json(429, {"error": {"message": "The queue is full."}}, {"Retry-After": "7"})
+            return
+        if text == "who":
+            self._json(401, {"error": {"message": "Who are you?"}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self._event({"choices": [{"delta": {"role": "assistant"}}]})
+        self.wfile.write(b": keep-alive\n\n")
+        for word in text.split():
+            self._event({"choices": [{"delta": {"content": f"{word} "}}]})
+        if text == "broken":
+            self._event({"error": {"message": "The worker is gone."}})
+            return
+        if text == "cut":
+            return
+        if text == "endless":
+            try:
+                while True:
+                    self.server.pause.wait(0.01)
+                    self._event({"choices": [{"delta": {"content": "more "}}]})
+            except OSError:
+                self.server.client_gone.set()
+                return
+        self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        self._event({"choices": [], "usage": {"completion_tokens": 42}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, data: Any) -> None:
+        self.wfile.write(f"id: 1\ndata: {json.dumps(data)}\n\n".encode())
+
+    def _json(self, status: int, data: Any, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class FakeServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models = ["first", "second"]
+        self.requests: list[dict[str, Any]] = []
+        self.authorization: str | None = None
+        self.pause = threading.Event()
+        self.client_gone = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def ask(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ops.cli", "chat", *arguments]
+    return subprocess.run(
+        command, env=clean_environ(**environ), input=stdin, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_a_prompt_is_answered_once(server: FakeServer) -> None:
+    done = ask("one two three", "--url", server.url, "--temperature", "0", "--max-tokens", "9", "--system", "Be brief.")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "one two three", "")
+    [request] = server.requests
+    assert request["model"] == "first"
+    assert request["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one two three"},
+    ]
+    assert (request["temperature"], request["max_tokens"], request["stream"]) == (0, 9, True)
+    assert "top_p" not in request
+
+
+def test_the_prompt_may_come_from_a_pipe_and_the_model_and_key_by_name(server: FakeServer) -> None:
+    done = ask("--url", f"{server.url}/v1/", "--model", "second", stdin="from a pipe\n", QUIRE_CHAT_API_KEY="k")
+    assert done.stdout.strip() == "from a pipe"
+    assert server.requests[0]["model"] == "second"
+    assert server.authorization == "Bearer k"
+    assert ask("-", "--url", server.url, stdin="dash").stdout.strip() == "dash"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("full", "refused with 429: The queue is full.; try again in 7 s"),
+        ("who", "refused with 401: Who are you?; pass --api-key"),
+        ("broken", "the answer broke off: The worker is gone."),
+        ("cut", "the answer broke off: the server closed the connection"),
+    ],
+)
+def test_a_failure_is_one_line(server: FakeServer, prompt: str, line: str) -> None:
+    done = ask(prompt, "--url", server.url)
+    assert done.returncode == 1
+    [said] = done.stderr.splitlines()
+    assert said.startswith("quire chat: ")
+    assert line in said
+
+
+def test_no_server_says_how_to_start_one() -> None:
+    done = ask("hi", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "quire chat: no server at http://127.0.0.1:9 (Connection refused); start one with `quire serve`, "
+        "or pass --url\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
+def test_what_is_no_url(url: str) -> None:
+    done = ask("hi", "--url", url)
+    assert done.returncode == 1
+    assert f"quire chat: --url {url}" in done.stderr
+    assert "; give http://" in done.stderr
+
+
+def test_a_server_without_a_model_and_an_empty_pipe(server: FakeServer) -> None:
+    server.models = []
+    assert "has no model yet" in ask("hi", "--url", server.url).stderr
+    assert "standard input is empty" in ask("--url", server.url).stderr
+
+
+class Terminal:
+    """`quire chat` at a terminal: types, and waits for what appears."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self._controller, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", "chat", *arguments],
+            env=clean_environ(TERM="xterm", XDG_STATE_HOME=str(cwd / "state")),
+            cwd=cwd,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self._raw = self._shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._controller, text.encode())
+
+    def wait_for(self, pattern: str) -> str:
+        """What appeared since the last call, up to and with the pattern; without colours."""
+        deadline = time.monotonic() + 20
+        while not (match := re.search(pattern, self._shown)):
+            ready, _, _ = select.select([self._controller], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"no {pattern!r} in {self._shown!r}"
+            self._raw += os.read(self._controller, 4096).decode(errors="replace")
+            plain, rest = re.fullmatch(r"(.*?)(\x1b[\[?\d;]*)?", self._raw, re.DOTALL).groups()  # an escape may be cut
+            self._shown += re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", plain).replace("\r", "")
+            self._raw = rest or ""
+        seen, self._shown = self._shown[: match.end()], self._shown[match.end() :]
+        return seen
+
+    def close(self) -> int:
+        if self.process.poll() is None:
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        os.close(self._controller)
+        return self.process.wait()
+
+
+def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:
+    terminal = Terminal("--url", server.url, cwd=tmp_path)
+    terminal.wait_for(r"first at http://.*Ctrl-D leaves\.\n> ")
+
+    terminal.type("hello there\n")
+    terminal.wait_for(r"hello there \n42 tokens, first after \d+ ms, [\d.]+ tokens/s\n> ")
+    terminal.type("again\n")
+    terminal.wait_for(r"again \n42 tokens.*\n> ")
+    roles = [message["role"] for message in server.requests[-1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+
+    terminal.type("/system Be kind.\n")
+    terminal.wait_for(r"System message: Be kind\.\n> ")
+    terminal.type("/save talk.json\n")
+    terminal.wait_for(r"Saved 5 messages to talk\.json\n> ")
+    assert json.loads((tmp_path / "talk.json").read_text())["messages"][0] == {"role": "system", "content": "Be kind."}
+    terminal.type("/save\n")
+    terminal.wait_for(r"Saved 5 messages to chat\.md\n> ")
+    assert "**user**\n\nhello there" in (tmp_path / "chat.md").read_text()
+
+    terminal.type("/reset\n")
+    terminal.wait_for(r"starts anew\.\n> ")
+    terminal.type("once more\n")
+    terminal.wait_for(r"once more \n42 tokens.*\n> ")
+    assert [message["content"] for message in server.requests[-1]["messages"]] == ["Be kind.", "once more"]
+
+    terminal.type("/help\n")
+    terminal.wait_for(r"Ctrl-C stops an answer, Ctrl-D leaves\.\n> ")
+    terminal.type("/nonsense\n")
+    terminal.wait_for(r"quire chat: there is no command /nonsense; /help lists them\n> ")
+    terminal.type("full\n")
+    terminal.wait_for(r"429: The queue is full.*\n> ")  # and the conversation goes on
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_path: Path) -> None:
+    terminal = Terminal("--url", server.url, cwd=tmp_path)
+    terminal.wait_for("> ")
+    terminal.type("endless\n")
+    terminal.wait_for("more more ")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(r"stopped, \d+ tokens, .*\n> ")
+    assert server.client_gone.wait(10)  # the server learns of it
+    terminal.type("and now\n")
+    terminal.wait_for(r"and now \n42 tokens.*\n> ")
+    assert server.requests[-1]["messages"][1]["content"].startswith("endless more more ")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(r"Ctrl-D leaves\.\n> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0
