@@ -180,38 +180,49 @@ INLINE void gather_keys(const Attention& job, const AttentionItem& item, Chunk& 
     }
 }
 
-// Scores of one row to weights: subtracts the maximum, exponentiates, rounds, and writes packed rows. Keys that the row
-// does not see get weight zero.
-INLINE void soften(const Attention& job, const Chunk& c, int position, float* scores, act* weights, size_t line,
-                   float* maximum, float* total) {
+// Which of a chunk's scores a row sees, counted from the start of the chunk: [low, high). Vectors outside [from, to)
+// hold none of them.
+struct Visible {
+    int low, high, from, to;
+};
+
+INLINE Visible visible(const Attention& job, const Chunk& c, int position) {
     const int window = job.shape.window;
-    const int high = (position + 1 < c.end ? position + 1 : c.end) - c.start;
-    const int low = window && position - window + 1 > c.start ? position - window + 1 - c.start : 0;
-    const int begin = c.first_group * 16, end = c.groups * 16;
-    // Vectors before `from` and from `to` on are invisible; those from `full` to `full_end` are visible as a whole.
-    const int from = low / W * W, to = high <= low ? from : (high + W - 1) / W * W;
-    const int full = (low + W - 1) / W * W, full_end = high / W * W;
+    Visible v;
+    v.high = (position + 1 < c.end ? position + 1 : c.end) - c.start;
+    v.low = window && position - window + 1 > c.start ? position - window + 1 - c.start : 0;
+    v.from = v.low / W * W;
+    v.to = v.high <= v.low ? v.from : (v.high + W - 1) / W * W;
+    return v;
+}
+
+// The largest score that a row sees; the others in its vectors become minus infinity.
+INLINE float mask_and_max(const Visible& seen, float* scores) {
     const F masked = set1(kMinusInfinity);
     F largest = masked;
-    for (int i = from; i < to; i += W) {
+    for (int i = seen.from; i < seen.to; i += W) {
         F v = load(scores + i);
-        if (i < full || i >= full_end) {
-            v = select(between(low - i, high - i), v, masked);
+        if (i < seen.low || i + W > seen.high) {
+            v = select(between(seen.low - i, seen.high - i), v, masked);
             store(scores + i, v);
         }
         largest = max(v, largest);
     }
-    *maximum = max_of(largest);
-    const F base = set1(*maximum == kMinusInfinity ? 0.f : *maximum), scale = set1(job.scale * kLog2E);
+    return max_of(largest);
+}
+
+// Scores of one row to weights, as packed rows: subtracts the maximum, exponentiates, rounds. Returns their sum.
+INLINE float soften(const Attention& job, const Chunk& c, const Visible& seen, float maximum, const float* scores,
+                    act* weights, size_t line) {
+    const F base = set1(maximum == kMinusInfinity ? 0.f : maximum), scale = set1(job.scale * kLog2E);
     F sums = zero();
-    for (int i = begin; i < end; i += W) {
+    for (int i = c.first_group * 16, end = c.groups * 16; i < end; i += W) {
         F p = zero();
-        if (i >= from && i < to) p = act_round(exp2_negative(mul(sub(load(scores + i), base), scale)));
-        sums = add(sums, p);
-        const int word = i / kPerWord;
-        act_store(weights + (word / 16 * line + word % 16) * kPerWord, p);
+        if (i >= seen.from && i < seen.to) p = exp2_negative(mul(sub(load(scores + i), base), scale));
+        const unsigned word = unsigned(i) / kPerWord;
+        sums = add(sums, act_store_rounded(weights + (word / 16 * line + word % 16) * kPerWord, p));
     }
-    *total = sum(sums);
+    return sum(sums);
 }
 
 INLINE Lookahead look_ahead(const Chunk& now, const Chunk& next, size_t d) {
@@ -249,9 +260,15 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
     for (int start = 0; start < rows; start += kWeighRows) {
         const int count = rows - start < kWeighRows ? rows - start : kWeighRows;
         uint32_t* weights = w.weights + start * kChunkWords;
+        // Two loops: each row is a long chain of dependent steps, and this way the chains of several rows overlap.
+        Visible seen[kWeighRows];
+        for (int r = 0; r < count; ++r) {
+            seen[r] = visible(job, c, item.first + (start + r) / group);
+            out.maximum[start + r] = mask_and_max(seen[r], w.scores + (start + r) * kChunkKeys);
+        }
         for (int r = 0; r < count; ++r)
-            soften(job, c, item.first + (start + r) / group, w.scores + (start + r) * kChunkKeys,
-                   (act*)(weights + r * 16), size_t(count) * 16, out.maximum + start + r, out.total + start + r);
+            out.total[start + r] = soften(job, c, seen[r], out.maximum[start + r], w.scores + (start + r) * kChunkKeys,
+                                          (act*)(weights + r * 16), size_t(count) * 16);
         for (int v = 0, vectors = d / W; v < vectors;) {
             const int size = vectors - v >= 4 ? 2 : vectors - v >= 2 ? 1 : 0;
             const uint32_t* units[kChunkKeys / 8];

@@ -75,6 +75,10 @@ INLINE F act_load(const act* p, int n) { return load(p, n); }
 INLINE void act_store(act* p, F v) { store(p, v); }
 INLINE void act_store(act* p, F v, int n) { store(p, v, n); }
 INLINE F act_round(F v) { return v; }
+INLINE F act_store_rounded(act* p, F v) {
+    store(p, v);
+    return v;
+}
 
 INLINE void copy_line(uint32_t* out, const act* in, int n) {
     float* line = (float*)out;

@@ -66,6 +66,11 @@ INLINE F act_load(const act* p, int n) { return widen(_mm256_maskz_loadu_epi16(f
 INLINE void act_store(act* p, F v) { _mm256_storeu_si256((__m256i*)p, narrow(v)); }
 INLINE void act_store(act* p, F v, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(v)); }
 INLINE F act_round(F v) { return widen(narrow(v)); }
+INLINE F act_store_rounded(act* p, F v) {  // stores, and returns what was stored
+    const __m256i stored = narrow(v);
+    _mm256_storeu_si256((__m256i*)p, stored);
+    return widen(stored);
+}
 
 // Copies n <= 32 values to a full 64-byte line and fills it with zeros.
 INLINE void copy_line(uint32_t* out, const act* in, int n) {
@@ -91,6 +96,10 @@ INLINE F act_load(const act* p, int n) { return load(p, n); }
 INLINE void act_store(act* p, F v) { store(p, v); }
 INLINE void act_store(act* p, F v, int n) { store(p, v, n); }
 INLINE F act_round(F v) { return v; }
+INLINE F act_store_rounded(act* p, F v) {
+    store(p, v);
+    return v;
+}
 
 INLINE void copy_line(uint32_t* out, const act* in, int n) {
     _mm512_storeu_ps(out, _mm512_maskz_loadu_ps(first(n), in));
