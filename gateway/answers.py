@@ -78,6 +78,10 @@ class Answer:
             yield first + piece.choice, piece, others + piece.position
 
 
+# The answer that a request is about, for the log.
+ANSWER = web.RequestKey("answer", Answer)
+
+
 async def collect(answer: Answer, form: Format) -> web.Response:
     """Wait for everything. Raises ApiError if a request did not end well."""
     texts: list[list[str]] = [[] for _ in range(answer.call.choices)]

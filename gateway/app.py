@@ -11,8 +11,8 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from gateway import errors, page
-from gateway.answers import Answer
-from gateway.errors import Handler
+from gateway.answers import ANSWER
+from gateway.errors import REQUEST_ID, Handler
 from gateway.model import ServedModel
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
@@ -59,7 +59,7 @@ async def _close(app: web.Application) -> None:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    if request_id := request.get("id"):
+    if request_id := request.get(REQUEST_ID):
         response.headers["x-request-id"] = request_id
     response.headers["Server"] = "quire"  # not which versions of what
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
@@ -68,7 +68,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 @web.middleware
 async def _outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request its id, and one line in the log when it is over. Never what it said."""
-    request["id"] = new_id()
+    request[REQUEST_ID] = new_id()
     began = time.perf_counter()
     status: Any = "gone"
     try:
@@ -85,7 +85,7 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
 
 def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
     line = f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request['id']} ms={duration_ms:.0f}"
-    answer: Answer | None = request.get("answer")
+    answer = request.get(ANSWER)
     if answer is None:
         return line
     outcome = answer.outcome.name if answer.outcome else "none"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
 log = logging.getLogger("gateway")
+
+# The id of an HTTP request: in the answer's headers, in the log, and in Redis.
+REQUEST_ID = web.RequestKey("request_id", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -165,6 +167,6 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 def unexpected(error: Exception, request: web.Request) -> ApiError:
     """A fault of this program: the traceback goes to the log, the client gets the id to ask about."""
-    request_id: Any = request.get("id", "")
+    request_id = request.get(REQUEST_ID, "")
     log.error("request %s failed unexpectedly", request_id, exc_info=error)
     return ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")

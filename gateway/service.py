@@ -11,8 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from gateway import answers, chat, completions
-from gateway.answers import Answer
+from gateway.answers import ANSWER, Answer
 from gateway.calls import Call, Limits
+from gateway.errors import REQUEST_ID
 from gateway.fleet import Fleet
 from gateway.model import ServedModel
 from gateway.parsing import read_object
@@ -87,13 +88,13 @@ class Gateway:
     async def _serve(self, request: web.Request, read: Reader, dialect: ModuleType) -> web.StreamResponse:
         body = await read_object(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
         call = await read(body, self.limits, self.renderer)
-        call_id = request["id"]
+        call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
         options = call.options
         form = dialect.Format(call_id, self.model.name, answers.created(), call.choices, options.include_usage)
         outputs = self.fanout.open([item.id for item in requests])
         answer = Answer(call, self.model, outputs)
-        request["answer"] = answer
+        request[ANSWER] = answer
         try:
             await self.submission.submit(requests)
             outputs.accepted = True

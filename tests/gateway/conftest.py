@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from tests.gateway.running import RunningGateway, running_gateway, write_model
+from tests.shared.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "test-model")
+
+
+class Start:
+    """Starts gateways that end with the test."""
+
+    def __init__(self, stack: AsyncExitStack, **defaults: Any) -> None:
+        self._stack = stack
+        self._defaults = defaults
+
+    async def __call__(self, **settings: Any) -> RunningGateway:
+        return await self._stack.enter_async_context(
+            running_gateway(GatewaySettings(**{**self._defaults, "port": 0, **settings}))
+        )
+
+
+@pytest.fixture
+async def start_gateway(redis_url: str, model_folder: Path) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+        yield Start(stack, model=str(model_folder), redis_url=redis_url)
+
+
+@pytest.fixture
+async def gateway(start_gateway: Start) -> RunningGateway:
+    return await start_gateway()

@@ -1,0 +1,120 @@
+"""A worker that speaks the protocol through `shared.broker` and emits what a script says, without any model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
+from shared.messages import Delta, GenerationRequest, Outcome, StepItem, WorkerCard
+from shared.redis_clients import blocking_client, command_client
+
+# The steps of one request: the deltas of each, and the outcome that ends it.
+Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]
+Script = Callable[[GenerationRequest], Steps]
+
+
+@dataclass
+class FakeWorker:
+    """Runs the same script for every request it claims."""
+
+    redis_url: str
+    lane: str
+    script: Script
+    max_model_len: int = 4096
+    vocab_size: int = 100_000
+    worker_id: str = field(default_factory=new_id)
+    claimed: list[GenerationRequest] = field(default_factory=list)
+    cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    steps: dict[str, int] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeWorker]:
+        commands, blocking = command_client(self.redis_url), blocking_client(self.redis_url)
+        self.broker = Broker(commands, self.lane)
+        await self.broker.create_groups()
+        await self.beat()
+        task = asyncio.create_task(self._consume(QueueReader(blocking, self.lane, self.worker_id)))
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for request_task in self._tasks:
+                request_task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await blocking.aclose()
+            await commands.aclose()
+
+    async def beat(self) -> None:
+        await self.broker.beat(
+            WorkerCard(
+                worker_id=self.worker_id,
+                incarnation="1",
+                model=self.lane,
+                max_model_len=self.max_model_len,
+                vocab_size=self.vocab_size,
+                eos_token_ids=(0,),
+                block_size=16,
+                total_blocks=100,
+                free_blocks=100,
+                running=0,
+                waiting=0,
+                steps=1,
+            )
+        )
+
+    def __post_init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _consume(self, reader: QueueReader) -> None:
+        while True:
+            for delivery in await reader.read(16, 200):
+                claim = await self.broker.claim(delivery, self.worker_id, new_id())
+                if claim is not None:
+                    task = asyncio.create_task(self._run(claim))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, claim: Claim) -> None:
+        request = GenerationRequest.decode(claim.body)
+        self.claimed.append(request)
+        start = claim.emitted
+        async for deltas, outcome in self.script(request):
+            item = StepItem(request.id, start, deltas, outcome)
+            reply = await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, item)])
+            self.steps[request.id] = self.steps.get(request.id, 0) + 1
+            start = item.end
+            if request.id in reply.cancelled:
+                last = StepItem(request.id, start, (), Outcome("cancelled"))
+                await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, last)])
+                self.cancelled.put_nowait(request.id)
+                return
+            if outcome is not None:
+                return
+
+
+def emit(tokens: list[int], reason: str = "length", step: int = 1) -> Script:
+    """Every choice of every request gets these tokens, `step` of them at once."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        n = request.sampling.n
+        for at in range(0, len(tokens), step):
+            last = at + step >= len(tokens)
+            piece = tuple(tokens[at : at + step])
+            deltas = tuple(Delta(choice, piece, reason if last else None) for choice in range(n))
+            yield deltas, Outcome(reason) if last else None
+
+    return script
+
+
+def endless(token: int) -> Script:
+    """The same token for ever."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        while True:
+            yield tuple(Delta(choice, (token,)) for choice in range(request.sampling.n)), None
+
+    return script

@@ -1,0 +1,197 @@
+"""A gateway inside the test process, with real sockets, and raw ways to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+
+from gateway.app import GATEWAY, Runner, create_app, start_site
+from gateway.model import load_model
+from gateway.service import Gateway
+from gateway.settings import GatewaySettings
+from tests.gateway.fake_worker import FakeWorker, Script
+from tests.shared.tokenizers_for_tests import byte_level
+
+MODEL = "test-model"
+CONTEXT = 512
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_model(folder: Path, **tokenizer_config: Any) -> Path:
+    """A model folder with everything but weights."""
+    folder.mkdir(parents=True)
+    byte_level().save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE, **tokenizer_config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    model = {"max_position_embeddings": CONTEXT, "vocab_size": byte_level().get_vocab_size(), "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(model))
+    return folder
+
+
+@dataclass
+class Reply:
+    """An answer as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        assert list(self.json) == ["error"]
+        error: dict[str, Any] = self.json["error"]
+        assert list(error) == ["message", "type", "param", "code"]
+        return error
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event."""
+
+    id: int
+    data: Any
+
+
+def parse_events(text: str) -> list[Event]:
+    """The events of a stream, checked against the framing; comments are left out."""
+    assert text.endswith("\n\n")
+    events = []
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        number, data = block.split("\n")
+        assert number.startswith("id: ")
+        assert data.startswith("data: ")
+        events.append(Event(int(number[4:]), data[6:] if data == "data: [DONE]" else json.loads(data[6:])))
+    return events
+
+
+class RunningGateway:
+    """A gateway that listens, and its worker where the test wants one."""
+
+    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int) -> None:
+        self.settings = settings
+        self.gateway = gateway
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def worker(self, script: Script, **options: Any) -> Any:
+        """A fake worker of this gateway's lane, as a context manager."""
+        return FakeWorker(self.settings.redis_url, self.gateway.model.name, script, **options).running()
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=20)
+
+    async def get(self, path: str) -> Reply:
+        return await self.send(raw_request("GET", path))
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.send(raw_request("POST", path, data, headers))
+
+    async def chat(self, **parameters: Any) -> Reply:
+        return await self.post("/v1/chat/completions", chat_body(**parameters))
+
+    async def complete(self, **parameters: Any) -> Reply:
+        return await self.post("/v1/completions", {"model": MODEL, "prompt": "Hello", **parameters})
+
+    async def events(self, path: str, body: Any) -> list[Event]:
+        """The events of a streamed call that is accepted."""
+        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            return parse_events(await response.text())
+
+    async def send(self, data: bytes) -> Reply:
+        """Send bytes as they are and read one answer."""
+        reader, writer = await self.connect(data)
+        try:
+            return await asyncio.wait_for(read_reply(reader), 20)
+        finally:
+            writer.close()
+
+    async def connect(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        return reader, writer
+
+    async def queued(self) -> int:
+        return (await self.gateway.broker.queued())[0]
+
+    async def accepted(self) -> int:
+        """Requests that ever reached the queue."""
+        broker = self.gateway.broker
+        return int(await broker.client.hget(broker.keys.totals, "accepted") or 0)
+
+
+def chat_body(**parameters: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **parameters}
+
+
+def raw_request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    lines = {"Host": "test", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines |= {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    status, *lines = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    body = await reader.readexactly(int(headers["content-length"])) if "content-length" in headers else b""
+    return Reply(int(status.split()[1]), headers, body)
+
+
+def tokens(text: str) -> list[int]:
+    ids: list[int] = byte_level().encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def texts(events: Sequence[Event], choice: int = 0) -> list[str]:
+    """The texts of a stream's events, for one choice."""
+    found = []
+    for event in events:
+        if event.data == "[DONE]":
+            continue
+        for item in event.data["choices"]:
+            text = item["delta"].get("content") if "delta" in item else item["text"]
+            if item["index"] == choice and text:
+                found.append(text)
+    return found
+
+
+async def until(condition: Any) -> None:
+    """Wait for something that another process or connection does; fails after some seconds."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
+    app = create_app(settings, load_model(settings.model, settings.name))
+    runner = Runner(app, settings)
+    await runner.setup()
+    try:
+        port = await start_site(runner, "127.0.0.1", 0)
+        gateway = app[GATEWAY]
+        await asyncio.wait_for(gateway.subscription.ready.wait(), 10)
+        yield RunningGateway(settings, gateway, port)
+    finally:
+        await runner.cleanup()
