@@ -24,6 +24,7 @@ run: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what is missing, then 
 	@exec $(BIN)/quire serve $(ARGS)
 
 setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what serving needs into .venv, and no more.
+	@echo "Everything is installed: make run, or $(BIN)/quire --help"
 
 test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them.
 	@$(BIN)/python -m pytest $(ARGS)
