@@ -42,6 +42,7 @@ fi
 
 echo "Installing quire[$extras]; the first time this takes minutes, most of them for torch (log: $log)"
 # The environment variable reaches the isolated build of the project too; newer versions of pip have a name of its own for that.
+: >$log
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 $venv/bin/python -m pip install --no-input --progress-bar off -e ".[$extras]" >$log 2>&1 &
 pip=$!
@@ -67,7 +68,7 @@ while kill -0 $pip 2>/dev/null; do
 done
 [ -t 1 ] && printf '\r\033[2K'
 if ! wait $pip; then
-  grep -avE '^(Looking in|Requirement already|WARNING: Location|Collecting|  (Using cached|Downloading))' $log | tail -n 15 >&2
+  grep -avE '^(Looking in|Requirement already|WARNING: Location|Collecting|Obtaining|  [A-Z])' $log | tail -n 15 >&2
   fail "the installation failed; the whole output is in $log"
 fi
 echo "Installed in $((SECONDS - started)) s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -43,16 +44,18 @@ def check_port(host: str, port: int) -> int:
         except PermissionError as error:
             raise CommandError(f"port {port} needs the rights of root; pass a --port from 1024 to 65535") from error
         except OSError as error:
-            if not port:
-                raise CommandError(f"cannot listen on {host}: {error.strerror}; pass another --host") from error
+            if error.errno != errno.EADDRINUSE:
+                raise CommandError(
+                    f"cannot listen on {host}: {error.strerror}; pass --host 127.0.0.1, or 0.0.0.0 for every interface"
+                ) from error
             raise CommandError(
-                f"port {port} on {host}: {error.strerror}; pass --port {_free_port(host)}, or --port 0 for any free one"
+                f"port {port} on {host}: {error.strerror}; pass --port {_free_port(family, host)}, or --port 0 for any free one"
             ) from error
         return int(probe.getsockname()[1])
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
+def _free_port(family: int, host: str) -> int:
+    with socket.create_server((host, 0), family=family) as probe:
         return int(probe.getsockname()[1])
 
 
