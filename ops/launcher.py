@@ -135,7 +135,7 @@ class Launcher:
                     "pass a larger --start-timeout-s if the model is still loading"
                 )
             doing = services[1].doing()
-            self._progress.update(f"{services[1].name}: {doing or 'starting Python and torch'}")
+            self._progress.update(f"{services[1].name}: {doing or 'starting'}")
             time.sleep(POLL_S)
         return False
 
