@@ -76,7 +76,7 @@ class Stepper:
         needed = [-(-len(prompt) // BLOCK_SIZE) for prompt in self.prompts]
         blocks = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(2)).to(torch.int32)
         self.cache = self.decoder.alloc_kv_cache(len(blocks), BLOCK_SIZE)
-        for tensor in (tensor for pair in self.cache for tensor in pair):
+        for tensor in (tensor for pair in self.cache.layers for tensor in pair):
             tensor.fill_(float("nan"))
         self.tables = torch.full((len(self.prompts), max(needed)), 2**30, dtype=torch.int32)
         for table, own in zip(self.tables, blocks[: sum(needed)].split(needed), strict=True):
@@ -228,5 +228,5 @@ def test_any_sliding_window_is_that_of_transformers(window, expected, tmp_path):
 def test_the_size_of_a_block_is_the_memory_that_it_takes(checkpoints):
     decoder = Decoder.load(checkpoints("qwen3"), operations("cpu"), torch.float32, "cpu", 256)
     cache = decoder.alloc_kv_cache(5, BLOCK_SIZE)
-    assert sum(tensor.nbytes for pair in cache for tensor in pair) == 5 * decoder.kv_bytes_per_block(BLOCK_SIZE)
-    assert len(cache) == decoder.config.num_layers
+    assert sum(tensor.nbytes for pair in cache.layers for tensor in pair) == 5 * decoder.kv_bytes_per_block(BLOCK_SIZE)
+    assert len(cache.layers) == decoder.config.num_layers

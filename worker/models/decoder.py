@@ -1,7 +1,7 @@
 """The decoder of the Llama family in one definition; a ModelConfig says which of its variations a checkpoint has.
 
-Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. Each addition to the
-residual stream is part of the norm that follows it. Attention reads and writes the paged cache through `kernels`.
+Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. What happens between
+the embeddings and the head is `kernels.layers.run`; a backend may run it as one call.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from pathlib import Path
 
 import torch
 
-from kernels.ops import Ops, PackedLinear
+from kernels.ops import LayerStack, Ops, PackedLinear
 from worker.models.batch import ForwardBatch
 from worker.models.config import ModelConfig, read_config
 from worker.models.errors import CheckpointError
 from worker.models.loader import Progress, Weights
 from worker.models.rope import cos_sin_table
 
-KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer k and v: [num_blocks, num_kv_heads, block_size, head_dim]
-
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer block, ready to run."""
+    """One transformer block, ready to run: a `kernels.ops.DecoderLayer`."""
 
     input_norm: torch.Tensor  # [H]
     qkv: PackedLinear
@@ -38,6 +36,15 @@ class Layer:
     mlp_norm: torch.Tensor  # [H]
     gate_up: PackedLinear
     down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """The paged cache of all layers. Block b is index b of dimension 0 in every layer."""
+
+    # Per layer k and v: [num_blocks, num_kv_heads, block_size, head_dim]; the order inside a block is the kernels' own.
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    stack: LayerStack
 
 
 class Decoder:
@@ -120,9 +127,21 @@ class Decoder:
         )
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
-        """Zeroed caches of all layers. A block is one index of dimension 0, and is the same block in every layer."""
-        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-        return [self.ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
+        """Zeroed caches of all layers."""
+        config = self.config
+        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        caches = [self.ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
+        stack = self.ops.stack_layers(
+            self._layers,
+            self._norm,
+            caches,
+            self._cos_sin,
+            config.num_heads,
+            config.num_kv_heads,
+            config.rms_norm_eps,
+            config.head_dim**-0.5,
+        )
+        return KVCache(caches, stack)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Memory of a block's keys and values, over all layers."""
@@ -135,45 +154,20 @@ class Decoder:
         Every block up to the end of each sequence's context must be its own or shared read-only. IndexError if an id, a
         position or a slot is outside its table.
         """
-        ops, config = self.ops, self.config
-        eps = config.rms_norm_eps
-        residual = ops.embed(batch.token_ids, self._embedding)  # [T, H]
-        hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
-        last = len(self._layers) - 1
-        for index, (layer, (k_cache, v_cache)) in enumerate(zip(self._layers, kv_cache, strict=True)):
-            qkv = ops.linear(hidden, layer.qkv)  # [T, (heads + 2 * kv_heads) * D]
-            q = ops.rope_and_cache(
-                qkv,
-                batch.positions,
-                self._cos_sin,
-                batch.slot_mapping,
-                k_cache,
-                v_cache,
-                config.num_heads,
-                config.num_kv_heads,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-            )
-            hidden = ops.paged_attention(
-                q,
-                k_cache,
-                v_cache,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.query_start_loc,
-                config.head_dim**-0.5,
-                layer.sliding_window,
-            )  # [T, heads * D]
-            if index == last:  # no token attends to what follows, so only rows that are wanted go on
-                hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
-                if len(hidden) == 0:
-                    return torch.empty((0, config.vocab_size), dtype=torch.float32, device=hidden.device)
-            hidden = ops.add_rms_norm(ops.linear(hidden, layer.o), residual, layer.mlp_norm, eps)
-            hidden = ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down)
-            next_norm = self._norm if index == last else self._layers[index + 1].input_norm
-            hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
-        return ops.linear_logits(hidden, self._head)
+        residual = self.ops.embed(batch.token_ids, self._embedding)  # [T, H]
+        hidden = self.ops.decoder_layers(
+            residual,
+            kv_cache.stack,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            batch.logits_rows,
+        )  # [R, H]
+        if len(hidden) == 0:
+            return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=hidden.device)
+        return self.ops.linear_logits(hidden, self._head)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
