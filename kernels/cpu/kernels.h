@@ -10,6 +10,8 @@
 
 #include "rows.h"
 
+#include "attention_tiles.h"
+
 #include "attention.h"
 
 #include "layers.h"

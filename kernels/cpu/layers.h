@@ -65,10 +65,11 @@ INLINE int64_t run_layers(const Step& s) {
         const bool last = i + 1 == s.layer_count;
         linear({x, t, hidden, layer.qkv, layer.qkv_bias, qkv_width, qkv, kAct});
 
-        const Attention attention{{s.block_tables, s.seq_lens, s.query_start, size_t(s.table_width), size_t(s.sequences),
-                                   t, size_t(s.block_count), int(s.heads), int(s.kv_heads), int(s.head_dim),
-                                   int(s.block_size), int(layer.window)},
-                                  q, layer.k_cache, layer.v_cache, mixed, float(s.scale)};
+        const Attention attention{
+            {s.block_tables, s.seq_lens, s.query_start, size_t(s.table_width), size_t(s.sequences), t,
+             size_t(s.block_count), int(s.heads), int(s.kv_heads), int(s.head_dim), int(s.block_size),
+             int(layer.window)},
+            q, layer.k_cache, layer.v_cache, mixed, float(s.scale)};
         if (planned != layer.window) {
             if (const int64_t bad = quire::plan_attention(attention.shape, &plan)) return kBadSequence + bad;
             planned = layer.window;

@@ -1,5 +1,7 @@
-// float activations on AVX2 with FMA. The pragma gives every function below it these instructions; only calls that are
-// made after the processor was asked need them. Nothing from the standard library may be instantiated below it.
+// float activations on AVX2 with FMA.
+//
+// The pragma gives every function below it these instructions; only calls that are made after the processor was asked
+// need them. Nothing from the standard library may be instantiated below it (see plain.h).
 #include <immintrin.h>
 
 #include <cstddef>

@@ -1,5 +1,7 @@
-// bf16 activations on AVX-512 with BF16 dot products. The pragma gives every function below it these instructions, so that only a call at
-// run time, after the processor was asked, needs them. Nothing from the standard library may be instantiated below it.
+// bf16 activations on AVX-512 with BF16 dot products.
+//
+// The pragma gives every function below it these instructions; only calls that are made after the processor was asked
+// need them. Nothing from the standard library may be instantiated below it (see plain.h).
 #include <immintrin.h>
 
 #include <cstddef>

@@ -27,7 +27,8 @@ void pack_panel(const Value* const* rows, size_t k, uint32_t* out) {
         for (size_t c = 0; c < 32; ++c)
             for (size_t w = w0; w < w1; ++w) {
                 uint32_t word = 0;
-                if (rows[c]) std::memcpy(&word, rows[c] + w * kPerWord, std::min<size_t>(kPerWord, k - w * kPerWord) * sizeof(Value));
+                const size_t values = std::min<size_t>(kPerWord, k - w * kPerWord);
+                if (rows[c]) std::memcpy(&word, rows[c] + w * kPerWord, values * sizeof(Value));
                 out[w * 32 + c] = word;
             }
     }
@@ -54,8 +55,8 @@ void pack(const Value* weight, size_t n, size_t k, bool gate_up, uint32_t* out) 
 }  // namespace quire
 
 // weight [n, k] row-major, of 2-byte or 4-byte values, to panels (see gemm.h).
-extern "C" __attribute__((visibility("default"))) void quire_pack(const void* weight, size_t n, size_t k, int value_size,
-                                                                  int gate_up, void* out) {
+extern "C" __attribute__((visibility("default"))) void quire_pack(const void* weight, size_t n, size_t k,
+                                                                  int value_size, int gate_up, void* out) {
     if (value_size == 2)
         quire::pack<uint16_t, 2>(static_cast<const uint16_t*>(weight), n, k, gate_up, static_cast<uint32_t*>(out));
     else

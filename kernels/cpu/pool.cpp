@@ -149,7 +149,8 @@ int thread_count() { return pool()->wanted_now.load(std::memory_order_relaxed); 
 void run(size_t parts, void (*fn)(void*, size_t), void* ctx) {
     Pool* p = pool();
     // A pool that another caller uses, or a job called from inside a job, is computed right here.
-    if (parts < 2 || parts >= Pool::kPartMask / 2 || thread_count() == 1 || p->busy.exchange(true, std::memory_order_acquire)) {
+    if (parts < 2 || parts >= Pool::kPartMask / 2 || thread_count() == 1 ||
+        p->busy.exchange(true, std::memory_order_acquire)) {
         for (size_t i = 0; i < parts; ++i) fn(ctx, i);
         return;
     }

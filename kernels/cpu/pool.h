@@ -26,15 +26,23 @@ void parallel(size_t parts, Body body) {
     run(parts, [](void* ctx, size_t part) { (*static_cast<Body*>(ctx))(part); }, &body);
 }
 
-// `count` things in ranges of at least `grain`: a few ranges per thread, so that a disturbed thread can fall behind.
+// `count` things in contiguous ranges: a large one for each thread, because the start of a range finds nothing fetched,
+// and then a small one for each, so that a thread which was disturbed or woke late can be relieved. `grain` is the
+// least number that is worth another thread.
 template <class Body>
 void parallel_ranges(size_t count, size_t grain, Body body) {
     if (count == 0) return;
-    size_t ranges = size_t(thread_count()) * 4;
-    if (thread_count() == 1) ranges = 1;
-    if (ranges > count / grain) ranges = count / grain;
-    if (ranges < 1) ranges = 1;
-    parallel(ranges, [&](size_t i) { body(count * i / ranges, count * (i + 1) / ranges); });
+    size_t threads = size_t(thread_count());
+    if (threads > count / grain) threads = count / grain;
+    if (threads < 2) return body(size_t(0), count);
+    const size_t even = count / threads, share = (count * 7 + threads * 4) / (threads * 8);
+    const size_t large = share < even ? share : even, left = count - large * threads;
+    const size_t small = left < threads ? left : threads;
+    parallel(threads + small, [&](size_t i) {
+        if (i < threads) return body(large * i, large * (i + 1));
+        i -= threads;
+        body(large * threads + left * i / small, large * threads + left * (i + 1) / small);
+    });
 }
 
 }  // namespace quire

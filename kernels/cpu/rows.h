@@ -3,7 +3,9 @@
 
 constexpr int kMaxHeadDim = 512;
 
-INLINE float inverse_rms(F squares, size_t n, float eps) { return 1.f / __builtin_sqrtf(sum(squares) / float(n) + eps); }
+INLINE float inverse_rms(F squares, size_t n, float eps) {
+    return 1.f / __builtin_sqrtf(sum(squares) / float(n) + eps);
+}
 
 // out = round(x / rms(x)) * weight, as Hugging Face's LlamaRMSNorm rounds it.
 INLINE void norm_row(const act* x, const act* weight, float eps, size_t n, act* out) {
@@ -34,7 +36,7 @@ INLINE void add_row(const act* x, act* residual, size_t n) {
 
 // residual += x (where there is a residual), then the norm of the sum.
 INLINE void rms_norm(const act* x, act* residual, const act* weight, float eps, size_t rows, size_t n, act* out) {
-    quire::parallel_ranges(rows, 1 + (16 << 10) / n, [&](size_t begin, size_t end) {
+    quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
         for (size_t r = begin; r < end; ++r) {
             if (residual) add_row(x + r * n, residual + r * n, n);
             norm_row((residual ? residual : x) + r * n, weight, eps, n, out + r * n);

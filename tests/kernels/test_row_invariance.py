@@ -67,3 +67,16 @@ def test_any_number_of_threads(cpu_ops, threads, count):
     for _ in range(5):
         for actual, wanted in zip(results(), expected, strict=True):
             assert torch.equal(actual, wanted)
+
+
+def test_any_split_covers_every_row_and_no_other(cpu_ops, threads):
+    width = 6200  # wide enough that a single row is worth a thread
+    rows = random(24, width, dtype=cpu_ops.dtype)
+    weight = torch.ones(width, dtype=cpu_ops.dtype)
+    for threads_now in (2, 3, 5, 7):
+        threads(threads_now)
+        for count in range(1, 23):
+            residual = rows.clone()
+            cpu_ops.add_rms_norm(rows[:count], residual[:count], weight, 1e-6)
+            assert torch.equal(residual[:count], rows[:count] + rows[:count])
+            assert torch.equal(residual[count:], rows[count:])
