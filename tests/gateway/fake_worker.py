@@ -40,8 +40,8 @@ class FakeWorker:
         try:
             yield self
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            self._stopping = True  # a blocking read must not be cancelled
+            await task
             for request_task in self._tasks:
                 request_task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -68,10 +68,11 @@ class FakeWorker:
 
     def __post_init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     async def _consume(self, reader: QueueReader) -> None:
-        while True:
-            for delivery in await reader.read(16, 200):
+        while not self._stopping:
+            for delivery in await reader.read(16, 50):
                 claim = await self.broker.claim(delivery, self.worker_id, new_id())
                 if claim is not None:
                     task = asyncio.create_task(self._run(claim))
@@ -79,6 +80,14 @@ class FakeWorker:
                     task.add_done_callback(self._tasks.discard)
 
     async def _run(self, claim: Claim) -> None:
+        try:
+            await self._follow_script(claim)
+        except Exception as error:  # a script that is wrong must not leave its test waiting
+            item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", f"script: {error!r}"))
+            await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, item)])
+            raise
+
+    async def _follow_script(self, claim: Claim) -> None:
         request = GenerationRequest.decode(claim.body)
         self.claimed.append(request)
         start = claim.emitted

@@ -179,7 +179,7 @@ def texts(events: Sequence[Event], choice: int = 0) -> list[str]:
 async def until(condition: Any) -> None:
     """Wait for something that another process or connection does; fails after some seconds."""
     async with asyncio.timeout(10):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - the condition is in another process
             await asyncio.sleep(0.005)
 
 
