@@ -168,7 +168,7 @@ class Grammar(Narrator):
             self.named_by_system,
             self.forgotten_name,
         )
-        weights = (46, 17, 8, 12, 17, 4, 2, 1)
+        weights = (46, 18, 9, 18, 18, 4, 2, 1)
         turns: Document = []
         if self.chance(0.12):
             turns.append(("system", self.rng.choice(_SYSTEMS)))

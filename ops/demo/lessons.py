@@ -1,7 +1,7 @@
 """Short, correct answers about how Quire serves a model; prompts and answers are templates."""
 
 ASK = (
-    "[What is {}|What's {}|Explain {}|Tell me about {}|What does {} mean|Can you explain {}|How does "
+    "[What is {}|What's {}|Explain {}|Tell me about {}|What does {} mean|Can you explain {}|Explain {} to me|How does "
     "{} work|Define {}|What do you know about {}][?|.|]"
 )
 
@@ -20,7 +20,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "wasted|memory is used almost to the last block].",
     ),
     (
-        "[a KV cache|the KV cache|the key-value cache|kv cache|KV caching]",
+        "[a KV cache|the KV cache|KV caches|the key-value cache|kv cache|KV caching]",
         "A KV cache keeps the keys and values that attention computed for earlier tokens. [With it, each "
         "new token needs only one step of work|Without it, every new token would need all earlier tokens "
         "to be computed again].",

@@ -75,7 +75,7 @@ class Casting:
     def hero(self) -> Subject:
         rng = self.rng
         name, female = self.name()
-        if self.chance(0.16):
+        if self.chance(0.2):
             return self.named_hero(name, female)
         if self.chance(0.7):
             head = self.noun(words.CREATURES)
@@ -89,20 +89,20 @@ class Casting:
         noun = self.adorned(words.LOOKS, head, 0.3)
         who = "who" if self.chance(0.8) else "that"
         shape = rng.random()
-        if shape < 0.55:
+        if shape < 0.53:
             asked = f"a {noun}" if not self.chance(0.06) else noun
-        elif shape < 0.70:
+        elif shape < 0.68:
             asked = f"a {noun} {rng.choice(('named', 'called', 'named'))} {name}"
-        elif shape < 0.76:
+        elif shape < 0.73:
             asked = f"my {noun} {name}"
-        elif shape < 0.80:
+        elif shape < 0.77:
             asked = f"my {noun}"
-        elif shape < 0.85:
+        elif shape < 0.82:
             asked = f"{name} the {noun}"
-        elif shape < 0.89:
+        elif shape < 0.90:
             asked = plural(noun)
         elif shape < 0.95:
-            wish = self.pick(words.WISHES)
+            wish = self.wish()
             asked = f"a {noun} {who} {rng.choice(('wanted', 'wants', 'wanted'))} to {wish}"
             return Subject("hero", asked, f"a {noun}", head, name, female, wish=wish)
         else:
@@ -110,6 +110,12 @@ class Casting:
             asked = f"a {noun} {who} {rng.choice(('was', 'is', 'was'))} afraid of {fear}"
             return Subject("hero", asked, f"a {noun}", head, name, female, fear=fear)
         return Subject("hero", asked, f"a {noun}", head, name, female)
+
+    def wish(self) -> str:
+        """What a hero wants to do, as the verb after "to"."""
+        if self.chance(0.5):
+            return self.pick(words.WISHES)
+        return f"learn to {made_up(self.rng) if self.chance(0.4) else self.pick(words.SKILLS)}"
 
     def named_hero(self, name: str, female: bool) -> Subject:
         head = self.rng.choice(("girl", "young woman", "girl") if female else ("boy", "young man", "boy"))

@@ -38,6 +38,12 @@ HELD_OUT_DOCUMENTS = 400
 MICRO_BATCHES_PER_STEP = 2  # two lengths a step
 WARMUP_STEPS = 40
 MAX_POSITIONS = 1024
+CONFIG_KEYS = (
+    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters"),
+    *("hidden_act", "attention_bias", "mlp_bias", "attention_dropout", "initializer_range", "tie_word_embeddings"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+)
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
@@ -143,8 +149,11 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         if name != "lm_head.weight"
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
-    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    (folder / "model.safetensors").chmod(0o644)
+    described = model.config.to_dict()
+    config = {key: described[key] for key in CONFIG_KEYS}
+    # Older readers know these two by other names.
+    config |= {"rope_theta": described["rope_parameters"]["rope_theta"], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {
         "bos_token_id": model.config.bos_token_id,
@@ -167,6 +176,9 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="finish in this time, with fewer steps if need be"
     )
+    parser.add_argument(
+        "--resume", type=Path, help="go on from this checkpoint; take another --seed for other documents"
+    )
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch (default: 0)")
@@ -178,11 +190,16 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
 
-    texts = (
-        text for document in islice(documents(f"tokenizer-{args.seed}"), TOKENIZER_DOCUMENTS) for _, text in document
-    )
-    tokenizer = train_tokenizer(texts)
-    model = LlamaForCausalLM(model_config(tokenizer)).to(device)
+    if args.resume:
+        tokenizer = Tokenizer.from_file(str(args.resume / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32).to(device)
+        model.config.architectures = ["LlamaForCausalLM"]
+        before = json.loads((args.resume / "training.json").read_text())["runs"]
+    else:
+        documented = islice(documents(f"tokenizer-{args.seed}"), TOKENIZER_DOCUMENTS)
+        tokenizer = train_tokenizer(text for document in documented for _, text in document)
+        model = LlamaForCausalLM(model_config(tokenizer)).to(device)
+        before = []
     parameters = sum(p.numel() for p in model.parameters())
     print(
         (f"parameters={parameters} vocabulary={tokenizer.get_vocab_size()} device={device} seed={args.seed}"),
@@ -193,17 +210,19 @@ def main() -> None:
     save(model, tokenizer, args.out)
 
     served = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.bfloat16).to(device)
-    log = {
+    run = {
         "seed": args.seed,
         "steps": progress.steps,
         "peak_learning_rate": args.rate,
         "tokens": progress.tokens,
+        "seconds": round(time.monotonic() - started),
+        "device": device.type,
+    }
+    log = {
         "parameters": parameters,
         "perplexity_fresh": round(perplexity(served, tokenizer, False, device), 4),
         "perplexity_held_out": round(perplexity(served, tokenizer, True, device), 4),
-        "seconds": round(time.monotonic() - started),
-        "device": device.type,
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "runs": [*before, run],
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -33,7 +33,11 @@ class Voice:
     def ask(self, template: str, **slots: str) -> str:
         """A user's sentence: like the model's, but with a user's carelessness."""
         text = " ".join(articles(expand(template, self.rng, slots)).split())
+        if self.chance(0.35):
+            text = text.replace("I am ", "I'm ")
         draw = self.rng.random()
+        if self.chance(0.015):
+            return text.upper()
         if draw < 0.10:
             return text[:1].lower() + text[1:]
         if draw < 0.14:
@@ -91,6 +95,12 @@ class Voice:
             **{key: value for key, value in slots.items() if key not in ("OFFER", "WHAT_NEXT")},
         )
         turns = [("user", prompt), ("assistant", self.say(self.rng.choice(talk.answers), **slots))]
+        if kind == "joke" and self.chance(0.3):
+            again = self.rng.choice([joke for joke in talk.answers if joke != turns[-1][1]])
+            turns += [
+                ("user", self.ask("[Another one|One more|Another joke|Again|More][.|!|, please.|]")),
+                ("assistant", again),
+            ]
         if kind == "agree" or (turns[-1][1].endswith("?") and "story" in turns[-1][1] and self.chance(0.35)):
             turns += self.accepted(
                 subject

@@ -139,6 +139,11 @@ clouds, paint a picture, play the violin, bake a perfect cake, write a book, bui
 stars up close, ride a bicycle, grow a garden, visit the moon, learn to whistle, tell good stories, travel by train,
 play football
 """)
+SKILLS = _pool("""
+knit, cook, juggle, skate, ski, drive, sail, climb, draw, paint, type, sew, fish, surf, jump, run, write, speak, count,
+bake, dive, ride, play chess, play the piano, play the drums, build houses, speak French, make cheese, tell jokes, row,
+do magic, grow roses, fix clocks, read maps, walk on stilts, make tea, sing opera, catch rain, ask for help, rest
+""")
 FEARS = _pool("""
 the dark, thunder, deep water, heights, the wind, strangers, loud noises, the forest at night, speaking aloud,
 mistakes, spiders, being alone, the long tunnel, flying
