@@ -29,7 +29,7 @@ def spawn(
     calls this: call it from the main thread. `keep` are file descriptors that the child inherits.
     """
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(int(death_signal)), str(os.getpid()), *command],
+        dying_with_parent(command, death_signal),
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -37,6 +37,11 @@ def spawn(
         start_new_session=True,
         pass_fds=keep,
     )
+
+
+def dying_with_parent(command: Sequence[str], death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
+    """The command, so that as a child of this process it gets the signal when this process dies."""
+    return [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(int(death_signal)), str(os.getpid()), *command]
 
 
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from redis import Redis
 
 from ops.embedded_redis import EmbeddedRedis
+from ops.processes import dying_with_parent
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -48,7 +49,7 @@ class QuireProcess:
 
     def __init__(self, arguments: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", *arguments],
+            dying_with_parent([sys.executable, "-m", "ops.cli", *arguments]),  # also if the test run is killed
             env=dict(environ),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
