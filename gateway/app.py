@@ -25,6 +25,8 @@ GATEWAY = web.AppKey("gateway", Gateway)
 # Bounds of a request's head; aiohttp enforces them while it parses.
 MAX_HEADER_BYTES = 8190
 MAX_HEADERS = 64
+# What supervisors ask several times a second is not worth a line of the log each.
+PROBES = ("/healthz", "/readyz")
 
 
 def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application:
@@ -79,12 +81,15 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
         status = error.status
         raise
     finally:
-        if access.isEnabledFor(logging.INFO):
-            access.info("%s", _access_line(request, status, 1000 * (time.perf_counter() - began)))
+        level = logging.DEBUG if request.path in PROBES else logging.INFO
+        if access.isEnabledFor(level):
+            access.log(level, "%s", _access_line(request, status, 1000 * (time.perf_counter() - began)))
 
 
 def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
-    line = f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request['id']} ms={duration_ms:.0f}"
+    line = (
+        f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request[REQUEST_ID]} ms={duration_ms:.0f}"
+    )
     answer = request.get(ANSWER)
     if answer is None:
         return line

@@ -13,6 +13,8 @@ from shared.messages import MAX_PROMPT_TOKENS, WorkerCard
 
 log = logging.getLogger("gateway")
 
+FIRST_WORKER_S = 0.05
+
 
 class Fleet:
     """The live workers of the lane. Limits stay as they were while no worker is there."""
@@ -41,7 +43,8 @@ class Fleet:
 
     async def _refresh_forever(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            # A start waits for the first worker: look often until there is one.
+            await asyncio.sleep(BEAT_S if self.workers else FIRST_WORKER_S)
             await self.refresh()
 
     async def refresh(self) -> None:
