@@ -48,8 +48,9 @@ def check_port(host: str, port: int) -> int:
                 raise CommandError(
                     f"cannot listen on {host}: {error.strerror}; pass --host 127.0.0.1, or 0.0.0.0 for every interface"
                 ) from error
+            free = _free_port(family, host)
             raise CommandError(
-                f"port {port} on {host}: {error.strerror}; pass --port {_free_port(family, host)}, or --port 0 for any free one"
+                f"port {port} on {host}: {error.strerror}; pass --port {free}, or --port 0 for any free one"
             ) from error
         return int(probe.getsockname()[1])
 
