@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from gateway.templates import ChatTemplate, TemplateFailure
 
@@ -45,7 +44,7 @@ def load_model(model: str, name: str) -> ServedModel:
     generation = _read_json(folder / "generation_config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, tokenizer_config)
-    tokenizer = _tokenizer(folder, tokenizer_config, special_tokens)
+    tokenizer = _tokenizer(folder, special_tokens)
     text_config = config.get("text_config") or config
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     declared = text_config.get("vocab_size")
@@ -107,7 +106,9 @@ def _special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _tokenizer(folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> Tokenizer:
+def _tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer of the file. Its own post-processor says what goes around a plain prompt; like Transformers, this
+    does not look at `add_bos_token` and `add_eos_token` where there is such a file."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path} is missing; models without a tokenizer.json cannot be served.")
@@ -122,21 +123,7 @@ def _tokenizer(folder: Path, tokenizer_config: Mapping[str, Any], special_tokens
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
     # As Transformers does: what the configuration names as special is special, and never part of a text.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
-    _apply_bos_and_eos(tokenizer, tokenizer_config, special_tokens)
     return tokenizer
-
-
-def _apply_bos_and_eos(
-    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    """`add_bos_token` and `add_eos_token`, where the configuration has them, replace the file's own post-processor."""
-    if "add_bos_token" not in tokenizer_config and "add_eos_token" not in tokenizer_config:
-        return
-    bos = special_tokens.get("bos_token") if tokenizer_config.get("add_bos_token") else None
-    eos = special_tokens.get("eos_token") if tokenizer_config.get("add_eos_token") else None
-    form = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    tokens = [(token, tokenizer.token_to_id(token)) for token in (bos, eos) if token]
-    tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=tokens)
 
 
 def _template(

@@ -93,6 +93,9 @@ def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
         kernels.set_num_threads(threads)
     log.info("loading %s as %s with %s kernels on %d threads", path, str(dtype)[6:], ops.name, threads)
     model = Decoder.load(path, ops, dtype, "cpu", settings.max_model_len, LoadingLog())
+    if isinstance(ops, kernels.CpuOps):
+        # What is left for torch is small, and its idle threads would spin against those of the kernels.
+        torch.set_num_threads(1)
     max_model_len = settings.max_model_len or model.config.max_position_embeddings
     limits = EngineLimits(
         num_blocks=choose_num_blocks(settings, model.kv_bytes_per_block(settings.block_size), max_model_len),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, texts, tokens
+from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
 from tests.shared.tokenizers_for_tests import byte_level
 
 
@@ -127,13 +132,14 @@ async def test_when_one_prompt_fails_the_others_are_cancelled(gateway: RunningGa
         assert await worker.cancelled.get() == reply.headers["x-request-id"]
 
 
-async def test_a_tokenizer_that_adds_a_beginning_of_sequence_does_so_for_plain_prompts(
-    start_gateway: object, tmp_path: object
+async def test_a_tokenizer_that_adds_a_beginning_of_sequence_does_so_for_plain_prompts_only(
+    start_gateway: Start, tmp_path: Path
 ) -> None:
-    from tests.gateway.running import write_model
-
-    folder = write_model(tmp_path / "bos", add_bos_token=True)  # type: ignore[operator]
-    gateway = await start_gateway(model=str(folder))  # type: ignore[operator]
+    folder = write_model(tmp_path / "bos")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    gateway = await start_gateway(model=str(folder))
     async with gateway.worker(emit(tokens("a"))) as worker:
         assert (await gateway.complete(model="bos", prompt="x")).status == 200
         assert (await gateway.chat(model="bos")).status == 200
