@@ -9,6 +9,7 @@ fits is chosen at run time, and a library built on one machine runs on any other
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -20,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kernels.cpu.library import Unavailable
+
+log = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
 # Contraction would fuse a multiplication and an addition in one tile size and not in another: rows must not differ.
@@ -82,6 +85,7 @@ def build() -> Path:
     directory = next((d for d in _cache_dirs() if _writable(d)), None)
     if directory is None:
         raise Unavailable(f"cannot write to {' or '.join(map(str, _cache_dirs()))}: set XDG_CACHE_HOME")
+    log.info("building the C++ kernels with %s: once, about 15 s", command)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         units = [path for path in _sources() if path.suffix == ".cpp"]
         objects = [str(Path(scratch) / f"{path.stem}.o") for path in units]

@@ -61,13 +61,13 @@ def load() -> ctypes.CDLL:
 def best_level(dtype: torch.dtype) -> Level:
     """The best level that this processor runs for activations of `dtype`. Raises Unavailable where there is none.
 
-    The environment variable QUIRE_CPU_ISA names a level above which none is used, or `none`.
+    The environment variable KERNELS_CPU_ISA names a level above which none is used, or `none`.
     """
-    limit = os.environ.get("QUIRE_CPU_ISA", "")
+    limit = os.environ.get("KERNELS_CPU_ISA", "")
     if limit == "none":
-        raise Unavailable("QUIRE_CPU_ISA is none: unset it")
+        raise Unavailable("KERNELS_CPU_ISA is none: unset it")
     if limit and limit not in Level.__members__:
-        raise ValueError(f"QUIRE_CPU_ISA is {limit!r}: it must be one of {', '.join(Level.__members__)} or none")
+        raise ValueError(f"KERNELS_CPU_ISA is {limit!r}: it must be one of {', '.join(Level.__members__)} or none")
     if dtype not in LEVELS:
         raise Unavailable(f"there are none for {dtype}: use {' or '.join(map(str, LEVELS))}")
     library = load()

@@ -17,7 +17,7 @@ def implementations() -> list:
 def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     if kind == "reference":
         return kernels.ReferenceOps("cpu", dtype)
-    monkeypatch.setenv("QUIRE_CPU_ISA", level)
+    monkeypatch.setenv("KERNELS_CPU_ISA", level)
     try:
         ops = kernels.CpuOps(dtype)
     except kernels.Unavailable as missing:

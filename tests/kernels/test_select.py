@@ -39,11 +39,11 @@ def test_a_type_without_kernels_falls_back(caplog):
 
 
 def test_the_level_can_be_lowered(monkeypatch, caplog):
-    monkeypatch.setenv("QUIRE_CPU_ISA", "none")
+    monkeypatch.setenv("KERNELS_CPU_ISA", "none")
     with caplog.at_level(logging.WARNING):
         assert kernels.select_ops("cpu", torch.float32).name == "reference"
-    assert "QUIRE_CPU_ISA" in caplog.text
-    monkeypatch.setenv("QUIRE_CPU_ISA", "avx1024")
+    assert "KERNELS_CPU_ISA" in caplog.text
+    monkeypatch.setenv("KERNELS_CPU_ISA", "avx1024")
     with pytest.raises(ValueError, match="avx2, avx512, avx512bf16 or none"):
         kernels.select_ops("cpu", torch.float32)
 
