@@ -185,7 +185,7 @@ def _main(argv: Sequence[str] | None, environ: Mapping[str, str] | None) -> int:
         arguments = words[1:]
         cls = command.settings()
         if words[0] == "serve":
-            arguments, environ = _pass_through(cls, arguments, environ)
+            arguments, environ = pass_through(cls, arguments, environ)
         known = known_settings()
         description, examples = command.description, command.examples
         settings: Any = load(
@@ -218,7 +218,7 @@ def known_settings() -> list[type]:
     return [command.settings() for command in COMMANDS.values()]
 
 
-def _pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Take the flags of gateway and worker out of those of `quire serve`, as environment variables for the services."""
     own = {flag for item in options(cls) for flag in item.flags}
     services = (_gateway_settings(), _worker_settings())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cli import _pass_through, known_settings
+from ops.cli import pass_through, known_settings
 from ops.paths import PROJECT_ROOT
 from ops.settings import ServeSettings
 from ops.settings_table import with_table
@@ -92,7 +92,7 @@ def test_the_page_is_where_the_readme_says(server: str) -> None:
     "line", [line for block in blocks("text") for line in block.splitlines() if line.startswith("quire serve")]
 )
 def test_the_flags_of_a_shown_command_exist(line: str) -> None:
-    arguments, environ = _pass_through(ServeSettings, shlex.split(line)[2:], {})
+    arguments, environ = pass_through(ServeSettings, shlex.split(line)[2:], {})
     load(ServeSettings, arguments, environ, prog="quire serve", known=known_settings())
 
 
