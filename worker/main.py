@@ -21,6 +21,7 @@ GIB = 1024**3
 # On a CPU the cache shares the memory with everything else on the machine.
 CPU_CACHE_LIMIT = 2 * GIB
 CPU_CACHE_SHARE = 0.3
+SWITCH_INTERVAL_S = 0.0005
 
 
 class StartError(RuntimeError):
@@ -56,6 +57,8 @@ def serve(settings: WorkerSettings) -> None:
     service = WorkerService(
         engine, model_name=name, worker_id=settings.name, redis_url=settings.redis_url, vocab_size=vocab_size
     )
+    # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What exists now lives as long as the process: the collector need not look at it in every step.
     gc.collect()
     gc.freeze()
