@@ -6,8 +6,8 @@ from importlib.resources import files
 
 from aiohttp import web
 
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_FILES = {"/": "index.html", "/chat.css": "chat.css", "/chat.js": "chat.js"}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_FILES = {"/": "index.html", "/chat.css": "chat.css", "/chat.js": "chat.js", "/icon.svg": "icon.svg"}
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
