@@ -25,6 +25,8 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    # Whether the rest of what the client sends is of no use any more.
+    closes = False
 
     def __init__(
         self,
@@ -66,12 +68,14 @@ class BodyTimeout(ApiError):
     status = 408
     type = "invalid_request_error"
     code = "body_timeout"
+    closes = True
 
 
 class BodyTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+    closes = True
 
 
 class UnsupportedMedia(ApiError):
@@ -127,9 +131,12 @@ def body(error: ApiError) -> str:
 
 def response(error: ApiError) -> web.Response:
     reason = "Client Closed Request" if error.status == 499 else None
-    return web.Response(
+    answer = web.Response(
         status=error.status, reason=reason, text=body(error), content_type="application/json", headers=error.headers
     )
+    if error.closes:
+        answer.force_close()
+    return answer
 
 
 def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:

@@ -7,6 +7,7 @@ import logging
 
 from redis.exceptions import RedisError
 
+from gateway.cancellation import check_cancelled
 from gateway.model import ServedModel
 from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from shared.messages import MAX_PROMPT_TOKENS, WorkerCard
@@ -46,6 +47,7 @@ class Fleet:
             # A start waits for the first worker: look often until there is one.
             await asyncio.sleep(BEAT_S if self.workers else FIRST_WORKER_S)
             await self.refresh()
+            check_cancelled()
 
     async def refresh(self) -> None:
         """Look once. Failure is an answer too."""

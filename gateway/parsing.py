@@ -39,9 +39,7 @@ async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
                 if len(data) > limit:
                     raise _too_large(limit)
     except TimeoutError:
-        raise BodyTimeout(
-            f"The body did not arrive within {timeout_s:g} seconds.", headers={"Connection": "close"}
-        ) from None
+        raise BodyTimeout(f"The body did not arrive within {timeout_s:g} seconds.") from None
     except web.HTTPException:
         raise
     except (ValueError, web.RequestPayloadError) as error:
@@ -50,7 +48,7 @@ async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
 
 
 def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is over the limit of {limit} bytes.", headers={"Connection": "close"})
+    return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

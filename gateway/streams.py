@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
+from gateway.cancellation import check_cancelled
 from shared.broker import Broker
 from shared.messages import Delta, MessageError, Outcome, StepItem
 
@@ -135,6 +136,7 @@ class Outputs:
         while True:
             if not self._waiting:
                 await self._look_into_log()
+                check_cancelled()
             if self._waiting or self._keepalive_due:
                 self._keepalive_due = False
                 self._gave_at = self._loop.time()

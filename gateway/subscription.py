@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
+from gateway.cancellation import check_cancelled
 from gateway.streams import Fanout, Outputs
 from shared.messages import MessageError, decode_items
 
@@ -62,6 +63,7 @@ class Subscription:
                 await pubsub.subscribe(self._channel)
                 while True:
                     await self._read(pubsub)
+                    check_cancelled()
                     pause = RECONNECT_S[0]
             except (RedisError, OSError) as error:
                 if self.ready.is_set():
@@ -70,6 +72,7 @@ class Subscription:
                 self.ready.clear()
                 with contextlib.suppress(RedisError, OSError):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
+            check_cancelled()
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, RECONNECT_S[1])
 

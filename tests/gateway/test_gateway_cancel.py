@@ -1,0 +1,138 @@
+"""A client that leaves is not worked for: streaming or not, waiting or running, before its answer or in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.keys import LaneKeys
+from shared.messages import Delta, GenerationRequest
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import FakeWorker, Steps, emit, endless
+from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
+
+CHAT = "/v1/chat/completions"
+
+
+def call(**parameters: Any) -> bytes:
+    return raw_request("POST", CHAT, json.dumps(chat_body(**parameters)).encode())
+
+
+async def outcome(gateway: RunningGateway, name: str) -> int:
+    keys = LaneKeys(MODEL)
+    return int(await gateway.gateway.broker.client.hget(keys.totals, name) or 0)
+
+
+async def started(worker: FakeWorker) -> None:
+    async def begun() -> bool:
+        return bool(worker.steps)
+
+    await until(begun)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_a_running_request_is_cancelled_within_two_steps(gateway: RunningGateway, stream: bool, how: str) -> None:
+    async with gateway.worker(endless(65)) as worker:
+        _, writer = await gateway.connect(call(stream=stream))
+        await started(worker)
+        if how == "reset":
+            writer.transport.abort()
+        else:
+            writer.close()
+        request_id = await asyncio.wait_for(worker.cancelled.get(), 10)
+        assert request_id == worker.claimed[0].id
+    assert await outcome(gateway, "cancelled") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGateway, stream: bool) -> None:
+    _, writer = await gateway.connect(call(stream=stream))
+
+    async def queued() -> bool:
+        return await gateway.queued() == 1
+
+    async def empty() -> bool:
+        return await gateway.queued() == 0
+
+    await until(queued)
+    writer.close()
+    await until(empty)
+    assert await outcome(gateway, "cancelled") == 1
+    async with gateway.worker(emit(tokens("a"))) as worker:
+        assert (await gateway.chat()).status == 200
+        assert len(worker.claimed) == 1
+
+
+async def test_every_prompt_of_a_call_is_cancelled(gateway: RunningGateway) -> None:
+    body = json.dumps({"model": MODEL, "prompt": ["a", "b", "c"]}).encode()
+    _, writer = await gateway.connect(raw_request("POST", "/v1/completions", body))
+
+    async def queued() -> bool:
+        return await gateway.queued() == 3
+
+    async def cancelled() -> bool:
+        return await outcome(gateway, "cancelled") == 3
+
+    await until(queued)
+    writer.close()
+    await until(cancelled)
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
+    """Before the body is complete, while it is tokenized or submitted, in the stream, just after the end."""
+    data = call(stream=True)
+    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
+
+        async def leave(index: int) -> None:
+            cut = index % 5 == 4
+            _, writer = await gateway.connect(data[: len(data) // 2] if cut else data)
+            await writer.drain()
+            for _ in range(index % 7):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001 * (index % 11))
+            writer.transport.abort()
+
+        await asyncio.gather(*map(leave, range(100)))
+
+        async def settled() -> bool:
+            broker = gateway.gateway.broker
+            totals = await broker.client.hgetall(broker.keys.totals)
+            ended = sum(int(count) for name, count in totals.items() if name != b"accepted")
+            return int(totals.get(b"accepted", 0)) == ended and gateway.gateway.fanout.calls == 0
+
+        await until(settled)
+        assert await gateway.queued() == 0
+        assert (await gateway.chat()).status == 200
+        assert len(worker.claimed) <= 81
+
+
+async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+
+    much = (Delta(0, tuple(tokens("The quick brown fox " * 1000))),)
+
+    async def flood(request: GenerationRequest) -> Steps:
+        while True:
+            yield much, None
+
+    async with gateway.worker(flood) as worker:
+        _, writer = await gateway.connect(call(stream=True))
+        transport: Any = writer.transport
+        transport.pause_reading()
+        assert await asyncio.wait_for(worker.cancelled.get(), 20) == worker.claimed[0].id
+        transport.abort()
+
+
+async def test_streams_that_are_open_when_the_gateway_ends_are_cancelled(start_gateway: Start) -> None:
+    first = await start_gateway()
+    async with first.worker(endless(65)) as worker:
+        async with running_gateway(replace(first.settings, drain_s=0.1)) as second:
+            _, writer = await second.connect(call(stream=True))
+            await started(worker)
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
+        writer.close()

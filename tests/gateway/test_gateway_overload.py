@@ -1,0 +1,218 @@
+"""Too much work, no Redis, no worker: the client is told so, with when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import MODEL, RunningGateway, tokens, until
+from tests.shared.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A server that the test may stop."""
+    with running_redis("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+async def queued(gateway: RunningGateway, count: int) -> None:
+    async def reached() -> bool:
+        return await gateway.queued() == count
+
+    await until(reached)
+
+
+async def test_a_full_queue_is_a_429_that_says_when_to_come_again(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_queued_requests=2)
+    waiting = [asyncio.create_task(gateway.chat()) for _ in range(2)]
+    await queued(gateway, 2)
+    reply = await gateway.chat()
+    assert (reply.status, reply.error["type"], reply.error["code"]) == (429, "rate_limit_error", "queue_full")
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+    async with gateway.worker(emit(tokens("a"))):
+        assert [(await task).status for task in waiting] == [200, 200]
+        assert (await gateway.chat()).status == 200
+
+
+async def test_a_call_that_does_not_fit_as_a_whole_is_not_accepted_in_part(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_queued_requests=3)
+    reply = await gateway.complete(prompt=["a", "b", "c", "d"])
+    assert reply.status == 429
+    await queued(gateway, 0)
+
+
+async def test_the_bound_on_tokens_counts_what_requests_may_use(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_queued_tokens=300)
+    waiting = asyncio.create_task(gateway.complete(max_tokens=200))
+    await queued(gateway, 1)
+    assert (await gateway.complete(max_tokens=200)).status == 429
+    waiting.cancel()
+
+
+async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
+    own_redis: RedisServer, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(redis_url=own_redis.url)
+    own_redis.kill()
+
+    async def unready() -> bool:
+        reply = await gateway.get("/readyz")
+        return reply.status == 503 and "Redis does not answer" in reply.json["problems"]
+
+    reply = await gateway.chat()
+    assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")
+    assert int(reply.headers["retry-after"]) >= 1
+    await until(unready)
+    assert (await gateway.get("/healthz")).status == 200
+    own_redis.start()
+    await asyncio.wait_for(gateway.gateway.subscription.ready.wait(), 10)
+    async with gateway.worker(emit(tokens("a"))):
+        assert (await gateway.chat()).status == 200
+
+
+async def test_a_stream_lives_through_a_restart_of_redis(own_redis: RedisServer, start_gateway: Start) -> None:
+    gateway = await start_gateway(redis_url=own_redis.url, keepalive_s=0.2)
+    body = {"model": MODEL, "prompt": "x", "stream": True}
+    call = asyncio.create_task(gateway.events("/v1/completions", body))
+    await queued(gateway, 1)
+    own_redis.kill()
+    await asyncio.sleep(0)
+    own_redis.start()
+    async with gateway.worker(emit(tokens("after the restart"))):
+        events = await asyncio.wait_for(call, 20)
+    assert events[-1].data == "[DONE]"
+
+
+async def test_a_submission_whose_reply_was_lost_is_made_again_and_accepted_once(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redis.exceptions import ConnectionError as RedisConnectionError
+
+    broker = gateway.gateway.broker
+    real, calls = broker.submit, []
+
+    async def unlucky(*arguments: Any, **options: Any) -> None:
+        await real(*arguments, **options)
+        calls.append(arguments[0])
+        if len(calls) < 3:
+            raise RedisConnectionError("the reply was lost")
+
+    monkeypatch.setattr(broker, "submit", unlucky)
+    async with gateway.worker(emit(tokens("a"))) as worker:
+        assert (await gateway.chat()).status == 200
+    assert len(calls) == 3
+    assert len(worker.claimed) == 1
+    assert await gateway.accepted() == 1
+
+
+async def test_a_submission_that_stays_unknown_is_cancelled(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redis.exceptions import ConnectionError as RedisConnectionError
+
+    broker = gateway.gateway.broker
+    real = broker.submit
+
+    async def unlucky(*arguments: Any, **options: Any) -> None:
+        await real(*arguments, **options)
+        raise RedisConnectionError("the reply was lost")
+
+    monkeypatch.setattr(broker, "submit", unlucky)
+    assert (await gateway.chat()).status == 503
+    await queued(gateway, 0)
+
+
+async def test_ready_means_that_a_worker_makes_progress(gateway: RunningGateway) -> None:
+    reply = await gateway.get("/readyz")
+    assert (reply.status, reply.json) == (
+        503,
+        {"ready": False, "workers": 0, "problems": ["no worker makes progress"]},
+    )
+    async with gateway.worker(emit(tokens("a"))) as worker:
+        await gateway.gateway.fleet.refresh()
+        reply = await gateway.get("/readyz")
+        assert (reply.status, reply.json) == (200, {"ready": True, "workers": 1, "problems": []})
+        await worker.broker.retire(worker.worker_id)
+    await gateway.gateway.fleet.refresh()
+    assert (await gateway.get("/readyz")).status == 503
+
+
+async def test_the_smallest_context_among_model_and_workers_counts(gateway: RunningGateway) -> None:
+    async with (
+        gateway.worker(emit(tokens("a")), max_model_len=100),
+        gateway.worker(emit(tokens("a")), max_model_len=50, vocab_size=300),
+    ):
+        await gateway.gateway.fleet.refresh()
+        reply = await gateway.complete(max_tokens=60)
+        assert "maximum context length is 50 tokens" in reply.error["message"]
+        assert (await gateway.complete(prompt=[300])).error["param"] == "prompt[0]"
+        assert (await gateway.get("/v1/models")).json["data"][0]["max_model_len"] == 50
+
+
+async def test_a_context_may_be_set_smaller_but_not_larger(start_gateway: Start) -> None:
+    small, large = await start_gateway(max_model_len=10), await start_gateway(max_model_len=10_000)
+    assert (small.gateway.limits.max_model_len, large.gateway.limits.max_model_len) == (10, 512)
+
+
+async def test_the_lease_of_the_gateway_is_there_while_it_runs(start_gateway: Start) -> None:
+    gateway = await start_gateway(gateway_id="g7")
+    assert await gateway.gateway.broker.client.ttl("quire:gateway:g7:alive") > 0
+
+
+async def test_the_log_has_one_line_per_request_and_no_prompt(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with gateway.worker(emit(tokens("an answer"), "stop")):
+        reply = await gateway.chat(messages=[{"role": "user", "content": "a secret question"}])
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.access"]
+    [line] = [line for line in lines if "/v1/chat/completions" in line]
+    assert line.startswith(f"POST /v1/chat/completions 200 request={reply.headers['x-request-id']} ms=")
+    assert line.endswith(
+        f"outcome=stop prompt_tokens={reply.json['usage']['prompt_tokens']} tokens={len(tokens('an answer'))}"
+    )
+    assert "secret" not in caplog.text
+    assert "an answer" not in caplog.text
+
+
+async def test_models_are_listed(gateway: RunningGateway) -> None:
+    [card] = (await gateway.get("/v1/models")).json["data"]
+    assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == (MODEL, "model", "quire", 512)
+    assert (await gateway.get(f"/v1/models/{MODEL}")).json == card
+
+
+async def test_the_page_may_load_nothing_from_elsewhere(gateway: RunningGateway) -> None:
+    page = await gateway.get("/")
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    html = page.body.decode()
+    for text in ("<script>", "style=", "onclick", "http://", "https://"):
+        assert text not in html
+    for path, kind in (("/chat.js", "text/javascript"), ("/chat.css", "text/css")):
+        assert f'"{path}"' in html
+        reply = await gateway.get(path)
+        assert reply.headers["content-type"] == f"{kind}; charset=utf-8"
+    script = (await gateway.get("/chat.js")).body.decode()
+    assert "textContent" in script
+    assert not any(word in script for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval("))
+
+
+def test_every_static_file_is_packaged() -> None:
+    import gateway
+
+    folder = Path(gateway.__file__).parent
+    with (folder.parent / "pyproject.toml").open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["*"]
+    endings = {pattern.rsplit(".", 1)[1] for pattern in patterns}
+    assert {path.suffix[1:] for path in (folder / "static").iterdir()} <= endings
