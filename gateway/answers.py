@@ -42,15 +42,16 @@ class Answer:
         self._open = len(self._parts)
         self.tokens = 0
         self.outcome: Outcome | None = None
+        self._failed = False
 
     @property
     def ended(self) -> bool:
-        return self._open == 0 or self.error is not None
+        return self._open == 0 or self._failed
 
     @property
     def error(self) -> errors.ApiError | None:
         """What the client must be told if a request did not end well."""
-        if self.outcome is None or self.outcome.name in ("stop", "length"):
+        if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
         if self.outcome.name == "cancelled":
@@ -72,8 +73,9 @@ class Answer:
         self.tokens = others + assembly.tokens
         if item.outcome is not None:
             self._open -= 1
-            if self.error is None:
+            if not self._failed:
                 self.outcome = item.outcome
+                self._failed = item.outcome.name not in ("stop", "length")
         for piece in pieces:
             yield first + piece.choice, piece, others + piece.position
 

@@ -88,6 +88,8 @@ class Outputs:
         self._gave_at = now
         self._keepalive_due = False
         self._silent: set[Cursor] = set()
+        # Whether some cursor is behind or silent, so that the log must be read.
+        self._doubt = False
         # From here on the requests are in Redis; one that is not found there later is lost.
         self.accepted = False
 
@@ -106,12 +108,14 @@ class Outputs:
             cursor.behind = True
         elif (new := cursor.take(item)) is not None:
             self._waiting.append(new)
+        self._doubt = self._doubt or cursor.behind
         self._wake()
 
     def suspect(self) -> None:
         """Messages may have been lost: compare everything with the log."""
         for cursor in self.cursors.values():
             cursor.behind = not cursor.ended
+        self._doubt = True
         self._wake()
 
     def tick(self, now: float) -> None:
@@ -121,6 +125,7 @@ class Outputs:
                 if not cursor.ended and now - cursor.heard_at >= cursor.patience_s:
                     cursor.heard_at = now
                     self._silent.add(cursor)
+                    self._doubt = True
         self._keepalive_due = now - self._gave_at >= self._keepalive_s
         if self._silent or self._keepalive_due:
             self._wake()
@@ -134,7 +139,7 @@ class Outputs:
     async def next(self) -> list[StepItem]:
         """All items that wait, in order per request; an empty list when it is time for a sign of life."""
         while True:
-            if not self._waiting:
+            if self._doubt and not self._waiting:
                 await self._look_into_log()
                 check_cancelled()
             if self._waiting or self._keepalive_due:
@@ -150,6 +155,7 @@ class Outputs:
                 self._waiter = None
 
     async def _look_into_log(self) -> None:
+        self._doubt = False
         for cursor in self.cursors.values():
             while (cursor.behind or cursor in self._silent) and not cursor.ended and len(self._waiting) < MAX_WAITING:
                 silent = cursor in self._silent
@@ -164,6 +170,9 @@ class Outputs:
                     cursor.patience_s = min(2 * cursor.patience_s, MAX_SILENCE_S)
                     await self._check_alive(cursor)
                 break
+            if cursor.ended:
+                self._silent.discard(cursor)
+            self._doubt = self._doubt or cursor.behind or cursor in self._silent
 
     async def _read_log(self, cursor: Cursor) -> bool:
         """Take one page of what the log has after the cursor; False if Redis did not answer."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 import pytest
 
 from shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, texts, tokens
+from tests.gateway.running import MODEL, RunningGateway, chat_body, running_gateway, texts, tokens, until
 
 TEXT = "Hello wörld 😀, how are you?"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -205,9 +208,41 @@ async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningG
             assert await gateway.queued() == 1
 
 
-async def test_a_silent_stream_gets_comments(start_gateway: object) -> None:
-    gateway = await start_gateway(keepalive_s=0.1)  # type: ignore[operator]
+async def test_a_silent_stream_gets_comments(start_gateway: Start) -> None:
+    gateway = await start_gateway(keepalive_s=0.1)
     async with aiohttp.ClientSession() as session:
         url = gateway.url + "/v1/completions"
         async with session.post(url, json={"model": MODEL, "prompt": "x", "stream": True}) as response:
             assert await response.content.readline() == b": keep-alive\n"
+
+
+@pytest.mark.parametrize("text", ["a\r\nb", "a\n\ndata: [DONE]\n\n", "a\u2028b\u2029c", "id: 7\revent: x", '"}]}\\'])
+async def test_no_text_breaks_the_framing_of_events(gateway: RunningGateway, text: str) -> None:
+    async with gateway.worker(emit(tokens(text))):
+        for path, body in (
+            ("/v1/chat/completions", chat_body(stream=True)),
+            ("/v1/completions", {"model": MODEL, "prompt": "x", "stream": True}),
+        ):
+            assert "".join(texts(await gateway.events(path, body))) == text
+
+
+async def test_a_stream_that_is_open_when_the_gateway_is_told_to_end_is_finished(start_gateway: Start) -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("first "))),), None
+        await go_on.wait()
+        yield (Delta(0, tuple(tokens("second")), "stop"),), Outcome("stop")
+
+    async def begun() -> bool:
+        return ending.gateway.subscription.frames > 0
+
+    first = await start_gateway()
+    async with first.worker(script):
+        async with running_gateway(first.settings) as ending:
+            call = asyncio.create_task(ending.events("/v1/chat/completions", chat_body(stream=True)))
+            await until(begun)
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+        events = await call
+    assert "".join(texts(events)) == "first second"
+    assert events[-1].data == "[DONE]"
