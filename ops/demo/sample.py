@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="continue the first prompt as raw text, without the chat template"
     )
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.checkpoint)
     model = LlamaForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).eval()

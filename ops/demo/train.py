@@ -1,7 +1,7 @@
 """Trains the demonstration model and writes a checkpoint that any Llama implementation can load.
 
 The corpus is generated on the way, nothing is downloaded, and the seed decides everything but the rounding of the
-machine: a second run gives an equivalent model. Half an hour on two CPU cores, minutes on a GPU.
+machine: a second run gives an equivalent model. Some twenty minutes on two free CPU cores.
 
     python -m ops.demo.train --out models/demo
     python -m ops.demo.train --out trial --steps 100                    # does it learn, and how fast?
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--seed", type=int, default=1, help="of corpus, order and first weights (default: 1)")
-    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps of about 6,000 tokens (default: 1500)")
+    parser.add_argument("--steps", type=int, default=2000, help="optimiser steps of about 6,000 tokens (default: 2000)")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="finish in this time, with fewer steps if need be"
     )
