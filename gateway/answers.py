@@ -21,6 +21,8 @@ from shared.messages import Outcome, StepItem
 class Format(Protocol):
     """How a dialect writes what was generated."""
 
+    mark: sse.Mark
+
     def opening(self) -> str: ...
     def piece(self, index: int, piece: Piece, position: int) -> str: ...
     def usage(self, usage: dict[str, int], position: int) -> str: ...
@@ -134,9 +136,9 @@ async def stream(request: web.Request, answer: Answer, form: Format, write_timeo
 def _ending(answer: Answer, form: Format) -> str:
     if answer.error is not None:
         # Without [DONE]: a client must not take this for the end of a complete answer.
-        return sse.event(answer.tokens, errors.body(answer.error))
+        return sse.event(form.mark(answer.tokens), errors.body(answer.error))
     text = form.usage(answer.usage, answer.tokens) if answer.call.options.include_usage else ""
-    return text + sse.done(answer.tokens)
+    return text + sse.event(form.mark(answer.tokens), "[DONE]")
 
 
 def created() -> int:

@@ -28,14 +28,17 @@ class Format:
 
     prefix = "cmpl-"
 
-    def __init__(self, call_id: str, model: str, created: int, choices: int, include_usage: bool) -> None:
+    def __init__(
+        self, call_id: str, model: str, created: int, choices: int, include_usage: bool, mark: sse.Mark
+    ) -> None:
+        self.mark = mark
         self._id = self.prefix + call_id
         self._model = model
         self._created = created
         head = f'{{"id":{sse.quote(self._id)},"object":"text_completion","created":{created},'
         self._head = head + f'"model":{sse.quote(model)},"choices":['
         self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
-        self._text_head = [f'\ndata: {self._head}{{"index":{index},"text":' for index in range(choices)]
+        self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> str:
@@ -44,16 +47,16 @@ class Format:
     def piece(self, index: int, piece: Piece, position: int) -> str:
         text = ""
         if piece.text:
-            text = f"id: {position}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
+            text = f"{self.mark(position)}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
         if piece.finish_reason is not None:
             text += (
-                f'id: {position}{self._text_head[index]}"","logprobs":null,'
+                f'{self.mark(position)}{self._text_head[index]}"","logprobs":null,'
                 f'"finish_reason":{sse.quote(piece.finish_reason)}}}]{self._tail}'
             )
         return text
 
     def usage(self, usage: dict[str, int], position: int) -> str:
-        return sse.event(position, f'{self._head}],"usage":{sse.dumps(usage)}}}')
+        return sse.event(self.mark(position), f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
     def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]:
         """The answer in one piece, from the text and the finish reason of each choice."""

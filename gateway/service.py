@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import answers, chat, completions
+from gateway import answers, chat, completions, sse
 from gateway.answers import ANSWER, Answer
 from gateway.calls import Call, Limits
 from gateway.errors import REQUEST_ID
@@ -91,7 +91,8 @@ class Gateway:
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
         options = call.options
-        form = dialect.Format(call_id, self.model.name, answers.created(), call.choices, options.include_usage)
+        mark = sse.mark_for(request.headers)
+        form = dialect.Format(call_id, self.model.name, answers.created(), call.choices, options.include_usage, mark)
         outputs = self.fanout.open([item.id for item in requests])
         answer = Answer(call, self.model, outputs)
         request[ANSWER] = answer

@@ -112,7 +112,11 @@ class RunningGateway:
 
     async def events(self, path: str, body: Any) -> list[Event]:
         """The events of a streamed call that is accepted."""
-        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as response:
+        headers = {"Accept": "text/event-stream"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(self.url + path, json=body) as response,
+        ):
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             return parse_events(await response.text())

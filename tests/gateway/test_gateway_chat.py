@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
 import pytest
@@ -214,6 +215,46 @@ async def test_a_silent_stream_gets_comments(start_gateway: Start) -> None:
         url = gateway.url + "/v1/completions"
         async with session.post(url, json={"model": MODEL, "prompt": "x", "stream": True}) as response:
             assert await response.content.readline() == b": keep-alive\n"
+
+
+async def test_the_sdk_survives_comments_between_events(start_gateway: Start) -> None:
+    """It takes a blank line behind an event with an id for one more event, and fails on its empty data."""
+    gateway = await start_gateway(keepalive_s=0.05)
+    comments = asyncio.Event()
+
+    async def pausing(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("a"))),), None
+        await comments.wait()
+        yield (Delta(0, tuple(tokens("b")), "length"),), Outcome("length")
+
+    async with gateway.worker(pausing), gateway.openai() as client:
+        stream = await client.completions.create(model=MODEL, prompt="x", stream=True, max_tokens=9)
+        pieces = [(await anext(stream)).choices[0].text]
+        body = {"model": MODEL, "prompt": "y", "stream": True}  # a second stream shows when comments have been sent
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(gateway.url + "/v1/completions", json=body) as other,
+        ):
+            while (await other.content.readline()) != b": keep-alive\n":
+                pass
+        comments.set()
+        pieces += [chunk.choices[0].text async for chunk in stream]
+    assert "".join(pieces) == "ab"
+
+
+async def test_a_client_that_cuts_at_blank_lines_finds_json_in_every_piece(gateway: RunningGateway) -> None:
+    """Load generators on bare aiohttp do so; whoever accepts event streams gets ids."""
+    body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+    async with gateway.worker(emit(tokens("abc"))):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(gateway.url + "/v1/completions", json=body) as answer,
+        ):
+            pieces = (await answer.text()).strip().split("\n\n")
+        marked = await gateway.events("/v1/completions", body)
+    assert pieces[-1] == "data: [DONE]"
+    assert [json.loads(piece.removeprefix("data: "))["object"] for piece in pieces[:-1]] == ["text_completion"] * 5
+    assert [event.id for event in marked] == [1, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("text", ["a\r\nb", "a\n\ndata: [DONE]\n\n", "a\u2028b\u2029c", "id: 7\revent: x", '"}]}\\'])

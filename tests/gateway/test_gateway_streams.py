@@ -258,7 +258,7 @@ async def test_a_stream_survives_while_redis_is_away(gateway: RunningGateway, re
     """Redis stops answering for a while; the stream stays open and goes on."""
     worker = HandWorker(gateway)
     async with (
-        aiohttp.ClientSession() as session,
+        aiohttp.ClientSession(headers={"Accept": "text/event-stream"}) as session,
         session.post(gateway.url + "/v1/completions", json=BODY) as response,
     ):
         claim = await worker.claim()
