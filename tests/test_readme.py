@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cli import pass_through, known_settings
+from ops.cli import known_settings, pass_through
 from ops.paths import PROJECT_ROOT
 from ops.settings import ServeSettings
 from ops.settings_table import with_table
