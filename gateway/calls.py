@@ -71,6 +71,13 @@ class Limits:
         """
         sampling = []
         for name, token_ids in prompts:
+            if token_ids and max(token_ids) >= self.vocab_size:
+                raise InvalidRequest(
+                    f"{name} has a token that the model lacks (id {max(token_ids)}, vocabulary {self.vocab_size}): the "
+                    "tokenizer knows more tokens than the model. Leave special tokens out of the text.",
+                    param=name,
+                    code="invalid_value",
+                )
             max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             sampling.append(options.sampling(max_tokens, seed))

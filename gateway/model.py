@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from gateway.templates import ChatTemplate, TemplateFailure
+from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+
+__all__ = ["ModelError", "ServedModel", "load_model"]
 
 # Everything but the weights.
 HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
@@ -18,11 +20,6 @@ HUB_IGNORED = ["*.safetensors.index.json", "*.bin.index.json", "onnx/*", "origin
 
 # The names under which configurations of the families give the longest context.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class ModelError(Exception):
-    """A model that cannot be served: what is wrong, where, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +37,11 @@ class ServedModel:
 def load_model(model: str, name: str) -> ServedModel:
     """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError."""
     folder = _folder(model)
-    config = _read_json(folder / "config.json", required=True)
-    generation = _read_json(folder / "generation_config.json")
-    tokenizer_config = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(folder, tokenizer_config)
-    tokenizer = _tokenizer(folder, special_tokens)
+    config = read_json(folder / "config.json", required=True)
+    generation = read_json(folder / "generation_config.json")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    special_tokens = read_special_tokens(folder, tokenizer_config)
+    tokenizer = load_tokenizer(folder, special_tokens)
     text_config = config.get("text_config") or config
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     declared = text_config.get("vocab_size")
@@ -80,52 +77,6 @@ def _folder(model: str) -> Path:
         ) from error
 
 
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if required:
-            raise ModelError(f"{path} is missing; a model folder needs config.json and tokenizer.json.") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
-    if type(value) is not dict:
-        raise ModelError(f"{path} is not a JSON object; fetch the model again.")
-    return value
-
-
-def _special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens, which templates refer to: `bos_token` and so on."""
-    legacy = _read_json(folder / "special_tokens_map.json")
-    found = {}
-    for key in _SPECIAL_TOKENS:
-        value = tokenizer_config[key] if key in tokenizer_config else legacy.get(key)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[key] = value
-    return found
-
-
-def _tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer of the file. Its own post-processor says what goes around a plain prompt; like Transformers, this
-    does not look at `add_bos_token` and `add_eos_token` where there is such a file."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise ModelError(f"{path} is missing; models without a tokenizer.json cannot be served.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
-        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    added = tokenizer.get_added_tokens_decoder().values()
-    known = {token.content for token in added if token.special}
-    missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
-    # As Transformers does: what the configuration names as special is special, and never part of a text.
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
-    return tokenizer
-
-
 def _template(
     folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
@@ -141,7 +92,7 @@ def _template(
         source = tokenizer_config.get("chat_template")
         if source is None:
             path = folder / "chat_template.json"
-            source = _read_json(path).get("chat_template")
+            source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")

@@ -6,6 +6,7 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request in this worker's hands: the attempt token fences it, `items` are what earlier attempts emitted."""
+    """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted."""
 
     request_id: str
     attempt: str
@@ -64,14 +65,18 @@ class Claim:
     body: bytes
     emitted: int
     waited_ms: int
-    items: tuple[StepItem, ...]
+    logged: tuple[bytes, ...]
+
+    def items(self) -> tuple[StepItem, ...]:
+        """The items of the output log. Raises MessageError."""
+        return tuple(item for data in self.logged for item in decode_items(data))
 
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
     """What the commit of a step told the worker about its requests."""
 
-    lost: tuple[str, ...]
+    lost: tuple[tuple[str, str], ...]  # request id, and the attempt token that is over
     cancelled: tuple[str, ...]
     expired: tuple[str, ...]
     behind: dict[str, int]
@@ -192,8 +197,7 @@ class Broker:
         if reply[0] == b"dropped":
             return None
         _, body, gateway, emitted, waited_ms, logged = reply
-        items = tuple(item for data in logged for item in decode_items(data))
-        return Claim(delivery.request_id, attempt, _text(gateway), body, int(emitted), int(waited_ms), items)
+        return Claim(delivery.request_id, attempt, _text(gateway), body, int(emitted), int(waited_ms), tuple(logged))
 
     async def commit_step(self, worker_id: str, commits: Sequence[StepCommit]) -> StepReply:
         """Log and publish one step's tokens under the fence. Repeat the identical call if it fails."""
@@ -204,19 +208,19 @@ class Broker:
             args += (item.request_id, commit.attempt, item.start, item.end, outcome, item.encode())
         lost, cancelled, expired, behind = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
         return StepReply(
-            tuple(map(_text, lost)),
+            tuple((_text(lost[i]), _text(lost[i + 1])) for i in range(0, len(lost), 2)),
             tuple(map(_text, cancelled)),
             tuple(map(_text, expired)),
             {_text(behind[i]): int(behind[i + 1]) for i in range(0, len(behind), 2)},
         )
 
-    async def beat(self, card: WorkerCard) -> None:
-        """Publish the worker's card and its progress."""
+    async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0) -> None:
+        """Publish the worker's card and its progress. It counts as live for three of its slowest steps at least."""
         seconds, micros = await self.client.time()
         key = self.keys.worker(card.worker_id)
         pipe = self.client.pipeline(transaction=True)
         pipe.hset(key, mapping={"card": card.encode(), "beat": seconds * 1000 + micros // 1000})
-        pipe.expire(key, WORKER_TTL_S)
+        pipe.expire(key, max(WORKER_TTL_S, math.ceil(3 * slowest_step_s)))
         pipe.zadd(self.keys.workers, {card.worker_id: seconds * 1000 + micros // 1000})
         # Names of workers long gone must not pile up.
         pipe.zremrangebyscore(self.keys.workers, 0, seconds * 1000 - 3_600_000)

@@ -18,6 +18,8 @@ MAX_INCOMPLETE = 3
 # A window that has not ended in a whole character after so many tokens holds bytes that are not UTF-8: let go of it, so
 # that its decoding does not grow with the length of the text.
 MAX_WINDOW_TOKENS = 256
+# So many tokens without any text are special ones: they change nothing of what follows and need not be kept.
+MAX_SILENT_TOKENS = 16
 
 
 class Decoder(Protocol):
@@ -74,6 +76,8 @@ class IncrementalDetokenizer:
             self._emitted += len(text)
             return text
         text = window[self._emitted :]
+        if not window and len(self._ids) - self._read >= MAX_SILENT_TOKENS:
+            del self._ids[self._read :]
         if window:  # a special token has no text; it stays in the window, and with it the context before it
             self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
         return text

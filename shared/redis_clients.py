@@ -7,6 +7,8 @@ its own connection with a socket timeout above its BLOCK time, and a lost subscr
 
 from __future__ import annotations
 
+import re
+
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -53,7 +55,12 @@ def pubsub_client(url: str) -> Redis:
 
 async def check_redis(url: str) -> str:
     """The server's version. Raises BrokerUnavailable with a remedy if it is not there or refuses us."""
-    client = _client(url, COMMAND_TIMEOUT_S, 1)
+    try:
+        client = _client(url, COMMAND_TIMEOUT_S, 1)
+    except ValueError as error:
+        raise BrokerUnavailable(
+            f"{redact(url)!r} is not a Redis URL: {error}. Give --redis-url (QUIRE_REDIS_URL) as redis://host:6379/0."
+        ) from error
     try:
         info = await client.info("server")
         return str(info["redis_version"])
@@ -67,6 +74,7 @@ async def check_redis(url: str) -> str:
 
 def redact(url: str) -> str:
     """A Redis URL without its password."""
+    url = re.sub(r"(?<=[?&]password=)[^&]*", "***", url)
     scheme, separator, rest = url.partition("://")
     credentials, at, host = rest.rpartition("@")
     return f"{scheme}{separator}{credentials.split(':')[0] + ':***@' if at else ''}{host}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 # Between tries of a failed commit. Nothing is lost meanwhile: the engine's tokens wait here.
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
+# Cancellations that may come before the reply of the claim does.
+MAX_EARLY_CANCELS = 1024
 
 
 @dataclass(slots=True)
@@ -32,22 +35,29 @@ class Attempt:
 
 
 class Committer:
-    """Owns the attempts of this worker's running requests."""
+    """Owns the attempts of this worker's running requests. `on_lost` is called when one of them is over unfinished."""
 
-    def __init__(self, broker: Broker, worker_id: str) -> None:
+    def __init__(self, broker: Broker, worker_id: str, on_lost: Callable[[], None]) -> None:
         self._broker = broker
         self._worker_id = worker_id
+        self._on_lost = on_lost
         self._attempts: dict[str, Attempt] = {}
         self._pending: dict[str, list[StepItem]] = {}
+        self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
         self._stopping = False
 
-    def register(self, claim: Claim) -> None:
-        """From now on items of this request are committed under the claim's attempt token."""
-        self._attempts[claim.request_id] = Attempt(claim.attempt, list(claim.items))
+    def register(self, claim: Claim, logged: tuple[StepItem, ...]) -> bool:
+        """From now on items of this request are committed under the claim's attempt token.
+
+        False if it was cancelled since: it must be ended as soon as it is started.
+        """
+        self._attempts[claim.request_id] = Attempt(claim.attempt, list(logged))
+        self._pending.pop(claim.request_id, None)
         self._ended.clear()
+        return self._early_cancels.pop(claim.request_id, 0) == 0
 
     def runs(self, request_id: str) -> bool:
         """Whether this worker is at work on a request."""
@@ -57,11 +67,12 @@ class Committer:
     def num_running(self) -> int:
         return len(self._attempts)
 
-    def put(self, items: list[StepItem]) -> None:
-        """Take the items of a step. Call it on the event loop."""
-        for item in items:
-            if item.request_id in self._attempts:
-                self._pending.setdefault(item.request_id, []).append(item)
+    def put(self, commits: list[StepCommit]) -> None:
+        """Take the results of a step; those of attempts that are over fall away. Call it on the event loop."""
+        for commit in commits:
+            attempt = self._attempts.get(commit.item.request_id)
+            if attempt is not None and attempt.token == commit.attempt:
+                self._pending.setdefault(commit.item.request_id, []).append(commit.item)
         self._wake.set()
 
     async def run(self, engine: EngineLoop) -> None:
@@ -71,13 +82,12 @@ class Committer:
             self._wake.clear()
             # A step without results is committed too: its reply brings the cancel of a prompt that is still being
             # computed.
-            pending, self._pending = self._pending, {}
-            items = [merge(items) for items in pending.values()]
-            for item in items:
-                self._attempts[item.request_id].sent.append(item)
-            items = self._obey(await self._commit(items), items, engine)
-            while items:
-                items = self._obey(await self._commit(items), items, engine)
+            commits = self._gather()
+            behind = self._obey(await self._commit(commits), commits, engine)
+            if again := self._resend(behind, engine):
+                # What is still behind after that will not be mended by sending it once more.
+                for request_id in self._obey(await self._commit(again), again, engine):
+                    self._lose(request_id, engine)
             if not self._attempts:
                 self._ended.set()
 
@@ -89,9 +99,18 @@ class Committer:
         self._stopping = True
         self._wake.set()
 
-    async def _commit(self, items: list[StepItem]) -> StepReply:
+    def _gather(self) -> list[StepCommit]:
+        pending, self._pending = self._pending, {}
+        commits = []
+        for request_id, items in pending.items():
+            attempt = self._attempts[request_id]
+            item = merge(items)
+            attempt.sent.append(item)
+            commits.append(StepCommit(attempt.token, item))
+        return commits
+
+    async def _commit(self, commits: list[StepCommit]) -> StepReply:
         delay = RETRY_S
-        commits = [StepCommit(self._attempts[item.request_id].token, item) for item in items]
         while True:
             try:
                 return await self._broker.commit_step(self._worker_id, commits)
@@ -103,38 +122,61 @@ class Committer:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
 
-    def _obey(self, reply: StepReply, items: list[StepItem], engine: EngineLoop) -> list[StepItem]:
-        """Act on a reply; returns the items that must be sent again because the log is behind them."""
-        again = []
-        for request_id, index in reply.behind.items():
-            if attempt := self._attempts.get(request_id):
-                log.warning("the log of request %s ends at token %d; sending the rest again", request_id, index)
-                again.append(merge([item for item in attempt.sent if item.end > index or item.outcome]))
-        for item in items:
-            if item.outcome and item.request_id not in reply.behind:
-                self._attempts.pop(item.request_id, None)
-        for request_id in reply.lost:
-            if self._attempts.pop(request_id, None):
-                log.warning("request %s belongs to another attempt now; dropped", request_id)
-                self._pending.pop(request_id, None)
-                engine.drop(request_id)
+    def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
+        """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
+        for request_id, token in reply.lost:
+            if self._token(request_id) == token:
+                self._lose(request_id, engine)
+        for commit in commits:
+            item = commit.item
+            if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:
+                del self._attempts[item.request_id]
         for request_id in reply.cancelled:
             if request_id in self._attempts:
                 engine.finish(request_id, "cancelled")
+            elif len(self._early_cancels) < MAX_EARLY_CANCELS:
+                self._early_cancels[request_id] = None
         for request_id in reply.expired:
             if request_id in self._attempts:
                 engine.finish(request_id, "deadline")
-        return [item for item in again if item.request_id in self._attempts]
+        return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
+
+    def _resend(self, behind: dict[str, int], engine: EngineLoop) -> list[StepCommit]:
+        """The items that logs lack, cut as they were cut before: readers may have seen some of them."""
+        again = []
+        for request_id, index in behind.items():
+            attempt = self._attempts[request_id]
+            rest = [item for item in attempt.sent if item.end > index or item.outcome]
+            if rest and rest[0].start == index:
+                log.warning("the log of request %s ends at token %d; sending the rest again", request_id, index)
+                again += [StepCommit(attempt.token, item) for item in rest]
+            else:
+                self._lose(request_id, engine)
+        return again
+
+    def _lose(self, request_id: str, engine: EngineLoop) -> None:
+        attempt = self._attempts.pop(request_id)
+        self._pending.pop(request_id, None)
+        log.warning("attempt at request %s is over: Redis or another worker has it otherwise", request_id)
+        engine.drop(request_id, attempt.token)
+        self._on_lost()
+
+    def _token(self, request_id: str) -> str | None:
+        attempt = self._attempts.get(request_id)
+        return attempt.token if attempt else None
 
 
 def merge(items: list[StepItem]) -> StepItem:
     """Consecutive items of one request as one item."""
     if len(items) == 1:
         return items[0]
-    by_choice: dict[int, Delta] = {}
+    tokens: dict[int, list[int]] = {}
+    last: dict[int, Delta] = {}
     for delta in (delta for item in items for delta in item.deltas):
-        before = by_choice.get(delta.choice)
-        tokens = before.token_ids + delta.token_ids if before else delta.token_ids
-        by_choice[delta.choice] = Delta(delta.choice, tokens, delta.finish_reason, delta.matched_stop)
-    deltas = tuple(by_choice[choice] for choice in sorted(by_choice))
+        tokens.setdefault(delta.choice, []).extend(delta.token_ids)
+        last[delta.choice] = delta
+    deltas = tuple(
+        Delta(choice, tuple(tokens[choice]), last[choice].finish_reason, last[choice].matched_stop)
+        for choice in sorted(tokens)
+    )
     return StepItem(items[0].request_id, items[0].start, deltas, items[-1].outcome)

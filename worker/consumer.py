@@ -12,7 +12,7 @@ import logging
 
 from redis.exceptions import RedisError, ResponseError
 
-from shared.broker import Broker, Delivery, QueueReader, new_id
+from shared.broker import Broker, Delivery, QueueReader, StepCommit, new_id
 from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from worker.committer import Committer
 from worker.engine_loop import EngineLoop
@@ -35,6 +35,11 @@ class Consumer:
         self._committer = committer
         self._engine = engine
         self._stopping = False
+        self._look_back = True
+
+    def look_back(self) -> None:
+        """Look at what is pending for this worker with the next read: something of it may be there to take again."""
+        self._look_back = True
 
     def stop(self) -> None:
         """Read no more. A read in progress ends within BLOCK_MS; what it brings stays pending for our return."""
@@ -42,14 +47,13 @@ class Consumer:
 
     async def run(self) -> None:
         """Read until `stop`."""
-        look_back = True
         delay = RETRY_S
         while not self._stopping:
             try:
-                if look_back:
+                if self._look_back:
+                    self._look_back = False
                     await self._broker.create_groups()
                     await self._take(await self._reader.pending())
-                    look_back = False
                 room = self._engine.room
                 if room <= 0:
                     await asyncio.sleep(FULL_S)
@@ -61,7 +65,7 @@ class Consumer:
                     log.error("Redis refuses to serve the queue: %s", error)
                 else:
                     log.warning("reading the queue failed (%s); again in %.1f s", error, delay)
-                look_back = True
+                self._look_back = True
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
 
@@ -74,12 +78,17 @@ class Consumer:
             claim = await self._broker.claim(delivery, self._reader.worker_id, new_id())
             if claim is None:
                 continue
-            self._committer.register(claim)
             try:
-                request = GenerationRequest.decode(claim.body)
+                request, logged = GenerationRequest.decode(claim.body), claim.items()
+                if request.id != claim.request_id:
+                    raise MessageError(f"its body is that of request {request.id}")
             except MessageError as error:
                 log.error("request %s cannot be read: %s", claim.request_id, error)
                 item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
-                self._committer.put([item])
+                self._committer.register(claim, ())
+                self._committer.put([StepCommit(claim.attempt, item)])
                 continue
-            self._engine.add(request, claim.items)
+            wanted = self._committer.register(claim, logged)
+            self._engine.add(request, claim.attempt, logged)
+            if not wanted:
+                self._engine.finish(request.id, "cancelled")

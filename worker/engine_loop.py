@@ -1,21 +1,24 @@
-"""The engine's own thread: commands in, step items out, and a tick that shows progress.
+"""The engine's own thread: commands in, commits out, and a tick that shows progress.
 
-Everything that touches the engine happens on this thread, between steps. Other threads see three numbers: `room`,
-`ticks` and `status`. A request that the engine cannot take, or a step that fails, ends as an item with the outcome
-`error`: nobody waits for ever.
+Everything that touches the engine happens on this thread, between steps. Other threads see a few numbers: `room`,
+`ticks`, `status`. What the engine cannot take, or a step that fails, ends as an item with the outcome `error`: nobody
+waits for ever. Each item leaves with the attempt under which it was computed, so that it can never pass for another
+attempt's.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shared.broker import StepCommit
 from shared.messages import GenerationRequest, Outcome, StepItem
 from worker.engine.engine import Engine
-from worker.engine.scheduler import RequestTooLarge
+from worker.engine.scheduler import RequestRefused
 
 log = logging.getLogger(__name__)
 
@@ -31,51 +34,52 @@ class EngineStatus:
     running: int
     waiting: int
     steps: int
+    slowest_step_s: float
 
 
 class EngineLoop(threading.Thread):
-    """Runs an engine until `stop`. `emit(items)` is called on this thread after every step, with or without results."""
+    """Runs an engine until `stop`.
 
-    def __init__(self, engine: Engine, emit: Callable[[list[StepItem]], None]) -> None:
+    `emit(commits)` is called on this thread after every step, with or without results; `ended()` when the thread ends,
+    `failure` then says why if that was not `stop`.
+    """
+
+    def __init__(self, engine: Engine, emit: Callable[[list[StepCommit]], None], ended: Callable[[], None]) -> None:
         super().__init__(name="engine", daemon=True)
         self._engine = engine
         self._emit = emit
+        self._ended = ended
+        self._attempts: dict[str, str] = {}
         self._commands: deque[Callable[[], StepItem | None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        self._taken = 0  # adds that are not in the engine yet
+        # Rows that are asked for, counted on the caller's thread, and those that the engine knows of, counted on this.
+        self._asked = 0
+        self._known = 0
+        self._adding = 0
         self._room = engine.room()
+        self._slowest_step_s = 0.0
+        self.failure: BaseException | None = None
         self.ticks = 0
         self.status = self._read_status()
 
     @property
     def room(self) -> int:
-        """Requests that fit now, those on their way counted in."""
-        return self._room - self._taken
+        """Rows that are free now, those for requests on their way counted as taken."""
+        return self._room - (self._asked - self._known)
 
-    def add(self, request: GenerationRequest, earlier: tuple[StepItem, ...]) -> None:
-        """Start a request, behind what earlier attempts emitted."""
-
-        def command() -> StepItem | None:
-            try:
-                self._engine.add(request, earlier)
-                return None
-            except RequestTooLarge as error:
-                start = earlier[-1].end if earlier else 0
-                return StepItem(request.id, start, (), Outcome("error", str(error)))
-            finally:
-                self._taken -= 1
-
-        self._taken += 1
-        self._post(command)
+    def add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...]) -> None:
+        """Start a request, behind what earlier attempts emitted. An older attempt at it here is dropped."""
+        self._asked += request.sampling.n
+        self._post(lambda: self._add(request, attempt, earlier))
 
     def finish(self, request_id: str, outcome: str) -> None:
         """End a request with an outcome; its last item is emitted if it still ran."""
         self._post(lambda: self._engine.finish(request_id, outcome))
 
-    def drop(self, request_id: str) -> None:
-        """Forget a request that is somebody else's now."""
-        self._post(lambda: self._engine.drop(request_id))
+    def drop(self, request_id: str, attempt: str) -> None:
+        """Forget an attempt that is over."""
+        self._post(lambda: self._drop(request_id, attempt))
 
     def stop(self) -> None:
         """End the thread after the step in progress."""
@@ -84,16 +88,25 @@ class EngineLoop(threading.Thread):
             self._wake.notify()
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # nothing may end this thread unseen
+            log.critical("the engine's thread failed", exc_info=error)
+            self.failure = error
+        finally:
+            self._ended()
+
+    def _run(self) -> None:
         while not self._stopping:
-            items = self._obey()
+            commits = self._obey()
             stepped = self._engine.has_work
             if stepped:
-                items += self._step()
+                commits += map(self._commit, self._step())
             self.ticks += 1
             self.status = self._read_status()
             self._room = self._engine.room()
-            if items or stepped:
-                self._emit(items)
+            if commits or stepped:
+                self._emit(commits)
             if not self._engine.has_work:
                 with self._wake:
                     if not self._commands and not self._stopping:
@@ -104,26 +117,60 @@ class EngineLoop(threading.Thread):
             self._commands.append(command)
             self._wake.notify()
 
-    def _obey(self) -> list[StepItem]:
-        items = []
+    def _obey(self) -> list[StepCommit]:
+        commits = []
         while self._commands:
             if item := self._commands.popleft()():
-                items.append(item)
-        return items
+                commits.append(self._commit(item))  # now: the next command may bring another attempt
+        # The room shrinks before the rows count as known: it is never shown larger than it is.
+        self._room = self._engine.room()
+        self._known += self._adding
+        self._adding = 0
+        return commits
+
+    def _add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...]) -> StepItem | None:
+        self._adding += request.sampling.n
+        self._engine.drop(request.id)
+        self._attempts[request.id] = attempt
+        try:
+            self._engine.add(request, earlier)
+            return None
+        except RequestRefused as error:
+            detail = str(error)
+        except Exception:
+            log.exception("request %s cannot be taken", request.id)
+            detail = "the engine could not take the request"
+        return StepItem(request.id, earlier[-1].end if earlier else 0, (), Outcome("error", detail))
+
+    def _drop(self, request_id: str, attempt: str) -> None:
+        if self._attempts.get(request_id) == attempt:
+            del self._attempts[request_id]
+            self._engine.drop(request_id)
 
     def _step(self) -> list[StepItem]:
+        started = time.monotonic()
         try:
             return self._engine.step()
         except Exception:
-            # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error,
-            # and the engine, whose blocks are all free again, goes on with the next.
-            log.exception("step failed; %d running requests end with an error", len(self._engine.groups))
+            # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error, and
+            # the engine, whose blocks are all free again, goes on with the next.
+            log.exception("step failed; %d requests end with an error", len(self._engine.groups))
             detail = "the engine failed in a step of this request"
             ended = [self._engine.finish(request_id, "error", detail) for request_id in list(self._engine.groups)]
             return [item for item in ended if item]
+        finally:
+            self._slowest_step_s = max(self._slowest_step_s, time.monotonic() - started)
+
+    def _commit(self, item: StepItem) -> StepCommit:
+        attempt = self._attempts.pop(item.request_id) if item.outcome else self._attempts[item.request_id]
+        return StepCommit(attempt, item)
 
     def _read_status(self) -> EngineStatus:
         scheduler = self._engine.scheduler
         return EngineStatus(
-            scheduler.blocks.num_free, len(scheduler.running), len(scheduler.waiting), self._engine.num_steps
+            free_blocks=scheduler.blocks.num_free,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            steps=self._engine.num_steps,
+            slowest_step_s=self._slowest_step_s,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from shared.logs import setup_logging
 from shared.naming import InvalidModelName, served_name
 from shared.redis_clients import BrokerUnavailable, check_redis
+from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,12 @@ def run(settings: WorkerSettings) -> int:
     try:
         serve(settings)
         return 0
-    except (StartError, CheckpointError, BrokerUnavailable, InvalidModelName) as error:
+    except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName) as error:
+        print(f"quire worker: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        # The traceback is in the log; the last line says what it was.
+        log.debug("why the worker ended", exc_info=error)
         print(f"quire worker: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -52,11 +58,9 @@ def serve(settings: WorkerSettings) -> None:
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
     asyncio.run(check_redis(settings.redis_url))  # before minutes may go into loading
-    engine, vocab_size = build_engine(settings)
+    engine = build_engine(settings)
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
-    service = WorkerService(
-        engine, model_name=name, worker_id=settings.name, redis_url=settings.redis_url, vocab_size=vocab_size
-    )
+    service = WorkerService(engine, model_name=name, worker_id=settings.name, redis_url=settings.redis_url)
     # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What exists now lives as long as the process: the collector need not look at it in every step.
@@ -67,9 +71,8 @@ def serve(settings: WorkerSettings) -> None:
 
 
 def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
-    """The engine that the settings ask for, warmed up, and the size of its vocabulary."""
+    """The engine that the settings ask for, warmed up."""
     import torch
-    from tokenizers import Tokenizer
 
     import kernels
     from worker.engine.engine import Engine
@@ -115,10 +118,10 @@ def build_engine(settings: WorkerSettings):  # type: ignore[no-untyped-def]
         limits.num_blocks * model.kv_bytes_per_block(limits.block_size) / 2**20,
         max_model_len,
     )
-    tokenizer = load_tokenizer(path, Tokenizer)
+    tokenizer = load_tokenizer(path, read_special_tokens(path, read_json(path / "tokenizer_config.json")))
     engine = Engine(model, limits, model.config.eos_token_ids, tokenizer)
     warm_up(engine)
-    return engine, model.config.vocab_size
+    return engine
 
 
 class LoadingLog:
@@ -182,18 +185,10 @@ def available_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def load_tokenizer(path: Path, tokenizer_class):  # type: ignore[no-untyped-def]
-    """The tokenizer beside the weights, which stop strings need."""
-    file = path / "tokenizer.json"
-    try:
-        return tokenizer_class.from_file(str(file))
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise StartError(f"{file}: {error}; the folder needs the tokenizer.json of the checkpoint") from error
-
-
 def warm_up(engine) -> None:  # type: ignore[no-untyped-def]
     """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use."""
     from shared.messages import SamplingParams
 
-    for temperature in (0.0, 1.0):
-        engine.generate([(0,) * 8] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))
+    prompt = (0,) * max(1, min(8, engine.limits.max_model_len - 2))
+    for temperature in (0.0, 1.0) if engine.limits.max_model_len > 2 else ():
+        engine.generate([prompt] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))

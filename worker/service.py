@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from shared.broker import BEAT_S, Broker, QueueReader, new_id
-from shared.messages import StepItem, WorkerCard
+from shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
+from shared.messages import WorkerCard
 from shared.redis_clients import blocking_client, check_redis, command_client
 from worker.committer import Committer
 from worker.consumer import Consumer
@@ -20,14 +20,17 @@ from worker.engine_loop import EngineLoop
 log = logging.getLogger(__name__)
 
 
+class EngineDied(RuntimeError):
+    """The engine's thread has ended by itself. The process must end too: its requests go on in the next one."""
+
+
 class WorkerService:
     """One engine at one lane of one Redis."""
 
-    def __init__(self, engine: Engine, *, model_name: str, worker_id: str, redis_url: str, vocab_size: int) -> None:
+    def __init__(self, engine: Engine, *, model_name: str, worker_id: str, redis_url: str) -> None:
         self._model_name = model_name
         self._worker_id = worker_id
         self._redis_url = redis_url
-        self._vocab_size = vocab_size
         self._engine = engine
         self._incarnation = new_id()
         self._stop = asyncio.Event()
@@ -45,12 +48,17 @@ class WorkerService:
         await check_redis(self._redis_url)
         commands, blocking = command_client(self._redis_url, connections=4), blocking_client(self._redis_url)
         broker = Broker(commands, self._model_name)
-        committer = Committer(broker, self._worker_id)
+        died = asyncio.Event()
+        committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.look_back())
 
-        def emit(items: list[StepItem]) -> None:
-            loop.call_soon_threadsafe(committer.put, items)
+        def emit(commits: list[StepCommit]) -> None:
+            loop.call_soon_threadsafe(committer.put, commits)
 
-        engine = EngineLoop(self._engine, emit)
+        def ended() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the news
+                loop.call_soon_threadsafe(died.set)
+
+        engine = EngineLoop(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
         consumer = Consumer(broker, reader, committer, engine)
         engine.start()
@@ -60,13 +68,16 @@ class WorkerService:
             asyncio.create_task(self._heartbeat(broker, engine), name="heartbeat"),
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
+        dead = asyncio.create_task(died.wait(), name="engine")
         log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
         try:
             # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
-            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     task.result()
+            if engine.failure is not None:
+                raise EngineDied(f"the engine's thread failed: {engine.failure!r}") from engine.failure
             log.info("stopping: %d requests run, up to %.1f s for them", committer.num_running, drain_s)
             consumer.stop()
             await reader.unblock(commands)
@@ -84,7 +95,8 @@ class WorkerService:
         except (RedisError, OSError) as error:
             log.error("Redis failed while the worker was ending: %s", error)
         finally:
-            for task in (*tasks, stopped):
+            engine.stop()
+            for task in (*tasks, stopped, dead):
                 task.cancel()
             await commands.aclose()
             await blocking.aclose()
@@ -110,7 +122,7 @@ class WorkerService:
             if engine.ticks != seen:
                 seen = engine.ticks
                 try:
-                    await broker.beat(self._card(engine))
+                    await broker.beat(self._card(engine), engine.status.slowest_step_s)
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
             else:
@@ -126,7 +138,7 @@ class WorkerService:
             incarnation=self._incarnation,
             model=self._model_name,
             max_model_len=limits.max_model_len,
-            vocab_size=self._vocab_size,
+            vocab_size=self._engine.vocab_size,
             eos_token_ids=tuple(sorted(self._engine.eos_token_ids)),
             block_size=limits.block_size,
             total_blocks=limits.num_blocks,

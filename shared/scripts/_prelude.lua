@@ -28,11 +28,14 @@ local function finish(prefix, id, outcome, retention_s)
     redis.call('HINCRBY', prefix .. 'totals', outcome, 1)
 end
 
--- End a request that no worker runs: log and publish a terminal item, then finish it.
+-- End a request that no attempt can end: log and publish a terminal item, then finish it.
 local function finish_unowned(prefix, id, outcome, detail, retention_s)
     local req = redis.call('HMGET', prefix .. 'req:' .. id, 'emitted', 'gateway')
     local item = cmsgpack.pack({1, id, tonumber(req[1]), {}, {outcome, detail}})
-    redis.call('XADD', prefix .. 'out:' .. id, req[1] .. '-1', 'item', item)
+    local log = prefix .. 'out:' .. id
+    if type(redis.pcall('XADD', log, req[1] .. '-1', 'item', item)) == 'table' then
+        redis.call('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
+    end
     redis.call('PUBLISH', prefix .. 'gateway:' .. req[2], item)
     finish(prefix, id, outcome, retention_s)
 end

@@ -3,7 +3,7 @@
 --   ARGV  prefix, id, entry id, worker, attempt token (random, one per delivery, never reused), retention (s)
 --   ->    {'claimed', body, gateway, emitted, waited_ms, {item, ...}} | {'dropped', why}
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
--- An owner before this one finds the request in its mailbox as lost, and its attempt token stale.
+-- An owner before this one finds its attempt token in its mailbox: that attempt is over.
 local prefix, id, entry, worker, attempt, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 local function drop(why)
@@ -35,7 +35,7 @@ if deadline > 0 and now > deadline then
 end
 if req[8] ~= attempt then
     if state == 'running' and req[7] and req[7] ~= worker then
-        redis.call('HSET', prefix .. 'worker:' .. req[7] .. ':mailbox', id, 'lost')
+        redis.call('HSET', prefix .. 'worker:' .. req[7] .. ':mailbox', id, req[8])
     end
     redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker)
     redis.call('HINCRBY', KEYS[1], 'deliveries', 1)

@@ -2,7 +2,7 @@
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, worker, retention (s), then for each request six values:
 --         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py)
---   ->    {{lost ids}, {cancelled ids}, {expired ids}, {id, index, ...}}
+--   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}}
 --         lost: another attempt owns it, drop the sequences. Cancelled and expired: finish it with that outcome.
 --         id, index: the log is behind (Redis lost its tail); send again from that index on.
 -- The fence: nothing is appended unless the attempt token is the current one and the item starts where the log ends.
@@ -21,6 +21,7 @@ if #notices > 0 then
             cancelled[#cancelled + 1] = notices[i]
         else
             lost[#lost + 1] = notices[i]
+            lost[#lost + 1] = notices[i + 1]
         end
     end
 end
@@ -33,18 +34,27 @@ for i = 4, #ARGV, 6 do
     local emitted = tonumber(state[3])
     if state[1] ~= attempt or (state[2] ~= 'running' and state[2] ~= 'done') then
         lost[#lost + 1] = id
+        lost[#lost + 1] = attempt
     elseif state[2] == 'running' then
         if first > emitted or (first < emitted and tonumber(last) > emitted) then
             behind[#behind + 1] = id
             behind[#behind + 1] = emitted
         elseif first == emitted and (tonumber(last) > first or outcome ~= '') then
-            redis.call('XADD', prefix .. 'out:' .. id, last .. (outcome == '' and '-0' or '-1'), 'item', item)
-            redis.call('HSET', req, 'emitted', last)
-            local gateway = state[4]
-            frames[gateway] = frames[gateway] or {}
-            table.insert(frames[gateway], item)
-            if outcome ~= '' then
-                finish(prefix, id, outcome, retention)
+            local entry = last .. (outcome == '' and '-0' or '-1')
+            if type(redis.pcall('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
+                -- Log and state contradict each other. One broken request must not stop all commits of its worker.
+                finish_unowned(prefix, id, 'error', 'the output log does not fit the state of the request', retention)
+                lost[#lost + 1] = id
+                lost[#lost + 1] = attempt
+                outcome = 'error'
+            else
+                redis.call('HSET', req, 'emitted', last)
+                local gateway = state[4]
+                frames[gateway] = frames[gateway] or {}
+                table.insert(frames[gateway], item)
+                if outcome ~= '' then
+                    finish(prefix, id, outcome, retention)
+                end
             end
         end
         if outcome == '' then

@@ -367,3 +367,13 @@ async def test_a_fault_of_the_gateway_is_a_500_without_details(
     assert (reply.status, reply.error["code"]) == (500, "internal")
     assert "secret" not in reply.error["message"]
     assert reply.headers["x-request-id"] in reply.error["message"]
+
+
+async def test_text_that_becomes_a_token_which_no_worker_has_is_refused(start_gateway: Start) -> None:
+    """A tokenizer may know more tokens than the model: such an id must not get into a step with other requests."""
+    gateway = await start_gateway()
+    async with gateway.worker(emit([65]), vocab_size=300):
+        await gateway.gateway.fleet.refresh()
+        reply = await gateway.chat()
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+    assert "vocabulary 300" in reply.error["message"]

@@ -151,7 +151,7 @@ async def test_the_smallest_context_among_model_and_workers_counts(gateway: Runn
         gateway.worker(emit(tokens("a")), max_model_len=50, vocab_size=300),
     ):
         await gateway.gateway.fleet.refresh()
-        reply = await gateway.complete(max_tokens=60)
+        reply = await gateway.complete(prompt=[65] * 5, max_tokens=60)
         assert "maximum context length is 50 tokens" in reply.error["message"]
         assert (await gateway.complete(prompt=[300])).error["param"] == "prompt[0]"
         assert (await gateway.get("/v1/models")).json["data"][0]["max_model_len"] == 50

@@ -104,8 +104,8 @@ async def test_only_the_current_attempt_can_append(broker: Broker) -> None:
     await broker.commit_step("w", [step(old, 0, (1,))])
     new = await broker.claim(delivery, "w2", new_id())
     assert new is not None
-    assert (new.emitted, [item.end for item in new.items]) == (1, [1])
-    assert (await broker.commit_step("w", [step(old, 1, (9,))])).lost.count("r") >= 1
+    assert (new.emitted, [item.end for item in new.items()]) == (1, [1])
+    assert (await broker.commit_step("w", [step(old, 1, (9,))])).lost.count(("r", old.attempt)) >= 1
     assert await broker.commit_step("w2", [step(new, 1, (2,))]) == NOTHING
     assert [item.deltas[0].token_ids for item in await broker.read_output("r")] == [(1,), (2,)]
 

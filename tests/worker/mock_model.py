@@ -52,6 +52,7 @@ class MockModel:
     """Stands where a decoder stands. Its cache holds token ids; an unused slot holds what no token is."""
 
     ops: Any = None
+    vocab_size: int = VOCAB
 
     def __post_init__(self) -> None:
         self.ops = self.ops or MockOps()

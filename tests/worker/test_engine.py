@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shared.messages import GenerationRequest, SamplingParams, StepItem
 from tests.worker.mock_model import EOS, MockModel, continuation
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits, RequestTooLarge
+from worker.engine.scheduler import EngineLimits, RequestRefused
 
 
 def make_engine(
@@ -135,9 +135,9 @@ def test_a_request_goes_on_behind_what_an_earlier_attempt_emitted(stop_after: in
 def test_a_request_that_can_never_fit_is_refused_alone() -> None:
     engine = make_engine(num_blocks=4)
     engine.add(request("good", (1, 2)))
-    with pytest.raises(RequestTooLarge, match="context of 128 tokens"):
+    with pytest.raises(RequestRefused, match="context of 128 tokens"):
         engine.add(request("long", (1,) * 200))
-    with pytest.raises(RequestTooLarge, match="9 KV blocks and the cache has 4"):
+    with pytest.raises(RequestRefused, match="9 KV blocks and the cache has 4"):
         engine.add(request("wide", (1,) * 28))
     assert text(run(engine), "good") == continuation((1, 2), 8)
 
@@ -238,7 +238,7 @@ def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_n
             prompt = tuple((len(expected) * 7 + i) % 96 + 1 for i in range(length))
             try:
                 engine.add(request(name, prompt, max_tokens=max_tokens, n=n))
-            except RequestTooLarge:
+            except RequestRefused:
                 continue
             expected[name] = continuation(prompt, max_tokens)
         elif action[0] == "cancel" and engine.groups:
@@ -264,3 +264,12 @@ def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_n
         else:
             n = 1 + max(d.choice for i in items if i.request_id == name for d in i.deltas)
             assert all(text(items, name, choice) == tokens for choice in range(n))
+
+
+@pytest.mark.parametrize("prompt", [(), (1, 97), (2**32 - 1,)])
+def test_tokens_that_the_model_does_not_have_are_refused_alone(prompt: tuple[int, ...]) -> None:
+    engine = make_engine()
+    engine.add(request("good", (1, 2)))
+    with pytest.raises(RequestRefused):
+        engine.add(request("bad", prompt))
+    assert text(run(engine), "good") == continuation((1, 2), 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ from shared.redis_clients import command_client, pubsub_client
 from tests.worker.mock_model import EOS, MockModel, continuation
 from worker.engine.engine import Engine
 from worker.engine.scheduler import EngineLimits
-from worker.service import WorkerService
+from worker.service import EngineDied, WorkerService
 
 MODEL = "mock"
 KEYS = LaneKeys(MODEL)
@@ -73,7 +74,7 @@ class Gateway:
 @asynccontextmanager
 async def serving(redis_url: str, model: MockModel | None = None, drain_s: float = 5.0) -> AsyncIterator[Engine]:
     engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
-    service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, vocab_size=97)
+    service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
     task = asyncio.create_task(service.run(drain_s))
     try:
         yield engine
@@ -205,7 +206,7 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
         assert new is not None
         item = StepItem(request_id, 0, (Delta(0, (5,)),))
         reply = await gateway.broker.commit_step("zombie", [StepCommit(old.attempt, item)])
-        assert set(reply.lost) == {request_id}
+        assert set(reply.lost) == {(request_id, old.attempt)}
         assert await gateway.broker.read_output(request_id) == []
         reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
         assert reply.lost == ()
@@ -219,7 +220,7 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
         # Taken while it was running, a request gives its new owner what the old one emitted.
         third = await gateway.broker.claim(delivery, "third", new_id())
         assert third is not None
-        assert (third.items, third.emitted) == ((item,), 1)
+        assert (third.items(), third.emitted) == ((item,), 1)
 
 
 async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
@@ -251,3 +252,75 @@ async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url:
             for request_id in ids:
                 assert (await gateway.result(request_id))[1] == "length"
         await assert_drained(gateway, 30)
+
+
+class Slow(MockModel):
+    """Takes its time for each step, on the engine's thread."""
+
+    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
+        time.sleep(0.05)
+        return super().forward(batch, kv_cache)
+
+
+async def test_no_more_is_read_than_fits_while_a_step_takes_long(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        for i in range(30):
+            await gateway.submit((i + 1, 2), max_tokens=100, ignore_eos=True)
+        async with serving(redis_url, Slow(), drain_s=0.0):
+            for _ in range(5):
+                await gateway.listen()
+            assert (await gateway.client.xpending(KEYS.queue(), GROUP))["pending"] == LIMITS.max_num_seqs
+
+
+async def test_a_log_of_another_version_ends_its_request_and_not_the_worker(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((1, 2))
+        await gateway.client.xadd(KEYS.output(request_id), {"item": b"\x93\x02\x00\x00"}, id="0-1")
+        async with serving(redis_url):
+            assert (await gateway.result(await gateway.submit((3, 4))))[1] in ("stop", "length")
+            async with asyncio.timeout(10):
+                while not gateway.items.get(request_id):
+                    await gateway.listen()
+        assert [item.outcome.name for item in gateway.items[request_id] if item.outcome] == ["error"]
+        await assert_drained(gateway, 2)
+
+
+class Deadly(MockModel):
+    """Fails in a way that no step may survive."""
+
+    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
+        raise SystemExit("the library aborted")
+
+
+async def test_a_dead_engine_ends_the_worker_and_the_next_one_goes_on(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((4, 2))
+        engine = Engine(Deadly(), LIMITS, (EOS,), None)
+        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        with pytest.raises(EngineDied, match="the library aborted"):
+            await service.run(0.0)
+        async with serving(redis_url):
+            assert (await gateway.result(request_id))[0] == continuation((4, 2), 8)
+
+
+async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url: str) -> None:
+    """The state from before the claim returns: the attempt is over, and the same worker takes the request anew."""
+    async with Gateway(redis_url) as gateway, serving(redis_url, Slow()):
+        request_id = await gateway.submit((4, 2), max_tokens=20, ignore_eos=True)
+        await gateway.listen()
+        async with gateway.client.pipeline(transaction=True) as pipe:
+            pipe.delete(KEYS.output(request_id))
+            pipe.hset(KEYS.request(request_id), mapping={"emitted": 0, "state": "queued"})
+            pipe.hdel(KEYS.request(request_id), "attempt", "owner")
+            pipe.hincrby(KEYS.load, "requests", 1)
+            await pipe.execute()
+        async with asyncio.timeout(20):
+            while not any(item.outcome for item in gateway.items[request_id]):
+                await gateway.listen()
+        log = await gateway.broker.read_output(request_id)
+        tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
+        alone = Engine(MockModel(), LIMITS, (EOS,), None)
+        assert [[tokens]] == alone.generate([(4, 2)], SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0))

@@ -6,6 +6,7 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from shared.detokenizer import Decoder as TextDecoder
@@ -14,7 +15,7 @@ from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, S
 from shared.stopping import StopStringFilter
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
-from worker.engine.scheduler import EngineLimits, ScheduledSequence, Scheduler
+from worker.engine.scheduler import EngineLimits, RequestRefused, ScheduledSequence, Scheduler
 from worker.engine.sequence import Sequence, SequenceGroup
 
 
@@ -27,6 +28,7 @@ class Engine:
     def __init__(self, model: Any, limits: EngineLimits, eos_token_ids: tuple[int, ...], tokenizer: TextDecoder | None):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.vocab_size: int = model.vocab_size
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(limits)
         self.runner = Runner(model, limits)
@@ -39,17 +41,18 @@ class Engine:
     def add(self, request: GenerationRequest, earlier: tuple[StepItem, ...] = ()) -> None:
         """Take a request; `earlier` is what other attempts at it emitted, and it goes on behind that.
 
-        Raises RequestTooLarge for what could never run here.
+        Raises RequestRefused, and changes nothing, for what could never run here.
         """
         group = SequenceGroup(request.id, request.prompt, request.sampling, self._arrivals)
         self.scheduler.check_fits(group)
         self._arrivals += 1
-        outputs: dict[int, tuple[int, ...]] = {}
+        outputs: dict[int, list[int]] = {}
         finished: dict[int, Delta] = {}
         for delta in (delta for item in earlier for delta in item.deltas):
-            outputs[delta.choice] = outputs.get(delta.choice, ()) + delta.token_ids
+            outputs.setdefault(delta.choice, []).extend(delta.token_ids)
             if delta.finish_reason:
                 finished[delta.choice] = delta
+        self._check_tokens(request.prompt, *outputs.values())
         group.start(outputs)
         for sequence in group.sequences:
             if sequence.choice in finished:
@@ -59,6 +62,14 @@ class Engine:
                 watch.push(sequence.token_ids[sequence.num_prompt_tokens :])
         self.groups[request.id] = group
         self.scheduler.add(group)
+
+    def _check_tokens(self, prompt: SequenceOf[int], *outputs: SequenceOf[int]) -> None:
+        """Refuse what would fail a step, and with it every request of that step."""
+        if not prompt:
+            raise RequestRefused("the prompt has no tokens")
+        for token_ids in (prompt, *outputs):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+                raise RequestRefused(f"token id {max(token_ids)} is outside the vocabulary of {self.vocab_size}")
 
     def finish(self, request_id: str, outcome: str, detail: str = "") -> StepItem | None:
         """End a request from outside (cancelled, deadline, error): free all it holds, return its last item."""

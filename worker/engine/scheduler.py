@@ -31,7 +31,7 @@ class EngineLimits:
     max_model_len: int
 
 
-class RequestTooLarge(ValueError):
+class RequestRefused(ValueError):
     """A request that could never run here, however empty the engine: which limit, and by how much."""
 
 
@@ -70,15 +70,15 @@ class Scheduler:
         return len(self.waiting) + len(self.running)
 
     def check_fits(self, group: SequenceGroup) -> None:
-        """Raise RequestTooLarge if a sequence of the group could never run to its end."""
+        """Raise RequestRefused if a sequence of the group could never run to its end."""
         tokens = len(group.prompt) + group.sampling.max_tokens
         if tokens > self.limits.max_model_len:
-            raise RequestTooLarge(
+            raise RequestRefused(
                 f"{len(group.prompt)} prompt tokens and max_tokens {group.sampling.max_tokens} exceed the context of "
                 f"{self.limits.max_model_len} tokens"
             )
         if self.blocks.blocks_for(tokens) > self.limits.num_blocks:
-            raise RequestTooLarge(
+            raise RequestRefused(
                 f"{tokens} tokens need {self.blocks.blocks_for(tokens)} KV blocks and the cache has "
                 f"{self.limits.num_blocks}"
             )

@@ -11,6 +11,8 @@ output are one new prompt (paper section 4.5, recomputation).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from shared.messages import SamplingParams
@@ -33,7 +35,7 @@ class Sequence:
     )
 
     def __init__(
-        self, group: SequenceGroup, choice: int, prompt: tuple[int, ...], output: tuple[int, ...] = ()
+        self, group: SequenceGroup, choice: int, prompt: tuple[int, ...], output: SequenceOf[int] = ()
     ) -> None:
         self.group = group
         self.choice = choice
@@ -86,7 +88,7 @@ class SequenceGroup:
     # Tokens of all choices that were handed out as results so far.
     num_emitted: int = 0
 
-    def start(self, outputs: dict[int, tuple[int, ...]] | None = None) -> None:
+    def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Make one sequence per choice; `outputs` are the tokens that an earlier attempt drew, by choice."""
         outputs = outputs or {}
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(self.sampling.n)]

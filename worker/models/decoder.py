@@ -113,6 +113,10 @@ class Decoder:
         )
 
     @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of the packed weights and of the table of embeddings."""
         packed = [self._head, *(linear for at in self._layers for linear in (at.qkv, at.o, at.gate_up, at.down))]
