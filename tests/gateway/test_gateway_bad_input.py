@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply
 
 CHAT = "/v1/chat/completions"
