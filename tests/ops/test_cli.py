@@ -128,7 +128,7 @@ def test_no_redis_at_the_url(tmp_path: Path, tiny_model: Path) -> None:
     assert "no Redis at redis://user:***@127.0.0.1" in line
     assert "secret" not in line
     assert "--redis-url" in line
-    assert "give redis://" in refusal(1, *arguments, "--redis-url", "http://127.0.0.1")
+    assert "Give --redis-url" in refusal(1, *arguments, "--redis-url", "http://127.0.0.1")
 
 
 def test_services_without_redis(tiny_model: Path) -> None:
