@@ -99,11 +99,12 @@ class Engine:
         return bool(self.groups)
 
     def room(self) -> int:
-        """How many more requests make sense now: free rows, but none while others wait or blocks are short."""
+        """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
         scheduler = self.scheduler
-        if scheduler.waiting or scheduler.blocks.num_free * 20 < self.limits.num_blocks:
+        promised = sum(map(scheduler.blocks.missing, scheduler.waiting))
+        if (scheduler.blocks.num_free - promised) * 20 < self.limits.num_blocks:
             return 0
-        return self.limits.max_num_seqs - len(scheduler.running)
+        return max(0, self.limits.max_num_seqs - scheduler.num_unfinished)
 
     def check_integrity(self) -> None:
         """Raise unless all bookkeeping agrees (tests run it after every step)."""
