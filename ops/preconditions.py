@@ -63,7 +63,4 @@ def _free_port(family: int, host: str) -> int:
 def check_redis(url: str) -> None:
     from shared.redis_clients import check_redis
 
-    try:
-        asyncio.run(check_redis(url))
-    except ValueError as error:
-        raise CommandError(f"--redis-url: {error}; give redis://host:port/0 or unix:///path/to/socket") from error
+    asyncio.run(check_redis(url))

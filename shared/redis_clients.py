@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 COMMAND_TIMEOUT_S = 5.0
 # How long one blocking read waits for work, and how much longer its socket does.
-BLOCK_S = 2.0
+BLOCK_S = 1.0
 BLOCK_MARGIN_S = 3.0
 
 

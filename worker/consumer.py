@@ -1,7 +1,7 @@
 """Pulls requests off the queue: as many as fit the engine now, never more. What waits, waits in Redis.
 
 A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it
-ends by itself within BLOCK_MS. After a failed read the worker looks at its own pending entries once, for the same
+ends by itself within BLOCK_S. After a failed read the worker looks at its own pending entries once, for the same
 reason.
 """
 
@@ -14,12 +14,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.broker import Broker, Delivery, QueueReader, StepCommit, new_id
 from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
+from shared.redis_clients import BLOCK_S
 from worker.committer import Committer
 from worker.engine_loop import EngineLoop
 
 log = logging.getLogger(__name__)
 
-BLOCK_MS = 1000
 # How soon a full engine is asked again for room.
 FULL_S = 0.01
 RETRY_S = 0.2
@@ -42,7 +42,7 @@ class Consumer:
         self._look_back = True
 
     def stop(self) -> None:
-        """Read no more. A read in progress ends within BLOCK_MS; what it brings stays pending for our return."""
+        """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending for our return."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -58,7 +58,7 @@ class Consumer:
                 if room <= 0:
                     await asyncio.sleep(FULL_S)
                     continue
-                await self._take(await self._reader.read(room, BLOCK_MS))
+                await self._take(await self._reader.read(room, int(1000 * BLOCK_S)))
                 delay = RETRY_S
             except (RedisError, OSError) as error:
                 if isinstance(error, ResponseError) and "NOGROUP" not in str(error):

@@ -152,7 +152,6 @@ async def test_what_no_api_knows_is_refused_too(server: RunningGateway) -> None:
 
 
 async def test_values_that_ask_for_nothing_pass(gateway: RunningGateway) -> None:
-
     nothing = {
         "tools": [],
         "tool_choice": "none",
