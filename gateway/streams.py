@@ -9,7 +9,6 @@ Live items are a hint, the output log is the truth: what does not fit is read fr
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -70,7 +69,7 @@ def _without_first(item: StepItem, count: int) -> StepItem:
         count -= dropped
         rest = delta.token_ids[dropped:]
         if rest or delta.finish_reason is not None:
-            deltas.append(dataclasses.replace(delta, token_ids=rest))
+            deltas.append(delta._replace(token_ids=rest))
     return StepItem(item.request_id, start, tuple(deltas), item.outcome)
 
 

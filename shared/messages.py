@@ -4,7 +4,7 @@ Requests and worker cards are maps with a version; decoding accepts exactly the 
 sizes, and never an ExtType or a Timestamp. Step items, which are sent for every token, are arrays.
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request that came before this item
-    delta = [choice, token ids, finish reason | nil, matched stop string | nil]
+    delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil]
     outcome = nil | [name, detail]
 
 A published frame, and an entry of the output log, is a plain concatenation of items.
@@ -12,10 +12,11 @@ A published frame, and an entry of the output log, is a plain concatenation of i
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
@@ -27,11 +28,16 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
+MAX_SALT_LENGTH = 256
+MAX_LENGTH_PENALTY = 10
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 # The one outcome that each accepted request ends with.
 OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "quarantined")
+
+# When a beam search ends: Hugging Face's `early_stopping` False, True and "never".
+EARLY_STOPPING = ("false", "true", "never")
 
 
 class MessageError(ValueError):
@@ -64,6 +70,15 @@ def _flag(name: str, value: Any) -> bool:
     if type(value) is not bool:
         raise MessageError(f"{name} must be true or false, not {value!r:.80}")
     return value
+
+
+def _one_of(choices: tuple[str, ...]) -> Check:
+    def check(name: str, value: Any) -> str:
+        if type(value) is not str or value not in choices:
+            raise MessageError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}")
+        return value
+
+    return check
 
 
 def _text(limit: int) -> Check:
@@ -124,7 +139,12 @@ class SamplingParams:
     given.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 mean off; `temperature` 0 means greedy. Definitions follow the OpenAI API and,
-    for what that lacks (top_k, min_p, repetition_penalty, min_tokens, ignore_eos), Hugging Face `GenerationConfig`.
+    for what that lacks (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, length_penalty, early_stopping),
+    Hugging Face `GenerationConfig`.
+
+    `best_of` sequences are drawn, of which the `n` with the highest mean log-probability are returned; 0: as many as
+    `n`. A `beam_width` other than 0 asks for a beam search instead, with that many beams. The score of a finished beam
+    is the sum of its log-probabilities / length ** `length_penalty`.
     """
 
     max_tokens: int = _field(_integer(1, MAX_OUTPUT_TOKENS))
@@ -140,6 +160,21 @@ class SamplingParams:
     min_tokens: int = _field(_integer(0, MAX_OUTPUT_TOKENS), default=0)
     ignore_eos: bool = _field(_flag, default=False)
     stop: tuple[str, ...] = _field(_texts(MAX_STOP_STRINGS, MAX_STOP_LENGTH), default=())
+    best_of: int = _field(_integer(0, MAX_CHOICES), default=0)
+    beam_width: int = _field(_integer(0, MAX_CHOICES), default=0)
+    length_penalty: float = _field(_number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), default=1.0)
+    early_stopping: str = _field(_one_of(EARLY_STOPPING), default="false")
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run at once for one prompt."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether tokens leave step by step; otherwise all choices come in one item at the end, once they are
+        ranked."""
+        return not self.beam_width and self.best_of in (0, self.n)
 
 
 def _sampling(name: str, value: Any) -> SamplingParams:
@@ -148,18 +183,22 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request as the worker gets it: token ids and numbers, no text but the stop strings."""
+    """One accepted request as the worker gets it: token ids and numbers, no text but the stop strings.
+
+    Requests share cached prefixes only with those of the same `cache_salt`.
+    """
 
     id: str = _field(_text(128))
     model: str = _field(_text(512))
     prompt: tuple[int, ...] = _field(_token_ids)
     sampling: SamplingParams = _field(_sampling)
+    cache_salt: str = _field(_text(MAX_SALT_LENGTH), default="")
     version: int = _field(_integer(VERSION, VERSION), default=VERSION)
 
     @property
     def cost(self) -> int:
         """Tokens that the request may occupy: what admission and placement count."""
-        return len(self.prompt) + self.sampling.n * self.sampling.max_tokens
+        return len(self.prompt) + self.sampling.num_sequences * self.sampling.max_tokens
 
     def encode(self) -> bytes:
         return _encode(self)
@@ -177,6 +216,7 @@ class WorkerCard:
     incarnation: str = _field(_text(64))
     model: str = _field(_text(512))
     max_model_len: int = _field(_integer(1, MAX_PROMPT_TOKENS))
+    max_num_seqs: int = _field(_integer(1, 65536))
     vocab_size: int = _field(_integer(1, 2**31 - 1))
     eos_token_ids: tuple[int, ...] = _field(_integers(64))
     block_size: int = _field(_integer(1, 65536))
@@ -195,26 +235,27 @@ class WorkerCard:
         return _from_map(cls, "worker card", unpack(data, 65536))
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one choice of a request gained: new token ids, and why it ended if it did."""
+class Delta(NamedTuple):
+    """What one choice of a request gained: new token ids, and why it ended if it did.
+
+    `score`: by what best_of (mean log-probability) or beam search ranked the choice; None if nothing was ranked.
+    """
 
     choice: int
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     matched_stop: str | None = None
+    score: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How the whole request ended. `detail` is for people: what went wrong, and the remedy."""
 
     name: str
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepItem:
+class StepItem(NamedTuple):
     """What one engine step did for one request: tokens `[start, end)` of all its choices together."""
 
     request_id: str
@@ -227,9 +268,7 @@ class StepItem:
         return self.start + sum(len(delta.token_ids) for delta in self.deltas)
 
     def encode(self) -> bytes:
-        deltas = [(d.choice, d.token_ids, d.finish_reason, d.matched_stop) for d in self.deltas]
-        outcome = self.outcome and (self.outcome.name, self.outcome.detail)
-        return _pack((VERSION, self.request_id, self.start, deltas, outcome))
+        return _pack((VERSION, *self))  # fields, and those of deltas and outcome, are in the order of the wire
 
 
 def decode_items(data: bytes) -> Iterator[StepItem]:
@@ -249,6 +288,8 @@ _choice = _integer(0, MAX_CHOICES - 1)
 _start = _integer(0, MAX_CHOICES * MAX_OUTPUT_TOKENS)
 _generated = _integers(MAX_OUTPUT_TOKENS)
 _reason = _text(32)
+_matched_stop = _text(MAX_STOP_LENGTH)
+_score = _number(-sys.float_info.max, sys.float_info.max)
 _detail = _text(8192)
 _id = _text(128)
 
@@ -265,14 +306,15 @@ def _item(value: Any) -> StepItem:
 
 
 def _delta(value: Any) -> Delta:
-    if type(value) is not list or len(value) != 4:
-        raise MessageError(f"a delta must be an array of 4, not {value!r:.80}")
-    choice, token_ids, reason, stop = value
+    if type(value) is not list or len(value) != 5:
+        raise MessageError(f"a delta must be an array of 5, not {value!r:.80}")
+    choice, token_ids, reason, stop, score = value
     return Delta(
         _choice("choice", choice),
         _generated("token ids", token_ids),
         None if reason is None else _reason("finish reason", reason),
-        None if stop is None else _text(MAX_STOP_LENGTH)("matched stop", stop),
+        None if stop is None else _matched_stop("matched stop", stop),
+        None if score is None else _score("score", score),
     )
 
 

@@ -138,6 +138,7 @@ class WorkerService:
             incarnation=self._incarnation,
             model=self._model_name,
             max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
             vocab_size=self._engine.vocab_size,
             eos_token_ids=tuple(sorted(self._engine.eos_token_ids)),
             block_size=limits.block_size,

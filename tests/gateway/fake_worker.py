@@ -24,6 +24,7 @@ class FakeWorker:
     lane: str
     script: Script
     max_model_len: int = 4096
+    max_num_seqs: int = 64
     vocab_size: int = 100_000
     worker_id: str = field(default_factory=new_id)
     claimed: list[GenerationRequest] = field(default_factory=list)
@@ -55,6 +56,7 @@ class FakeWorker:
                 incarnation="1",
                 model=self.lane,
                 max_model_len=self.max_model_len,
+                max_num_seqs=self.max_num_seqs,
                 vocab_size=self.vocab_size,
                 eos_token_ids=(0,),
                 block_size=16,

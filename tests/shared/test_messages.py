@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages import (
+    EARLY_STOPPING,
     OUTCOMES,
     Delta,
     GenerationRequest,
@@ -30,6 +31,7 @@ deltas = st.builds(
     token_ids=token_ids,
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
     matched_stop=st.none() | st.text(max_size=10),
+    score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 items = st.builds(
     StepItem,
@@ -52,10 +54,15 @@ requests = st.builds(
         top_p=st.floats(0, 1),
         stop=st.lists(st.text(max_size=5), max_size=16).map(tuple),
         ignore_eos=st.booleans(),
+        best_of=st.integers(0, 128),
+        beam_width=st.integers(0, 128),
+        length_penalty=st.floats(-10, 10),
+        early_stopping=st.sampled_from(EARLY_STOPPING),
     ),
+    cache_salt=st.text(max_size=256),
 )
 REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
-CARD = WorkerCard("w", "1", "m", 100, 50, (2,), 16, 10, 5, 0, 0, 7)
+CARD = WorkerCard("w", "1", "m", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
 
 
 @given(st.lists(items, max_size=5))
@@ -113,7 +120,21 @@ def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", True), ("ignore_eos", 1), ("temperature", float("nan")), ("top_p", float("inf")), ("n", 2.0)],
+    [
+        ("max_tokens", True),
+        ("ignore_eos", 1),
+        ("temperature", float("nan")),
+        ("top_p", float("inf")),
+        ("n", 2.0),
+        ("best_of", 2.0),
+        ("best_of", 129),
+        ("beam_width", True),
+        ("beam_width", 129),
+        ("length_penalty", 10.5),
+        ("length_penalty", float("nan")),
+        ("early_stopping", True),
+        ("early_stopping", "Never"),
+    ],
 )
 def test_python_is_more_lenient_than_the_protocol(name: str, value: Any) -> None:
     broken = _map(REQUEST)
@@ -138,10 +159,16 @@ def test_unknown_fields_and_other_versions_are_refused() -> None:
         msgpack.Timestamp(1, 1),
         {1: 2},
         [1, "r", 0, [], None, 1],
-        [1, "r", 0, [[0, [msgpack.ExtType(5, b"x")], None, None]], None],
-        [1, "r", 0, [[0, [1.0], None, None]], None],
-        [1, "r", 0, [[128, [1], None, None]], None],
-        [1, "r", 0, [[0, [-1], None, None]], None],
+        [1, "r", 0, [[0, [msgpack.ExtType(5, b"x")], None, None, None]], None],
+        [1, "r", 0, [[0, [1.0], None, None, None]], None],
+        [1, "r", 0, [[128, [1], None, None, None]], None],
+        [1, "r", 0, [[0, [-1], None, None, None]], None],
+        [1, "r", 0, [[0, [1], None, None]], None],
+        [1, "r", 0, [[0, [1], None, None, None, None]], None],
+        [1, "r", 0, [[0, [1], None, None, float("nan")]], None],
+        [1, "r", 0, [[0, [1], None, None, float("-inf")]], None],
+        [1, "r", 0, [[0, [1], None, None, True]], None],
+        [1, "r", 0, [[0, [1], None, None, "1"]], None],
         [1, "r", 0, [], ["abandoned", ""]],
         [1, b"r", 0, [], None],
         [1, "r", True, [], None],
@@ -167,3 +194,41 @@ def test_forged_sizes_and_depths_cost_nothing(data: bytes) -> None:
 def test_the_end_of_an_item_counts_the_tokens_of_all_choices() -> None:
     item = StepItem("r", 10, (Delta(0, (1, 2)), Delta(1, ()), Delta(2, (3,), "stop")))
     assert item.end == 13
+
+
+def test_a_score_may_be_any_finite_number() -> None:
+    for sent, score in ((-1.5, -1.5), (-3, -3.0), (0, 0.0), (1e308, 1e308)):
+        (item,) = decode_items(msgpack.packb([1, "r", 0, [[0, [1], "stop", None, sent]], ["stop", ""]]))
+        assert item.deltas == (Delta(0, (1,), "stop", None, score),)
+        assert type(item.deltas[0].score) is float
+
+
+def test_a_salt_has_at_most_256_characters() -> None:
+    salted = dataclasses.replace(REQUEST, cache_salt="ä" * 256)
+    assert GenerationRequest.decode(salted.encode()) == salted
+    for salt in ("x" * 257, b"x", None, 1):
+        with pytest.raises(MessageError, match="cache_salt"):
+            GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "cache_salt": salt}))
+
+
+@pytest.mark.parametrize(
+    ("params", "sequences", "streamed"),
+    [
+        ({}, 1, True),
+        ({"n": 3}, 3, True),
+        ({"n": 3, "best_of": 3}, 3, True),
+        ({"n": 1, "best_of": 3}, 3, False),
+        ({"n": 2, "beam_width": 4}, 4, False),
+        ({"n": 4, "beam_width": 4}, 4, False),
+    ],
+)
+def test_what_runs_at_once_is_what_admission_counts(params: dict[str, int], sequences: int, streamed: bool) -> None:
+    sampling = SamplingParams(max_tokens=10, **params)  # type: ignore[arg-type]
+    assert (sampling.num_sequences, sampling.is_streamed) == (sequences, streamed)
+    assert GenerationRequest("r", "m", (1, 2), sampling).cost == 2 + 10 * sequences
+
+
+@pytest.mark.parametrize("number", [0, 65537, True, 1.0])
+def test_a_card_says_how_many_sequences_run_at_once(number: Any) -> None:
+    with pytest.raises(MessageError, match="max_num_seqs"):
+        WorkerCard.decode(msgpack.packb({**_map(CARD), "max_num_seqs": number}))

@@ -191,7 +191,7 @@ async def test_the_log_is_read_from_any_token_on_and_in_pages(broker: Broker) ->
 
 
 async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis) -> None:
-    card = WorkerCard("w", "1", "lane", 100, 50, (2,), 16, 10, 5, 0, 0, 7)
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
     await broker.beat(card)
     assert await broker.live_workers() == [card]
     await client.hset(KEYS.worker("w"), "card", b"another version")
