@@ -144,12 +144,29 @@ def no_such_blocks(sequence: int, block_count: int) -> str:
     return f"sequence {sequence}: its lengths or its block table do not fit the cache of {block_count} blocks"
 
 
-def block_copies(cache: Tensor, src: Tensor, dst: Tensor) -> None:
-    integers("src", src, (len(src),))
-    integers("dst", dst, (len(src),))
-    for name, ids in (("src", src), ("dst", dst)):
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(cache):
-            raise IndexError(f"{name} names a block outside 0..{len(cache) - 1}")
+def block_moves(src: Tensor, dst: Tensor, src_count: int, dst_count: int) -> tuple[list[int], list[int]]:
+    """Returns src and dst as lists."""
+    tensor("src", src, torch.int64, (src.shape[0],))
+    tensor("dst", dst, torch.int64, (src.shape[0],))
+    sources, destinations = src.tolist(), dst.tolist()
+    for name, ids, count in (("src", sources, src_count), ("dst", destinations, dst_count)):
+        if ids and not 0 <= min(ids) <= max(ids) < count:
+            raise IndexError(f"{name} names a block outside 0..{count - 1}")
+    if len(set(destinations)) < len(destinations):
+        raise ValueError("dst names a block twice")
+    return sources, destinations
+
+
+def block_copies(src: Tensor, dst: Tensor, count: int) -> None:
+    sources, destinations = block_moves(src, dst, count, count)
+    if not set(destinations).isdisjoint(sources):
+        raise ValueError("dst names a block that src names too")
+
+
+def host_blocks(host: Tensor, block_shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor("host", host, dtype, (host.shape[0], *block_shape))
+    if not host.is_cpu:
+        raise ValueError(f"host lies on {host.device}, not in host memory")
 
 
 def logits(value: Tensor) -> None:
@@ -166,3 +183,18 @@ def sampling(value: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, m
     tensor("top_p", top_p, torch.float32, count)
     tensor("min_p", min_p, torch.float32, count)
     tensor("uniform", uniform, torch.float64, count)
+
+
+def top_logprobs(value: Tensor, count: int) -> None:
+    logits(value)
+    if not 1 <= count <= value.shape[1]:
+        raise ValueError(f"count is {count}: it must be 1..{value.shape[1]}")
+
+
+def logprobs_of(value: Tensor, ids: Tensor) -> None:
+    logits(value)
+    integers("ids", ids, (value.shape[0],))
+
+
+def no_such_id(row: int, ids: Tensor, vocabulary: int) -> str:
+    return f"ids[{row}] is {int(ids[row])}, outside 0..{vocabulary - 1}"

@@ -21,6 +21,15 @@ class Stack:
     eps: float
     scale: float
 
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_cache[0][0].shape[0]
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """[layers, 2 (k, v), H_kv, block_size, D]: all that the caches hold in one block."""
+        return len(self.kv_cache), 2, *self.kv_cache[0][0].shape[1:]
+
     def check(self, dtype: torch.dtype) -> tuple[int, torch.Size]:
         """Returns the hidden size and the shape of each cache. Raises ValueError or TypeError, as the operations do."""
         if not self.layers or len(self.layers) != len(self.kv_cache):

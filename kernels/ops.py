@@ -158,8 +158,26 @@ class Ops(Protocol):
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of caches (or of some of their blocks) with the order that the shape says."""
 
-    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        """Block dst[i] becomes a copy of block src[i], for all i at once. src and dst [n] int."""
+    def copy_blocks(self, stack: LayerStack, src: Tensor, dst: Tensor) -> None:
+        """Block dst[i] becomes a copy of block src[i] in the k and v caches of every layer, for all i at once.
+
+        src and dst [n] int64, in host memory for every device; n may be 0. ValueError if a block occurs twice in dst,
+        or in both.
+        """
+
+    def alloc_host_blocks(self, stack: LayerStack, num_blocks: int) -> Tensor:
+        """Host memory for swapped blocks: act [num_blocks, layers, 2 (k, v), H_kv, block_size, D], contents undefined.
+
+        For a CPU it is committed page by page as blocks are first written; for a GPU it is pinned, and so committed as
+        a whole. Inside a block the order is that of the caches.
+        """
+
+    def swap_out(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Host block dst[i] becomes a copy of block src[i] of the caches. host of `alloc_host_blocks`; else as
+        `copy_blocks`, but for the ids, which count two different things and may be equal."""
+
+    def swap_in(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Block dst[i] of the caches becomes a copy of host block src[i]; else as `swap_out`."""
 
     def argmax(self, logits: Tensor) -> Tensor:
         """logits [R, V] float32 -> [R] int32, the lowest id among equals. NaN counts as minus infinity."""
@@ -175,3 +193,14 @@ class Ops(Protocol):
         tie with the last one kept are kept. The draw is the first id whose cumulative kept mass, in id order, exceeds
         uniform * total. NaN counts as minus infinity, which is never drawn; a row of nothing else gives 0.
         """
+
+    def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` largest log-probabilities of each row, descending, of equals the lower id first.
+
+        logits [R, V] float32 -> log(softmax) [R, count] float32, summed in float32 or better, and ids [R, count] int32.
+        NaN counts as minus infinity; a row of nothing else has only minus infinity. ValueError unless count is in 1..V.
+        """
+
+    def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """The log-probability of one id per row: logits [R, V] float32, ids [R] int32 or int64 -> [R] float32. As in
+        `top_logprobs`, bit for bit."""

@@ -196,10 +196,28 @@ class ReferenceOps:
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         return k_cache.clone(), v_cache.clone()
 
-    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        checks.block_copies(k_cache, src, dst)
-        for cache in (k_cache, v_cache):
-            cache[dst.long()] = cache[src.long()]
+    def copy_blocks(self, stack: Stack, src: Tensor, dst: Tensor) -> None:
+        checks.block_copies(src, dst, stack.num_blocks)
+        for pair in stack.kv_cache:
+            for cache in pair:
+                cache[dst] = cache[src]
+
+    def alloc_host_blocks(self, stack: Stack, num_blocks: int) -> Tensor:
+        return torch.empty((num_blocks, *stack.block_shape), dtype=self.dtype, pin_memory=self.device.type == "cuda")
+
+    def swap_out(self, stack: Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, stack.num_blocks, len(host))
+        for layer, pair in enumerate(stack.kv_cache):
+            for which, cache in enumerate(pair):
+                host[dst, layer, which] = cache[src].to(host.device)
+
+    def swap_in(self, stack: Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, len(host), stack.num_blocks)
+        for layer, pair in enumerate(stack.kv_cache):
+            for which, cache in enumerate(pair):
+                cache[dst] = host[src, layer, which].to(cache.device)
 
     def argmax(self, logits: Tensor) -> Tensor:
         checks.logits(logits)
@@ -232,6 +250,18 @@ class ReferenceOps:
         last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # for uniform * total that rounds up to the total
         return torch.where(mass[:, -1] > 0, torch.minimum(drawn, last), 0).int()
 
+    def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        checks.top_logprobs(logits, count)
+        ids = _nan_is_lowest(logits).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        return _log_softmax(logits).gather(1, ids), ids.int()
+
+    def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
+        checks.logprobs_of(logits, ids)
+        vocabulary = logits.shape[1]
+        if (bad := ((ids < 0) | (ids >= vocabulary)).nonzero()).numel():
+            raise IndexError(checks.no_such_id(int(bad[0]), ids, vocabulary))
+        return _log_softmax(logits).gather(1, ids[:, None].long())[:, 0]
+
 
 def _into(out: Tensor | None, value: Tensor) -> Tensor:
     return value if out is None else out.copy_(value)
@@ -244,3 +274,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _nan_is_lowest(logits: Tensor) -> Tensor:
     return logits.masked_fill(logits.isnan(), float("-inf"))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    logits = _nan_is_lowest(logits)
+    largest = logits.max(dim=-1, keepdim=True).values
+    is_largest = logits == largest
+    shifted = torch.where(is_largest, 0.0, logits.double() - largest)  # infinity minus itself would be NaN
+    # Without the largest, which is 1: where it has nearly all of the mass, the rest would be lost in the sum.
+    rest = shifted.exp().masked_fill(is_largest, 0).sum(dim=-1, keepdim=True)
+    log_sum = torch.log1p(rest + is_largest.sum(dim=-1, keepdim=True) - 1)
+    return torch.where(logits == float("-inf"), logits, shifted - log_sum).float()

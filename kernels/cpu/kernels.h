@@ -18,6 +18,8 @@
 
 #include "sampling.h"
 
+#include "logprobs.h"
+
 #define CONCATENATE(a, b) a##b
 #define SYMBOL(prefix, name) CONCATENATE(prefix, name)
 #define EXPORT(type, name) extern "C" __attribute__((visibility("default"))) type SYMBOL(LEVEL, name)
@@ -75,4 +77,12 @@ EXPORT(void, _sample)
  const void* min_p, const void* uniform, void* out) {
     sample({(const float*)logits, rows, n, (const float*)temperature, (const int32_t*)top_k, (const float*)top_p,
             (const float*)min_p, (const double*)uniform, (int32_t*)out});
+}
+
+EXPORT(void, _top_logprobs)(const void* logits, size_t rows, size_t n, size_t count, void* values, void* ids) {
+    top_logprobs((const float*)logits, rows, n, count, (float*)values, (int32_t*)ids);
+}
+
+EXPORT(int64_t, _logprobs_of)(const void* logits, size_t rows, size_t n, const void* ids, void* out) {
+    return logprobs_of((const float*)logits, rows, n, (const int64_t*)ids, (float*)out);
 }

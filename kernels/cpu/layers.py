@@ -42,12 +42,15 @@ class _Step(Structure):
 
 
 class CpuStack:
-    """Addresses of weights and caches, and what keeps them alive."""
+    """Addresses of weights and caches, and the stack itself, which keeps them alive."""
 
     def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
         self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype)
-        self.dtype, self._keep = dtype, stack
+        self.dtype, self.stack = dtype, stack
         self.max_position, self.slots = stack.cos_sin.shape[0], blocks * block_size
+        caches = [cache for pair in stack.kv_cache for cache in pair]  # in the order of a host block
+        self.caches = (c_void_p * len(caches))(*map(checks.address, caches))
+        self.block_bytes = kv_heads * block_size * d * dtype.itemsize  # in one cache
         self._layers = (_Layer * len(stack.layers))()
         for to, layer, (k, v) in zip(self._layers, stack.layers, stack.kv_cache, strict=True):
             for name in ("input_norm", "mlp_norm", "q_norm", "k_norm"):

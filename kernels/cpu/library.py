@@ -37,7 +37,11 @@ _SIGNATURES = {
     "layers": (c_int64, [_POINTER]),
     "argmax": (None, [_POINTER, _SIZE, _SIZE, _POINTER]),
     "sample": (None, [_POINTER, _SIZE, _SIZE] + [_POINTER] * 6),
+    "top_logprobs": (None, [_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER]),
+    "logprobs_of": (c_int64, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER]),
 }
+# Moves of bytes are the same at every level: caches and how many, bytes of a block, src, dst and how many.
+_BLOCKS = [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE]
 
 
 @cache
@@ -48,6 +52,10 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build.build()))
     library.quire_pack.argtypes = [_POINTER, _SIZE, _SIZE, c_int, c_int, _POINTER]
     library.quire_pack.restype = None
+    library.quire_copy_blocks.argtypes = _BLOCKS
+    library.quire_swap_out.argtypes = library.quire_swap_in.argtypes = [*_BLOCKS, _POINTER]
+    for function in (library.quire_copy_blocks, library.quire_swap_out, library.quire_swap_in):
+        function.restype = None
     library.quire_set_threads.argtypes = [c_int]
     library.quire_set_threads.restype = None
     library.quire_set_threads(len(os.sched_getaffinity(0)))

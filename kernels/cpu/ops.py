@@ -1,8 +1,8 @@
 """The operations in C++ for x86-64 with AVX2 or AVX-512, row-invariant (see kernels/ops.py for the contract).
 
-The sources beside this file hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h. Here every
-argument is checked and handed over as an address. A block of the cache keeps keys and values in the order in which the
-dot-product instructions want them (rows.h); `plain_kv_cache` undoes that.
+The sources beside this file hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h, logprobs.h.
+Here every argument is checked and handed over as an address. A block of the cache keeps keys and values in the order in
+which the dot-product instructions want them (rows.h); `plain_kv_cache` undoes that.
 """
 
 import ctypes
@@ -83,6 +83,10 @@ class CpuOps:
         self._layers = getattr(functions, f"{level.name}_layers")
         self._argmax = getattr(functions, f"{level.name}_argmax")
         self._sample = getattr(functions, f"{level.name}_sample")
+        self._top_logprobs = getattr(functions, f"{level.name}_top_logprobs")
+        self._logprobs_of = getattr(functions, f"{level.name}_logprobs_of")
+        self._copy_blocks = functions.quire_copy_blocks
+        self._swap_out, self._swap_in = functions.quire_swap_out, functions.quire_swap_in
 
     # Linear layers
 
@@ -292,10 +296,25 @@ class CpuOps:
         v = v_cache.view(blocks, heads, block_size // word, d, word).transpose(3, 4)
         return k.reshape(k_cache.shape), v.reshape(v_cache.shape)
 
-    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        checks.block_copies(k_cache, src, dst)
-        for cache in (k_cache, v_cache):
-            cache[dst.long()] = cache[src.long()]
+    def copy_blocks(self, stack: CpuStack, src: Tensor, dst: Tensor) -> None:
+        checks.block_copies(src, dst, stack.stack.num_blocks)
+        self._copy_blocks(stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src))
+
+    def alloc_host_blocks(self, stack: CpuStack, num_blocks: int) -> Tensor:
+        size = num_blocks * len(stack.caches) * stack.block_bytes
+        return self._arena.take(size).view(self.dtype).view(num_blocks, *stack.stack.block_shape)
+
+    def swap_out(self, stack: CpuStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, stack.stack.num_blocks, len(host))
+        blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
+        self._swap_out(*blocks, address(host))
+
+    def swap_in(self, stack: CpuStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, len(host), stack.stack.num_blocks)
+        blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
+        self._swap_in(*blocks, address(host))
 
     # Logits
 
@@ -323,4 +342,19 @@ class CpuOps:
             address(uniform),
             out.data_ptr(),
         )
+        return out
+
+    def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        checks.top_logprobs(logits, count)
+        rows, vocabulary = logits.shape
+        values, ids = torch.empty((rows, count)), torch.empty((rows, count), dtype=torch.int32)
+        self._top_logprobs(address(logits), rows, vocabulary, count, values.data_ptr(), ids.data_ptr())
+        return values, ids
+
+    def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
+        checks.logprobs_of(logits, ids)
+        rows, vocabulary = logits.shape
+        out, wide = torch.empty(rows), ids.long()
+        if bad := self._logprobs_of(address(logits), rows, vocabulary, address(wide), out.data_ptr()):
+            raise IndexError(checks.no_such_id(bad - 1, ids, vocabulary))
         return out

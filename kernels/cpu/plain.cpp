@@ -16,6 +16,12 @@ float kth_largest_of(float* values, size_t count, size_t k) {
 
 void sort_descending(float* values, size_t count) { std::sort(values, values + count, std::greater<float>()); }
 
+void sort_best_first(Candidate* candidates, size_t count) {
+    std::sort(candidates, candidates + count, [](const Candidate& a, const Candidate& b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+    });
+}
+
 namespace {
 
 // One panel of 32 columns: out[word][column] = row[column][word]. `rows` beyond `count` are zero.

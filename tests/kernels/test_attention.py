@@ -71,21 +71,6 @@ def test_scores_far_apart_do_not_overflow(ops):
     assert_close(paged.attend()[0], paged.exact(0), slack)
 
 
-def test_copied_blocks_hold_the_same_sequence(ops):
-    paged = Paged(ops, [70], [1], 4, 2, 48)
-    before = paged.attend()[0]
-    used = paged.tables[0, :5]
-    free = torch.tensor([b for b in range(len(paged.k_cache)) if b not in used.tolist()], dtype=torch.int32)
-    src, dst = used[:3].clone(), free[:3]
-    ops.copy_blocks(paged.k_cache, paged.v_cache, src, dst)
-    paged.k_cache[src.long()] = float("nan")
-    paged.v_cache[src.long()] = float("nan")
-    paged.tables[0, :3] = dst
-    assert torch.equal(paged.attend()[0], before)
-    with pytest.raises(IndexError, match="dst"):
-        ops.copy_blocks(paged.k_cache, paged.v_cache, src, dst + len(paged.k_cache))
-
-
 def test_impossible_lengths_and_tables_are_refused(ops):
     paged = Paged(ops, [40, 20], [1, 1], 2, 1, 32)
     paged.tables[1, 1] = GARBAGE

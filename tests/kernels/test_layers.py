@@ -1,67 +1,23 @@
 """A whole stack of layers in one call is the single operations, one after the other."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 import kernels
 from kernels import layers
 from kernels.layers import Stack
-
-HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
-LENGTHS, QUERIES = [40, 17, 150], [1, 5, 30]
-
-
-def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.randn(shape) / shape[-1] ** 0.5).to(dtype)
-
-
-def make_layers(ops: kernels.Ops, windows: list[int], norms: bool, biases: bool) -> list[SimpleNamespace]:
-    def linear(pack, n: int, k: int):
-        return pack(random(n, k, dtype=ops.dtype), random(n, dtype=ops.dtype) if biases else None)
-
-    return [
-        SimpleNamespace(
-            input_norm=random(HIDDEN, dtype=ops.dtype),
-            qkv=linear(ops.pack_linear, (HEADS + 2 * KV_HEADS) * D, HIDDEN),
-            q_norm=random(D, dtype=ops.dtype) if norms else None,
-            k_norm=random(D, dtype=ops.dtype) if norms else None,
-            sliding_window=window,
-            o=linear(ops.pack_linear, HIDDEN, HEADS * D),
-            mlp_norm=random(HIDDEN, dtype=ops.dtype),
-            gate_up=linear(ops.pack_gate_up, 2 * INNER, HIDDEN),
-            down=linear(ops.pack_linear, HIDDEN, INNER),
-        )
-        for window in windows
-    ]
-
-
-def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    caches = [ops.alloc_kv_cache(20, KV_HEADS, BLOCK, D) for _ in range(count)]
-    for i, pair in enumerate(caches):
-        for cache in pair:
-            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(i)).to(ops.dtype))
-    return caches
-
-
-def step() -> dict[str, torch.Tensor]:
-    tables = torch.randperm(20)[:18].view(3, 6)
-    tables = torch.cat([tables, torch.randperm(20)[:12].view(3, 4)], dim=1)  # blocks may be shared, to read from
-    positions = [torch.arange(n - q, n) for n, q in zip(LENGTHS, QUERIES, strict=True)]
-    slots = [tables[s, p // BLOCK] * BLOCK + p % BLOCK for s, p in enumerate(positions)]
-    return {
-        "positions": torch.cat(positions).int(),
-        "slot_mapping": torch.cat(slots).int(),
-        "block_tables": tables.int(),
-        "seq_lens": torch.tensor(LENGTHS, dtype=torch.int32),
-        "query_start_loc": torch.tensor([0, *QUERIES]).cumsum(0).int(),
-    }
-
-
-def stack_arguments(ops, windows, norms=False, biases=False):
-    final_norm = random(HIDDEN, dtype=ops.dtype)
-    return make_layers(ops, windows, norms, biases), final_norm, make_caches(ops, len(windows)), torch.rand(160, D)
+from tests.kernels.stacks import (
+    BLOCK,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    QUERIES,
+    make_caches,
+    make_stack,
+    random,
+    stack_arguments,
+    step,
+)
 
 
 @pytest.mark.parametrize(("norms", "biases"), [(False, False), (True, True)])
@@ -80,6 +36,57 @@ def test_one_call_equals_single_operations(cpu_ops, norms, biases, windows, rows
     for one, other in zip(caches, again, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("unkept", [[35], [0, 5, 35], list(range(36))], ids=["one", "last", "all"])
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_tokens_without_a_slot_write_nothing_and_see_what_the_cache_holds(ops, unkept, integer):
+    stack, caches = make_stack(ops, [0, 20, 0])
+    arguments = step() | {"rows": torch.arange(sum(QUERIES))}
+    tables = torch.zeros(3, 10, dtype=torch.int32)  # no block is shared, so a second run computes the same again
+    for table, blocks in zip(tables, torch.randperm(20).int().split([3, 2, 10, 5]), strict=False):
+        table[: len(blocks)] = blocks
+    arguments["block_tables"] = tables
+    at, s = arguments["positions"], torch.arange(3).repeat_interleave(torch.tensor(QUERIES))
+    arguments["slot_mapping"] = (tables[s, at // BLOCK] * BLOCK + at % BLOCK).to(integer)
+    residual = random(sum(QUERIES), HIDDEN, dtype=ops.dtype)
+    expected = ops.decoder_layers(residual.clone(), stack, **arguments)
+    kept = [cache.clone() for pair in caches for cache in pair]
+
+    arguments["slot_mapping"][unkept] = -1
+    assert torch.equal(ops.decoder_layers(residual.clone(), stack, **arguments), expected)
+    assert all(torch.equal(cache, old) for cache, old in zip((c for pair in caches for c in pair), kept, strict=True))
+
+    # Other inputs compute other keys and values, which must not reach the cache either.
+    arguments["slot_mapping"][:] = -1
+    ops.decoder_layers(residual.flip(0).clone(), stack, **arguments)
+    assert all(torch.equal(cache, old) for cache, old in zip((c for pair in caches for c in pair), kept, strict=True))
+
+
+def test_the_last_token_of_a_cached_prompt_can_be_computed_alone(cpu_ops):
+    stack, caches = make_stack(cpu_ops, [0, 20])
+    count, table = 45, torch.tensor([[7, 2, 11]], dtype=torch.int32)
+    at = torch.arange(count)
+    residual = random(count, HIDDEN, dtype=cpu_ops.dtype)
+
+    def compute(tokens: slice, slots: torch.Tensor) -> torch.Tensor:
+        queries = len(at[tokens])
+        return cpu_ops.decoder_layers(
+            residual[tokens].clone(),
+            stack,
+            at[tokens].int(),
+            slots[tokens].contiguous(),
+            table,
+            torch.tensor([count], dtype=torch.int32),
+            torch.tensor([0, queries], dtype=torch.int32),
+            torch.tensor([queries - 1]),
+        )
+
+    slots = table[0, at // BLOCK] * BLOCK + at % BLOCK
+    expected = compute(slice(None), slots)
+    kept = [cache.clone() for pair in caches for cache in pair]
+    assert torch.equal(compute(slice(-1, None), torch.full_like(slots, -1)), expected)
+    assert all(torch.equal(cache, old) for cache, old in zip((c for pair in caches for c in pair), kept, strict=True))
 
 
 def test_the_reference_runs_the_same_operations():

@@ -230,3 +230,35 @@ def test_the_size_of_a_block_is_the_memory_that_it_takes(checkpoints):
     cache = decoder.alloc_kv_cache(5, BLOCK_SIZE)
     assert sum(tensor.nbytes for pair in cache.layers for tensor in pair) == 5 * decoder.kv_bytes_per_block(BLOCK_SIZE)
     assert len(cache.layers) == decoder.config.num_layers
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_a_sequence_goes_on_in_copied_and_in_swapped_blocks(name, checkpoints, expected):
+    decoder = Decoder.load(checkpoints("qwen2-window"), operations(name), torch.float32, "cpu", 256)
+    prompts, logits = expected("qwen2-window")
+    stepper = Stepper(decoder, prompts[:1])
+    cache = stepper.cache = decoder.alloc_kv_cache(11, BLOCK_SIZE, num_host_blocks=4)
+    stepper.tables = torch.tensor([[7, 2, 9, 0, 4]], dtype=torch.int32)
+    found = [stepper.step({0: 21})[0]]
+
+    cache.copy_blocks([7, 9], [1, 3])
+    stepper.tables = torch.tensor([[1, 2, 3, 5, 4]], dtype=torch.int32)
+    for tensor in (tensor for pair in cache.layers for tensor in pair):
+        tensor[[7, 9]] = float("nan")
+    found.append(stepper.step({0: 6})[0])
+
+    cache.swap_out([1, 2, 3, 5], [3, 0, 2, 1])
+    for tensor in (tensor for pair in cache.layers for tensor in pair):
+        tensor.fill_(float("nan"))
+    cache.swap_in([3, 0, 2, 1], [10, 8, 6, 7])
+    stepper.tables = torch.tensor([[10, 8, 6, 7, 2]], dtype=torch.int32)
+    found.append(stepper.step({0: 13})[0])
+    torch.testing.assert_close(torch.cat(found), logits[0], rtol=0, atol=TOLERANCE)
+
+
+def test_swapping_without_host_memory_is_a_mistake_of_the_caller(checkpoints):
+    cache = Decoder.load(checkpoints("llama"), operations("cpu"), torch.float32, "cpu", 256).alloc_kv_cache(4, 8)
+    assert cache.host is None
+    for swap in (cache.swap_out, cache.swap_in):
+        with pytest.raises(AssertionError, match="no host blocks"):
+            swap([0], [0])

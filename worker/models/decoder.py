@@ -40,11 +40,34 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """The paged cache of all layers. Block b is index b of dimension 0 in every layer."""
+    """The paged cache of all layers, and host memory for blocks that are swapped out.
+
+    Block b is index b of dimension 0 in every layer, host block b that of `host`; each move is one call for all layers.
+    """
 
     # Per layer k and v: [num_blocks, num_kv_heads, block_size, head_dim]; the order inside a block is the kernels' own.
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     stack: LayerStack
+    ops: Ops
+    host: torch.Tensor | None  # of ops.alloc_host_blocks
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
+        """Block dst[i] becomes a copy of block src[i]; no block may occur twice in dst, or in both."""
+        self.ops.copy_blocks(self.stack, *self._ids(src, dst))
+
+    def swap_out(self, src: list[int], dst: list[int]) -> None:
+        """Host block dst[i] becomes a copy of block src[i]."""
+        assert self.host is not None, "the cache has no host blocks"
+        self.ops.swap_out(self.stack, self.host, *self._ids(src, dst))
+
+    def swap_in(self, src: list[int], dst: list[int]) -> None:
+        """Block dst[i] becomes a copy of host block src[i]."""
+        assert self.host is not None, "the cache has no host blocks"
+        self.ops.swap_in(self.stack, self.host, *self._ids(src, dst))
+
+    @staticmethod
+    def _ids(*lists: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor(ids, dtype=torch.int64) for ids in lists]
 
 
 class Decoder:
@@ -130,8 +153,8 @@ class Decoder:
             + sum(norm.nbytes for norm in norms if norm is not None)
         )
 
-    def alloc_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
-        """Zeroed caches of all layers."""
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
+        """Zeroed caches of all layers, and room for `num_host_blocks` in host memory (`Ops.alloc_host_blocks`)."""
         config = self.config
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         caches = [self.ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
@@ -145,7 +168,8 @@ class Decoder:
             config.rms_norm_eps,
             config.head_dim**-0.5,
         )
-        return KVCache(caches, stack)
+        host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
+        return KVCache(caches, stack, self.ops, host)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Memory of a block's keys and values, over all layers."""

@@ -1,0 +1,68 @@
+"""Stacks of small random layers with full caches, and a step over them."""
+
+from types import SimpleNamespace
+
+import torch
+
+import kernels
+from kernels.ops import LayerStack
+
+HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
+BLOCKS = 20
+LENGTHS, QUERIES = [40, 17, 150], [1, 5, 30]
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(shape) / shape[-1] ** 0.5).to(dtype)
+
+
+def make_layers(ops: kernels.Ops, windows: list[int], norms: bool, biases: bool) -> list[SimpleNamespace]:
+    def linear(pack, n: int, k: int):
+        return pack(random(n, k, dtype=ops.dtype), random(n, dtype=ops.dtype) if biases else None)
+
+    return [
+        SimpleNamespace(
+            input_norm=random(HIDDEN, dtype=ops.dtype),
+            qkv=linear(ops.pack_linear, (HEADS + 2 * KV_HEADS) * D, HIDDEN),
+            q_norm=random(D, dtype=ops.dtype) if norms else None,
+            k_norm=random(D, dtype=ops.dtype) if norms else None,
+            sliding_window=window,
+            o=linear(ops.pack_linear, HIDDEN, HEADS * D),
+            mlp_norm=random(HIDDEN, dtype=ops.dtype),
+            gate_up=linear(ops.pack_gate_up, 2 * INNER, HIDDEN),
+            down=linear(ops.pack_linear, HIDDEN, INNER),
+        )
+        for window in windows
+    ]
+
+
+def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    caches = [ops.alloc_kv_cache(BLOCKS, KV_HEADS, BLOCK, D) for _ in range(count)]
+    generator = torch.Generator().manual_seed(0)  # each call makes the same
+    for cache in (cache for pair in caches for cache in pair):
+        cache.copy_(torch.randn(cache.shape, generator=generator).to(ops.dtype))
+    return caches
+
+
+def step() -> dict[str, torch.Tensor]:
+    tables = torch.randperm(BLOCKS)[:18].view(3, 6)
+    tables = torch.cat([tables, torch.randperm(BLOCKS)[:12].view(3, 4)], dim=1)  # blocks may be shared, to read from
+    positions = [torch.arange(n - q, n) for n, q in zip(LENGTHS, QUERIES, strict=True)]
+    slots = [tables[s, p // BLOCK] * BLOCK + p % BLOCK for s, p in enumerate(positions)]
+    return {
+        "positions": torch.cat(positions).int(),
+        "slot_mapping": torch.cat(slots).int(),
+        "block_tables": tables.int(),
+        "seq_lens": torch.tensor(LENGTHS, dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, *QUERIES]).cumsum(0).int(),
+    }
+
+
+def stack_arguments(ops, windows, norms=False, biases=False):
+    final_norm = random(HIDDEN, dtype=ops.dtype)
+    return make_layers(ops, windows, norms, biases), final_norm, make_caches(ops, len(windows)), torch.rand(160, D)
+
+
+def make_stack(ops: kernels.Ops, windows: list[int]) -> tuple[LayerStack, list[tuple[torch.Tensor, torch.Tensor]]]:
+    made, final_norm, caches, cos_sin = stack_arguments(ops, windows)
+    return ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2), caches
