@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gateway import errors, sse
-from gateway.assembly import Assembly, Piece, usage
+from gateway.assembly import Assembly, Choice, Piece, usage
 from gateway.calls import Call
 from gateway.model import ServedModel
 from gateway.streams import Outputs
@@ -26,7 +26,7 @@ class Format(Protocol):
     def opening(self) -> str: ...
     def piece(self, index: int, piece: Piece, position: int) -> str: ...
     def usage(self, usage: dict[str, int], position: int) -> str: ...
-    def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]: ...
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]: ...
 
 
 class Answer:
@@ -90,14 +90,16 @@ async def collect(answer: Answer, form: Format) -> web.Response:
     """Wait for everything. Raises ApiError if a request did not end well."""
     texts: list[list[str]] = [[] for _ in range(answer.call.choices)]
     reasons = [""] * answer.call.choices
+    scores: list[float | None] = [None] * answer.call.choices
     while not answer.ended:
         for item in await answer.outputs.next():
             for index, piece, _ in answer.feed(item):
                 texts[index].append(piece.text)
-                reasons[index] = piece.finish_reason or reasons[index]
+                if piece.finish_reason is not None:
+                    reasons[index], scores[index] = piece.finish_reason, piece.score
     if answer.error is not None:
         raise answer.error
-    choices = [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True)]
+    choices = list(map(Choice, map("".join, texts), reasons, scores))
     return web.Response(text=json.dumps(form.full(choices, answer.usage)), content_type="application/json")
 
 

@@ -17,6 +17,20 @@ class Piece(NamedTuple):
     text: str
     finish_reason: str | None
     position: int
+    score: float | None = None
+
+
+class Choice(NamedTuple):
+    """One choice that is complete. `score`: by what it was ranked; None where nothing was."""
+
+    text: str
+    finish_reason: str
+    score: float | None = None
+
+    @property
+    def ranking(self) -> dict[str, float]:
+        """What the ranking adds to the choice as JSON."""
+        return {} if self.score is None else {"score": self.score}
 
 
 class _ChoiceText:
@@ -61,7 +75,7 @@ class Assembly:
                 continue
             text = choice.push(delta)
             if text or delta.finish_reason is not None:
-                pieces.append(Piece(delta.choice, text, delta.finish_reason, position))
+                pieces.append(Piece(delta.choice, text, delta.finish_reason, position, delta.score))
         self.tokens = position
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(self._choices):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.parameters import Options, shown
+from gateway.options import Options
+from gateway.parameters import shown
 from shared.messages import GenerationRequest, SamplingParams
 
 
@@ -35,6 +36,7 @@ class Call:
                 model=self.options.model,
                 prompt=prompt,
                 sampling=sampling,
+                cache_salt=self.options.cache_salt,
             )
             for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]
@@ -46,6 +48,7 @@ class Limits:
 
     model: str
     max_model_len: int
+    max_num_seqs: int
     vocab_size: int
     max_n: int
     max_prompts: int
@@ -55,14 +58,29 @@ class Limits:
         if name != self.model:
             raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
 
-    def check_choices(self, prompts: int, n: int) -> None:
-        if prompts * n > self.max_choices:
-            raise InvalidRequest(
-                f"{prompts} prompts times n = {n} are {prompts * n} choices; this server allows at most "
-                f"{self.max_choices} in one call.",
-                param="n",
-                code="invalid_value",
-            )
+    def check_choices(self, prompts: int, options: Options) -> None:
+        """Whether so many prompts may have what `n`, `best_of` and `beam_width` ask for each. Raises InvalidRequest."""
+        for name, count in options.counts.items():
+            if count > self.max_n:
+                raise InvalidRequest(
+                    f"{name} is {count}; this server allows at most {self.max_n} (its setting --max-n).",
+                    param=name,
+                    code="invalid_value",
+                )
+            if count > self.max_num_seqs:
+                raise InvalidRequest(
+                    f"{name} is {count}; a worker of this server runs at most {self.max_num_seqs} sequences at once "
+                    "(its setting --max-num-seqs).",
+                    param=name,
+                    code="invalid_value",
+                )
+            if prompts * count > self.max_choices:
+                raise InvalidRequest(
+                    f"{prompts} prompts times {name} = {count} are {prompts * count}; this server allows at most "
+                    f"{self.max_choices} in one call (its setting --max-choices).",
+                    param=name,
+                    code="invalid_value",
+                )
 
     def call(self, options: Options, prompts: Sequence[tuple[str, list[int]]], default_max_tokens: int | None) -> Call:
         """The call for these prompts, each with the name that errors call it by. Raises InvalidRequest.

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import parameters, sse
-from gateway.assembly import Piece
+from gateway.assembly import Choice, Piece
 from gateway.calls import Call, Limits
 from gateway.conversation import read_messages
+from gateway.options import read_options
 from gateway.rendering import Renderer
 
 
 async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
     values = parameters.read(body, parameters.CHAT)
-    options = parameters.options(values, limits.max_n)
+    options = read_options(values)
     limits.check_model(options.model)
+    limits.check_choices(1, options)
     messages = read_messages(values["messages"])
     token_ids = await renderer.chat(messages, limits.max_model_len)
     return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
@@ -62,8 +64,8 @@ class Format:
     def usage(self, usage: dict[str, int], position: int) -> str:
         return sse.event(self.mark(position), f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
-    def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer in one piece, from the text and the finish reason of each choice."""
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
+        """The answer in one piece."""
         return {
             "id": self._id,
             "object": "chat.completion",
@@ -72,11 +74,12 @@ class Format:
             "choices": [
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
                     "logprobs": None,
-                    "finish_reason": reason,
+                    "finish_reason": choice.finish_reason,
+                    **choice.ranking,
                 }
-                for index, (text, reason) in enumerate(choices)
+                for index, choice in enumerate(choices)
             ],
             "usage": usage,
         }

@@ -6,18 +6,19 @@ import asyncio
 from typing import Any
 
 from gateway import parameters, sse
-from gateway.assembly import Piece
+from gateway.assembly import Choice, Piece
 from gateway.calls import Call, Limits
+from gateway.options import read_options
 from gateway.rendering import Renderer, read_prompts
 
 
 async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
     values = parameters.read(body, parameters.COMPLETIONS)
-    options = parameters.options(values, limits.max_n)
+    options = read_options(values)
     limits.check_model(options.model)
     prompts = read_prompts(values["prompt"], limits.max_prompts, limits.vocab_size)
-    limits.check_choices(len(prompts), options.n)
+    limits.check_choices(len(prompts), options)
     token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
     named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
     return limits.call(options, named, default_max_tokens=parameters.COMPLETION_DEFAULT_TOKENS)
@@ -58,16 +59,22 @@ class Format:
     def usage(self, usage: dict[str, int], position: int) -> str:
         return sse.event(self.mark(position), f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
-    def full(self, choices: list[tuple[str, str]], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer in one piece, from the text and the finish reason of each choice."""
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
+        """The answer in one piece."""
         return {
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
             "model": self._model,
             "choices": [
-                {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-                for index, (text, reason) in enumerate(choices)
+                {
+                    "index": index,
+                    "text": choice.text,
+                    "logprobs": None,
+                    "finish_reason": choice.finish_reason,
+                    **choice.ranking,
+                }
+                for index, choice in enumerate(choices)
             ],
             "usage": usage,
         }

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from gateway.cancellation import check_cancelled
 from gateway.model import ServedModel
 from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
-from shared.messages import MAX_PROMPT_TOKENS, WorkerCard
+from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
 log = logging.getLogger("gateway")
 
@@ -30,6 +30,7 @@ class Fleet:
         self.workers: tuple[WorkerCard, ...] = ()
         self.redis_answers = False
         self.max_model_len = self._own_limit
+        self.max_num_seqs = MAX_CHOICES
         self.vocab_size = model.vocab_size
         self._own_vocab_size = model.vocab_size
 
@@ -69,4 +70,5 @@ class Fleet:
         self.redis_answers, self.workers = True, workers
         if workers:
             self.max_model_len = min(self._own_limit, *(card.max_model_len for card in workers))
+            self.max_num_seqs = min(card.max_num_seqs for card in workers)
             self.vocab_size = min(self._own_vocab_size, *(card.vocab_size for card in workers))

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from shared.messages import MAX_CHOICES, MAX_OUTPUT_TOKENS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_OUTPUT_TOKENS,
+    MAX_SALT_LENGTH,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
 
 Check = Callable[[str, Any], Any]
 
@@ -98,6 +105,26 @@ def stop(name: str, value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
+def early_stopping(name: str, value: Any) -> str:
+    """Hugging Face's three values, as the messages spell them."""
+    if type(value) is bool:
+        return "true" if value else "false"
+    if value != "never":
+        raise invalid(name, value, "true, false or 'never'")
+    return "never"
+
+
+def cache_salt(name: str, value: Any) -> str:
+    salt = text(name, value)
+    if not 1 <= len(salt) <= MAX_SALT_LENGTH:
+        raise InvalidRequest(
+            f"{name} must be a string of 1 to {MAX_SALT_LENGTH} characters, not of {len(salt)}.",
+            param=name,
+            code="invalid_value",
+        )
+    return salt
+
+
 def stream_options(name: str, value: Any) -> bool:
     """Whether usage is asked for."""
     if type(value) is not dict:
@@ -131,12 +158,18 @@ COMMON: dict[str, Parameter] = {
     "stream": Parameter(flag, False),
     "stream_options": Parameter(stream_options),
     "n": Parameter(integer(1, MAX_CHOICES), 1),
+    "best_of": Parameter(integer(1, MAX_CHOICES)),
+    "use_beam_search": Parameter(flag, False),
+    "beam_width": Parameter(integer(2, MAX_CHOICES)),
+    "length_penalty": Parameter(number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)),
+    "early_stopping": Parameter(early_stopping),
+    "cache_salt": Parameter(cache_salt, ""),
     "stop": Parameter(stop, ()),
     "max_tokens": Parameter(_TOKENS),
     "max_completion_tokens": Parameter(_TOKENS),
     "min_tokens": Parameter(integer(0, MAX_OUTPUT_TOKENS), 0),
     "ignore_eos": Parameter(flag, False),
-    "temperature": Parameter(number(0, 2), 1.0),
+    "temperature": Parameter(number(0, 2)),
     "top_p": Parameter(number(0, 1), 1.0),
     "top_k": Parameter(top_k, 0),
     "min_p": Parameter(number(0, 1), 0.0),
@@ -151,7 +184,6 @@ COMPLETIONS = {"prompt": Parameter(anything, required=True), **COMMON}
 # Parameters of the OpenAI API that are not honoured, each with the values that ask for nothing beside null.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -189,8 +221,6 @@ def read(body: Mapping[str, Any], table: Mapping[str, Parameter]) -> dict[str, A
             continue
         if name not in UNSUPPORTED:
             raise _unknown(name)
-        if name == "best_of" and type(value) is int and value == (body.get("n") or 1):
-            continue
         if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
             raise InvalidRequest(
                 f"{name} is not supported by this server yet; leave it out.", param=name, code="unsupported_parameter"
@@ -210,71 +240,3 @@ def read(body: Mapping[str, Any], table: Mapping[str, Parameter]) -> dict[str, A
 def _unknown(name: str) -> InvalidRequest:
     short = name[:80]
     return InvalidRequest(f"{short!r} is not a parameter of this call.", param=short, code="unknown_parameter")
-
-
-# Parameters that go to the sampler as they are.
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "stop",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a call asks for beside its prompt. `max_tokens` None: as much as the call's default allows."""
-
-    model: str
-    stream: bool
-    include_usage: bool
-    n: int
-    max_tokens: int | None
-    seed: int | None
-    values: Mapping[str, Any]
-
-    def sampling(self, max_tokens: int, seed: int) -> SamplingParams:
-        """The final sampling parameters of one prompt."""
-        min_tokens = self.values["min_tokens"]
-        if min_tokens > max_tokens:
-            raise InvalidRequest(
-                f"min_tokens is {min_tokens}, which is more than the {max_tokens} tokens that may be generated.",
-                param="min_tokens",
-                code="invalid_value",
-            )
-        given = {name: self.values[name] for name in _SAMPLING}
-        return SamplingParams(max_tokens=max_tokens, seed=seed, n=self.n, **given)
-
-
-def options(values: Mapping[str, Any], max_n: int) -> Options:
-    """The options among the values that `read` returned. Raises InvalidRequest."""
-    if values["n"] > max_n:
-        raise InvalidRequest(
-            f"n is {values['n']}; this server allows at most {max_n}.", param="n", code="invalid_value"
-        )
-    if values["stream_options"] is not None and not values["stream"]:
-        raise InvalidRequest(
-            "stream_options is allowed only with stream: true.", param="stream_options", code="invalid_value"
-        )
-    old, new = values["max_tokens"], values["max_completion_tokens"]
-    if old is not None and new is not None and old != new:
-        raise InvalidRequest(
-            f"max_tokens is {old} and max_completion_tokens is {new}; give one of them.",
-            param="max_completion_tokens",
-            code="invalid_value",
-        )
-    return Options(
-        model=values["model"],
-        stream=values["stream"],
-        include_usage=bool(values["stream_options"]),
-        n=values["n"],
-        max_tokens=new if new is not None else old,
-        seed=values["seed"],
-        values=values,
-    )

@@ -71,6 +71,7 @@ class Gateway:
         return Limits(
             model=self.model.name,
             max_model_len=self.fleet.max_model_len,
+            max_num_seqs=self.fleet.max_num_seqs,
             vocab_size=self.fleet.vocab_size,
             max_n=settings.max_n,
             max_prompts=settings.max_prompts,

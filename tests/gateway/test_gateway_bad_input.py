@@ -95,6 +95,12 @@ WRONG: dict[str, list[Any]] = {
     "stream": ["true", 1],
     "stop": [1, [1], [""], "", ["x"] * 17, ["x" * 1025], {}, [["x"]]],
     "model": [1, [], {}],
+    "best_of": [0, -1, 129, 1.0, "2", True],
+    "use_beam_search": [1, "true", []],
+    "beam_width": [1, 0, -1, 129, 4.0, "4", True],
+    "length_penalty": [-10.5, 10.5, "x", True, [], 1e308],
+    "early_stopping": ["true", "Never", "", 1, 0, [], {}],
+    "cache_salt": ["", "x" * 257, 1, True, ["x"], {}],
 }
 
 
@@ -132,7 +138,6 @@ UNSUPPORTED: dict[str, Any] = {
     "web_search_options": {},
     "echo": True,
     "suffix": "x",
-    "best_of": 2,
     "verbosity": "low",
 }
 
@@ -159,8 +164,6 @@ async def test_values_that_ask_for_nothing_pass(gateway: RunningGateway) -> None
         "echo": False,
         "logit_bias": {},
         "response_format": {"type": "text"},
-        "best_of": 2,
-        "n": 2,
         "parallel_tool_calls": None,
         "store": False,
         "metadata": {},
@@ -238,6 +241,25 @@ async def test_more_than_the_context_holds(server: RunningGateway) -> None:
 async def test_limits_of_this_server_are_named(server: RunningGateway) -> None:
     await check(server, CHAT, chat_body(n=5), 400, "n", "at most 4")
     await check(server, COMPLETIONS, {"model": MODEL, "prompt": ["x"] * 8, "n": 4}, 400, "n", "at most 16")
+    await check(server, CHAT, chat_body(best_of=5), 400, "best_of", "best_of is 5; this server allows at most 4")
+    await check(server, CHAT, chat_body(use_beam_search=True, beam_width=5), 400, "beam_width", "--max-n")
+    many = {"model": MODEL, "prompt": ["x"] * 8}
+    await check(server, COMPLETIONS, {**many, "best_of": 3}, 400, "best_of", "are 24; this server allows at most 16")
+    await check(server, COMPLETIONS, {**many, "use_beam_search": True}, 400, "beam_width", "beam_width = 4 are 32")
+
+
+async def test_no_call_asks_for_more_sequences_than_every_worker_runs(server: RunningGateway) -> None:
+    async with server.worker(emit([65]), max_num_seqs=3), server.worker(emit([65]), max_num_seqs=2):
+        await server.gateway.fleet.refresh()
+        for asked, param in (
+            ({"n": 3}, "n"),
+            ({"best_of": 3}, "best_of"),
+            ({"use_beam_search": True, "beam_width": 3}, "beam_width"),
+            ({"use_beam_search": True}, "beam_width"),
+        ):
+            says = "at most 2 sequences at once (its setting --max-num-seqs)"
+            await check(server, CHAT, chat_body(**asked), 400, param, says)
+            await check(server, COMPLETIONS, {"model": MODEL, "prompt": "x", **asked}, 400, param, says)
 
 
 async def test_parameters_that_contradict_each_other(server: RunningGateway) -> None:
@@ -248,7 +270,54 @@ async def test_parameters_that_contradict_each_other(server: RunningGateway) -> 
     await check(server, CHAT, chat_body(**options), 400, "stream_options.surprise")
     options = {"stream": True, "stream_options": {"include_usage": 1}}
     await check(server, CHAT, chat_body(**options), 400, "stream_options.include_usage")
-    await check(server, COMPLETIONS, {"model": MODEL, "prompt": "x", "n": 2, "best_of": 3}, 400, "best_of")
+
+
+BEAMS = {"use_beam_search": True}
+RANKING: dict[str, tuple[dict[str, Any], str, str]] = {
+    "fewer than n": ({"n": 3, "best_of": 2}, "best_of", "best_of is 2, which is less than n = 3"),
+    "a stream of the best": (
+        {"best_of": 3, "stream": True},
+        "best_of",
+        "best_of 3 with n 1 cannot be streamed: which choices are the best is known at the end only",
+    ),
+    "a stream of beams": ({**BEAMS, "stream": True}, "use_beam_search", "use_beam_search true cannot be streamed"),
+    "the best of beams": ({**BEAMS, "best_of": 1}, "best_of", "best_of is 1, but with use_beam_search"),
+    "fewer beams than n": (
+        {**BEAMS, "n": 3, "beam_width": 2},
+        "beam_width",
+        "beam_width is 2, which is less than n = 3",
+    ),
+    "a width of no beams": ({"beam_width": 4}, "beam_width", "beam_width is 4, which is allowed only with"),
+    "a penalty of no beams": ({"length_penalty": 1}, "length_penalty", "only with use_beam_search: true"),
+    "an end of no beams": (
+        {"use_beam_search": False, "early_stopping": False},
+        "early_stopping",
+        "early_stopping is 'false', which is allowed only with use_beam_search: true",
+    ),
+    "temperature": (
+        {**BEAMS, "temperature": 1},
+        "temperature",
+        "temperature is 1.0, but use_beam_search draws no tokens",
+    ),
+    "top_p": ({**BEAMS, "top_p": 0.9}, "top_p", "let it be 1"),
+    "top_k": ({**BEAMS, "top_k": 5}, "top_k", "top_k is 5"),
+    "min_p": ({**BEAMS, "min_p": 0.1}, "min_p", "let it be 0"),
+    "stop": ({**BEAMS, "stop": ["x", "y"]}, "stop", "stop has 2 strings"),
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(("asked", "param", "says"), RANKING.values(), ids=RANKING)
+async def test_rankings_that_contradict_themselves(
+    server: RunningGateway, path: str, asked: dict[str, Any], param: str, says: str
+) -> None:
+    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+    await check(server, path, {**base, **asked}, 400, param, says)
+
+
+async def test_a_salt_of_the_wrong_length_is_not_shown(server: RunningGateway) -> None:
+    reply = await server.chat(cache_salt="secret" * 50)
+    assert reply.error["message"] == "cache_salt must be a string of 1 to 256 characters, not of 300."
 
 
 async def test_what_is_required(server: RunningGateway) -> None:

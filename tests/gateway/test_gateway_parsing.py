@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from gateway import parameters
 from gateway.conversation import read_messages
 from gateway.errors import ApiError, InvalidRequest, body
+from gateway.options import Options, read_options
 from gateway.parsing import parse_object
 from gateway.rendering import read_prompts
 from gateway.submission import CompletionRate
+from shared.messages import GenerationRequest
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -53,8 +55,43 @@ def test_what_python_writes_as_json_is_read_back_or_refused(value: dict[str, Any
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, Any]) -> None:
     for table in (parameters.CHAT, parameters.COMPLETIONS):
-        refusal = refused(lambda table=table: parameters.options(parameters.read(given_values, table), max_n=16))
+        refusal = refused(lambda table=table: read_options(parameters.read(given_values, table)))
         assert refusal is None or refusal["param"] is not None
+
+
+@given(
+    st.fixed_dictionaries(
+        {"model": st.just("m"), "prompt": st.just("x")},
+        optional={
+            "n": st.integers(1, 5),
+            "best_of": st.integers(1, 6),
+            "use_beam_search": st.booleans(),
+            "beam_width": st.integers(2, 6),
+            "length_penalty": st.floats(-10, 10),
+            "early_stopping": st.sampled_from([False, True, "never"]),
+            "stream": st.booleans(),
+            "temperature": st.sampled_from([0, 0.0, 0.5, 1]),
+            "top_p": st.sampled_from([0.5, 1]),
+            "stop": st.sampled_from([[], "x"]),
+        },
+    )
+)
+def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict[str, Any]) -> None:
+    def read() -> Options:
+        return read_options(parameters.read(given_values, parameters.COMPLETIONS))
+
+    if (refusal := refused(read)) is not None:
+        assert refusal["param"] in given_values
+        return
+    options = read()
+    sampling = options.sampling(max_tokens=4, seed=1)
+    assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
+    assert sampling.num_sequences == max(options.counts.values())
+    assert sampling.is_streamed or not options.stream
+    assert bool(sampling.beam_width) == given_values.get("use_beam_search", False)
+    assert not sampling.beam_width or (sampling.temperature, sampling.stop, sampling.best_of) == (0.0, (), 0)
+    request = GenerationRequest("r", "m", (1,), sampling)
+    assert GenerationRequest.decode(request.encode()) == request
 
 
 @given(values)

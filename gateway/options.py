@@ -1,0 +1,160 @@
+"""What a call asks for beside its prompt: its parameters in their final form, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import InvalidRequest
+from gateway.parameters import shown
+from shared.messages import SamplingParams
+
+# OpenAI API reference, `temperature`. A beam search, which does not draw, runs at 0.
+DEFAULT_TEMPERATURE = 1.0
+# Beams where the call does not say, unless it wants more choices than that.
+DEFAULT_BEAM_WIDTH = 4
+
+# Parameters that go to the sampler as they are.
+_SAMPLING = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+)
+# Parameters that say how a beam search goes, and mean nothing without one.
+_OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
+# Parameters that say how tokens are drawn, each with the value that goes with a beam search.
+_OF_DRAWING = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one call.
+
+    `max_tokens` None: as much as the call's default allows. `best_of` and `beam_width` are as in `SamplingParams`,
+    where 0 is for absent.
+    """
+
+    model: str
+    stream: bool
+    include_usage: bool
+    n: int
+    best_of: int
+    beam_width: int
+    max_tokens: int | None
+    seed: int | None
+    cache_salt: str
+    values: Mapping[str, Any]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By the name of their parameter: how many choices are returned, and, if more, how many sequences run."""
+        counts = {"n": self.n, "best_of": self.best_of, "beam_width": self.beam_width}
+        return {name: count for name, count in counts.items() if count}
+
+    def sampling(self, max_tokens: int, seed: int) -> SamplingParams:
+        """The final sampling parameters of one prompt."""
+        min_tokens = self.values["min_tokens"]
+        if min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {min_tokens}, which is more than the {max_tokens} tokens that may be generated.",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        given = {name: self.values[name] for name in _SAMPLING}
+        if self.beam_width:
+            given |= {name: self.values[name] for name in _OF_BEAMS if self.values[name] is not None}
+            given |= {"beam_width": self.beam_width, "temperature": 0.0}
+        else:
+            temperature = self.values["temperature"]
+            given["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
+        return SamplingParams(max_tokens=max_tokens, seed=seed, n=self.n, best_of=self.best_of, **given)
+
+
+def read_options(values: Mapping[str, Any]) -> Options:
+    """The options among the values that `parameters.read` returned. Raises InvalidRequest."""
+    if values["stream_options"] is not None and not values["stream"]:
+        raise _refused("stream_options", "stream_options is allowed only with stream: true.")
+    old, new = values["max_tokens"], values["max_completion_tokens"]
+    if old is not None and new is not None and old != new:
+        raise _refused(
+            "max_completion_tokens", f"max_tokens is {old} and max_completion_tokens is {new}; give one of them."
+        )
+    return Options(
+        model=values["model"],
+        stream=values["stream"],
+        include_usage=bool(values["stream_options"]),
+        n=values["n"],
+        best_of=_best_of(values),
+        beam_width=_beam_width(values),
+        max_tokens=new if new is not None else old,
+        seed=values["seed"],
+        cache_salt=values["cache_salt"],
+        values=values,
+    )
+
+
+def _best_of(values: Mapping[str, Any]) -> int:
+    best_of, n = values["best_of"], values["n"]
+    if best_of is None:
+        return 0
+    if values["use_beam_search"]:
+        raise _refused(
+            "best_of",
+            f"best_of is {best_of}, but with use_beam_search it is beam_width that says how many sequences run.",
+        )
+    if best_of < n:
+        raise _refused("best_of", f"best_of is {best_of}, which is less than n = {n}; give at least n.")
+    if best_of > n and values["stream"]:
+        raise _refused(
+            "best_of",
+            f"best_of {best_of} with n {n} cannot be streamed: which choices are the best is known at the end only. "
+            "Leave out stream, or let best_of be n.",
+        )
+    return int(best_of)
+
+
+def _beam_width(values: Mapping[str, Any]) -> int:
+    if not values["use_beam_search"]:
+        for name in _OF_BEAMS:
+            if values[name] is not None:
+                raise _refused(
+                    name, f"{name} is {shown(values[name])}, which is allowed only with use_beam_search: true."
+                )
+        return 0
+    if values["stream"]:
+        raise _refused(
+            "use_beam_search",
+            "use_beam_search true cannot be streamed: which beams are the best is known at the end only. Leave out "
+            "stream.",
+        )
+    for name, neutral in _OF_DRAWING.items():
+        if values[name] not in (None, neutral):
+            raise _refused(
+                name,
+                f"{name} is {shown(values[name])}, but use_beam_search draws no tokens; leave out {name}, or let it be "
+                f"{neutral}.",
+            )
+    if values["stop"]:
+        raise _refused(
+            "stop",
+            f"stop has {len(values['stop'])} strings, but stop strings are not supported with use_beam_search; leave "
+            "out stop.",
+        )
+    n: int = values["n"]
+    width = values["beam_width"]
+    if width is None:
+        return max(n, DEFAULT_BEAM_WIDTH)
+    if width < n:
+        raise _refused("beam_width", f"beam_width is {width}, which is less than n = {n}; give at least n.")
+    return int(width)
+
+
+def _refused(param: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="invalid_value")
