@@ -173,11 +173,14 @@ class Ops(Protocol):
         """
 
     def swap_out(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
-        """Host block dst[i] becomes a copy of block src[i] of the caches. host of `alloc_host_blocks`; else as
-        `copy_blocks`, but for the ids, which count two different things and may be equal."""
+        """Host block dst[i] becomes a copy of block src[i] of the caches, for all i at once.
+
+        host is of `alloc_host_blocks`; src and dst as for `copy_blocks`, but here an id in both names two different
+        blocks, and is allowed.
+        """
 
     def swap_in(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
-        """Block dst[i] of the caches becomes a copy of host block src[i]; else as `swap_out`."""
+        """Block dst[i] of the caches becomes a copy of host block src[i]; otherwise as `swap_out`."""
 
     def argmax(self, logits: Tensor) -> Tensor:
         """logits [R, V] float32 -> [R] int32, the lowest id among equals. NaN counts as minus infinity."""

@@ -283,5 +283,5 @@ def _log_softmax(logits: Tensor) -> Tensor:
     shifted = torch.where(is_largest, 0.0, logits.double() - largest)  # infinity minus itself would be NaN
     # Without the largest, which is 1: where it has nearly all of the mass, the rest would be lost in the sum.
     rest = shifted.exp().masked_fill(is_largest, 0).sum(dim=-1, keepdim=True)
-    log_sum = torch.log1p(rest + is_largest.sum(dim=-1, keepdim=True) - 1)
+    log_sum = torch.log1p(rest + (is_largest.sum(dim=-1, keepdim=True) - 1))
     return torch.where(logits == float("-inf"), logits, shifted - log_sum).float()

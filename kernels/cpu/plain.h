@@ -13,6 +13,6 @@ struct Candidate {
 
 float kth_largest_of(float* values, size_t count, size_t k);  // reorders; 1 <= k <= count; no NaN
 void sort_descending(float* values, size_t count);
-void sort_best_first(Candidate* candidates, size_t count);  // of equals the lower id first
+void sort_best_first(Candidate* candidates, size_t count, size_t k);  // the first k; of equals the lower id first
 
 }  // namespace quire

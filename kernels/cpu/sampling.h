@@ -31,24 +31,27 @@ INLINE int32_t argmax_row(const float* x, size_t n) {
     return 0;
 }
 
-// The k-th largest value. The k-th largest of many partial maxima is a lower bound that few values reach.
-INLINE float kth_largest(const float* x, size_t n, size_t k) {
+// A lower bound of the k-th largest value that few values reach: the k-th largest of many partial maxima.
+INLINE float kth_largest_bound(const float* x, size_t n, size_t k) {
     const F lowest = set1(-__builtin_inff());
     const size_t vectors = (n + W - 1) / W;
     size_t parts = (4 * k + W - 1) / W;
     if (parts < 16) parts = 16;
     if (parts > vectors) parts = vectors;
-    float* found = (float*)quire::scratch(quire::kCandidates, (n + 2 * W) * sizeof(float));
-    float bound = -__builtin_inff();
-    if (k < parts * W) {
-        for (size_t p = 0; p < parts; ++p) {
-            F largest = lowest;
-            for (size_t v = vectors * p / parts; v < vectors * (p + 1) / parts; ++v)
-                largest = max(load_or(x, v * W, n, lowest), largest);
-            store(found + p * W, largest);
-        }
-        bound = quire::kth_largest_of(found, parts * W, k);
+    if (k >= parts * W) return -__builtin_inff();
+    float* found = (float*)quire::scratch(quire::kCandidates, parts * W * sizeof(float));
+    for (size_t p = 0; p < parts; ++p) {
+        F largest = lowest;
+        for (size_t v = vectors * p / parts; v < vectors * (p + 1) / parts; ++v)
+            largest = max(load_or(x, v * W, n, lowest), largest);
+        store(found + p * W, largest);
     }
+    return quire::kth_largest_of(found, parts * W, k);
+}
+
+INLINE float kth_largest(const float* x, size_t n, size_t k) {
+    const float bound = kth_largest_bound(x, n, k);
+    float* found = (float*)quire::scratch(quire::kCandidates, (n + 2 * W) * sizeof(float));
     const F nan = set1(__builtin_nanf(""));
     size_t count = 0;
     for (size_t i = 0; i < n; i += W) {
