@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway.templates import ChatTemplate, TemplateFailure
+from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
@@ -48,7 +48,7 @@ def load_model(model: str, name: str) -> ServedModel:
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
-        template=_template(folder, tokenizer_config, special_tokens),
+        template=load_chat_template(folder, tokenizer_config, special_tokens),
         max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),
         vocab_size=declared if type(declared) is int else vocab_size,
         eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
@@ -75,33 +75,6 @@ def _folder(model: str) -> Path:
         raise ModelError(
             f"{model} is neither a folder nor to be had from the Hugging Face Hub ({why}); {remedy}."
         ) from error
-
-
-def _template(
-    folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> ChatTemplate | None:
-    """The default chat template. Places in the order in which Transformers lets them win."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            source: Any = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
-    else:
-        path = folder / "tokenizer_config.json"
-        source = tokenizer_config.get("chat_template")
-        if source is None:
-            path = folder / "chat_template.json"
-            source = read_json(path).get("chat_template")
-    if isinstance(source, list):  # several, by name
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    try:
-        return ChatTemplate(source, special_tokens)
-    except TemplateFailure as error:
-        raise ModelError(f"the chat template in {path} is not valid: {error}; correct or remove it.") from error
 
 
 def _eos_token_ids(

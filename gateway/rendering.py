@@ -11,7 +11,7 @@ from gateway.conversation import Message
 from gateway.errors import InvalidRequest
 from gateway.model import ServedModel
 from gateway.parameters import invalid, shown
-from gateway.templates import TemplateFailure
+from shared.templates import TemplateFailure
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
 CHARACTERS_PER_TOKEN = 16

@@ -1,4 +1,5 @@
-"""Chat templates: Jinja that came with a model, rendered in a sandbox to the very text that Transformers renders.
+"""The chat template of a model folder, the same in gateway and worker: Jinja that came with the model, rendered in a
+sandbox to the very text that Transformers renders.
 
 The environment is that of `transformers.utils.chat_template_utils`: blocks are trimmed, loop controls and the
 `generation` tag are known, and templates have `raise_exception`, `strftime_now` and a plain `tojson`.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,7 +19,10 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.conversation import Message
+from shared.tokenizer import ModelError, read_json
+
+# With `role`, `content` (a string, or a list of text parts) and perhaps `name`.
+Message = Mapping[str, Any]
 
 
 class TemplateFailure(Exception):
@@ -111,3 +116,34 @@ class ChatTemplate:
         except TemplateFailure:
             return False
         return expected in rendered and f"'{expected}'" not in rendered and f'"{expected}"' not in rendered
+
+
+def load_chat_template(
+    folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The default chat template of a model folder, None if it has none. Raises ModelError for one that is broken.
+
+    Places are looked at in the order in which Transformers lets them win. `tokenizer_config` is what
+    tokenizer_config.json says, `special_tokens` what `read_special_tokens` found.
+    """
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            source: Any = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
+    else:
+        path = folder / "tokenizer_config.json"
+        source = tokenizer_config.get("chat_template")
+        if source is None:
+            path = folder / "chat_template.json"
+            source = read_json(path).get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    try:
+        return ChatTemplate(source, special_tokens)
+    except TemplateFailure as error:
+        raise ModelError(f"the chat template in {path} is not valid: {error}; correct or remove it.") from error

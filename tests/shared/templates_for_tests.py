@@ -1,6 +1,26 @@
-"""Chat templates in the styles of the model families: what each of them does differently is in here once."""
+"""Chats, and chat templates in the styles of the model families: what each of them does differently is in here once."""
 # ruff: noqa: E501 - templates have their own line ends
 
+from typing import Any
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one turn": [{"role": "user", "content": "Hello, wörld 😀 <b>&amp;</b>"}],
+    "system": [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hi"}],
+    "several": [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "first\n\nline"},
+        {"role": "assistant", "content": "</s> answer "},
+        {"role": "user", "content": "  second  "},
+    ],
+    "user first": [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "five"},
+    ],
+}
 TEMPLATES = {
     "chatml": (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

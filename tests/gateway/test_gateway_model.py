@@ -1,0 +1,88 @@
+"""What a gateway reads from a model folder, and what it says of one that it cannot use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.errors import InvalidRequest
+from gateway.model import ModelError, load_model
+from gateway.rendering import Renderer
+from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
+from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+
+
+def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}")
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}])
+def test_plain_prompts_get_the_special_tokens_that_transformers_gives_them(
+    tmp_path: Path, backend: Tokenizer, config: dict[str, Any]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(tokenizer_object=backend, **TOKENS).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    saved = {key: value for key, value in saved.items() if key not in ("add_bos_token", "add_eos_token")}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**saved, **config}))
+    (tmp_path / "config.json").write_text("{}")
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Hello world").input_ids
+    assert load_model(str(tmp_path), "test").tokenizer.encode("Hello world").ids == expected
+
+
+async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level(), TEMPLATES["gemma"])
+    renderer = Renderer(load_model(str(folder), "test"), 1)
+    try:
+        with pytest.raises(InvalidRequest, match="System role not supported") as refused:
+            await renderer.chat(CHATS["system"], 4096)
+        assert refused.value.param == "messages"
+    finally:
+        renderer.close()
+
+
+async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
+    renderer = Renderer(load_model(str(write_folder(tmp_path, byte_level())), "test"), 1)
+    try:
+        with pytest.raises(InvalidRequest, match="/v1/completions"):
+            await renderer.chat(CHATS["one turn"], 4096)
+    finally:
+        renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", "{", "config.json cannot be read"),
+        ("config.json", "[]", "not a JSON object"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("chat_template.jinja", "{% for %}", "chat template"),
+    ],
+)
+def test_a_broken_model_folder_is_named(tmp_path: Path, name: str, content: str | None, says: str) -> None:
+    write_folder(tmp_path, byte_level())
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match=says):
+        load_model(str(tmp_path), "test")
+
+
+def test_what_is_no_folder_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no folder"):
+        load_model(str(tmp_path / "nothing"), "test")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="is a file"):
+        load_model(str(tmp_path / "file"), "test")
