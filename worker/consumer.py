@@ -13,6 +13,7 @@ import logging
 from redis.exceptions import RedisError, ResponseError
 
 from shared.broker import Broker, Delivery, QueueReader, StepCommit, new_id
+from shared.keys import PRIORITY_CLASSES
 from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from shared.redis_clients import BLOCK_S
 from worker.committer import Committer
@@ -89,6 +90,6 @@ class Consumer:
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
             wanted = self._committer.register(claim, logged)
-            self._engine.add(request, claim.attempt, logged)
+            self._engine.add(request, claim.attempt, logged, PRIORITY_CLASSES.index(delivery.priority_class))
             if not wanted:
                 self._engine.finish(request.id, "cancelled")

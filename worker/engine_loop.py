@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from shared.broker import StepCommit
 from shared.messages import GenerationRequest, Outcome, StepItem
-from worker.engine.engine import Engine
+from worker.engine.engine import STANDARD, Engine
 from worker.engine.scheduler import RequestRefused
 
 log = logging.getLogger(__name__)
@@ -68,10 +68,12 @@ class EngineLoop(threading.Thread):
         """Rows that are free now, those for requests on their way counted as taken."""
         return self._room - (self._asked - self._known)
 
-    def add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...]) -> None:
+    def add(
+        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = STANDARD
+    ) -> None:
         """Start a request, behind what earlier attempts emitted. An older attempt at it here is dropped."""
-        self._asked += request.sampling.n
-        self._post(lambda: self._add(request, attempt, earlier))
+        self._asked += request.sampling.num_sequences
+        self._post(lambda: self._add(request, attempt, earlier, priority))
 
     def finish(self, request_id: str, outcome: str) -> None:
         """End a request with an outcome; its last item is emitted if it still ran."""
@@ -128,12 +130,14 @@ class EngineLoop(threading.Thread):
         self._adding = 0
         return commits
 
-    def _add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...]) -> StepItem | None:
-        self._adding += request.sampling.n
+    def _add(
+        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int
+    ) -> StepItem | None:
+        self._adding += request.sampling.num_sequences
         self._engine.drop(request.id)
         self._attempts[request.id] = attempt
         try:
-            self._engine.add(request, earlier)
+            self._engine.add(request, earlier, priority)
             return None
         except RequestRefused as error:
             detail = str(error)
@@ -169,8 +173,8 @@ class EngineLoop(threading.Thread):
         scheduler = self._engine.scheduler
         return EngineStatus(
             free_blocks=scheduler.blocks.num_free,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
             steps=self._engine.num_steps,
             slowest_step_s=self._slowest_step_s,
         )

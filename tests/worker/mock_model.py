@@ -40,11 +40,42 @@ class MockOps:
 
     name = "mock"
 
+    def top_logprobs(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = torch.log_softmax(logits, dim=-1).topk(count)
+        return values, ids.to(torch.int32)
+
+    def logprobs_of(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(logits, dim=-1).gather(1, ids.long()[:, None])[:, 0]
+
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1).to(torch.int32)
 
     def sample(self, logits: torch.Tensor, temperature: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any) -> Any:
         return ((logits.argmax(dim=-1) + (uniform * 3).long()) % VOCAB).to(torch.int32)
+
+
+UNUSED = -(10**6)
+
+
+class MockCache:
+    """Blocks of token ids, on the device and on the host. What is freed keeps its contents, as memory does."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
+        self.device = torch.full((num_blocks, block_size), UNUSED, dtype=torch.int64)
+        self.host = torch.full((num_host_blocks, block_size), UNUSED, dtype=torch.int64)
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        assert not set(src) & set(dst)
+        self.device[dst] = self.device[src]
+
+    def swap_out(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        self.host[dst] = self.device[src]
+
+    def swap_in(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        self.device[dst] = self.host[src]
 
 
 @dataclass
@@ -57,13 +88,16 @@ class MockModel:
     def __post_init__(self) -> None:
         self.ops = self.ops or MockOps()
 
-    def alloc_kv_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
-        return torch.full((num_blocks, block_size), -(10**6), dtype=torch.int64)
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
+        return MockCache(num_blocks, block_size, num_host_blocks)
 
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
+        kv_cache = cache.device
         slots = batch.slot_mapping.long()
+        written = slots >= 0
+        slots = slots[written]
         assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
-        kv_cache.view(-1)[slots] = batch.token_ids.long()
+        kv_cache.view(-1)[slots] = batch.token_ids.long()[written]
         starts = batch.query_start_loc.tolist()
         sequence_of_row = {end - 1: index for index, end in enumerate(starts[1:])}
         logits = torch.zeros(len(batch.logits_rows), VOCAB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -17,7 +18,9 @@ from transformers.generation import (
 import kernels
 from shared.messages import SamplingParams
 from worker.engine.randomness import uniform
+from worker.engine.rows import Rows
 from worker.engine.sampler import Sampler
+from worker.engine.scheduler import EngineLimits
 from worker.engine.sequence import Sequence, SequenceGroup
 
 VOCAB = 40
@@ -34,16 +37,31 @@ def sequence(
     return Sequence(group, choice, prompt, output)
 
 
+class RowSampler:
+    """A sampler, and the rows that an engine would keep for the sequences."""
+
+    def __init__(self, kernel: str) -> None:
+        self.ops = kernels.select_ops("cpu", torch.float32, kernel)
+
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        rows = Rows(EngineLimits(8, 16, len(sequences), len(sequences), 128))
+        for one in sequences:
+            rows.reserve(one.group, 1)
+            rows.assign(one)
+        at = np.array([one.row for one in sequences])
+        return Sampler(self.ops, (3, 5), rows).sample(logits, at, sequences).tolist()
+
+
 @pytest.fixture(params=["reference", "auto"])
-def sampler(request: pytest.FixtureRequest) -> Sampler:
-    return Sampler(kernels.select_ops("cpu", torch.float32, request.param), eos_token_ids=(3, 5))
+def sampler(request: pytest.FixtureRequest) -> RowSampler:
+    return RowSampler(request.param)
 
 
 def logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def assert_drawn_from(sampler: Sampler, row: torch.Tensor, probabilities: torch.Tensor, **params: object) -> None:
+def assert_drawn_from(sampler: RowSampler, row: torch.Tensor, probabilities: torch.Tensor, **params: object) -> None:
     """Draw with many seeds; a chi-square test against the exact probabilities, and nothing of probability zero."""
     sequences = [sequence(seed=seed, **params) for seed in range(DRAWS)]
     counts = torch.bincount(torch.tensor(sampler.sample(row.repeat(DRAWS, 1), sequences)), minlength=VOCAB)
@@ -59,7 +77,7 @@ def assert_drawn_from(sampler: Sampler, row: torch.Tensor, probabilities: torch.
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(sampler: Sampler, temperature: float) -> None:
+def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(sampler: RowSampler, temperature: float) -> None:
     row = logits()
     assert_drawn_from(sampler, row, (row / temperature).softmax(-1), temperature=temperature)
 
@@ -76,7 +94,7 @@ def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(sampler: Sa
         {"top_k": 500, "top_p": 0.9},
     ],
 )
-def test_draws_follow_what_hugging_face_leaves_after_its_filters(sampler: Sampler, params: dict[str, float]) -> None:
+def test_draws_follow_what_hugging_face_leaves_after_its_filters(sampler: RowSampler, params: dict[str, float]) -> None:
     row = logits(1)
     filters = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
     if "top_k" in params:
@@ -89,13 +107,13 @@ def test_draws_follow_what_hugging_face_leaves_after_its_filters(sampler: Sample
     assert_drawn_from(sampler, row, left.softmax(-1), temperature=0.8, **params)
 
 
-def test_temperature_zero_takes_the_largest_and_ignores_the_filters(sampler: Sampler) -> None:
+def test_temperature_zero_takes_the_largest_and_ignores_the_filters(sampler: RowSampler) -> None:
     rows = torch.stack([logits(seed) for seed in range(6)])
     sequences = [sequence(temperature=0.0, top_k=7, top_p=0.1, seed=seed) for seed in range(6)]
     assert sampler.sample(rows.clone(), sequences) == rows.argmax(-1).tolist()
 
 
-def test_greedy_and_drawn_rows_share_a_batch(sampler: Sampler) -> None:
+def test_greedy_and_drawn_rows_share_a_batch(sampler: RowSampler) -> None:
     rows = torch.stack([logits(seed) for seed in range(6)])
     sequences = [sequence(temperature=float(seed % 2), seed=seed) for seed in range(6)]
     together = sampler.sample(rows.clone(), sequences)
@@ -103,7 +121,7 @@ def test_greedy_and_drawn_rows_share_a_batch(sampler: Sampler) -> None:
     assert together[::2] == rows[::2].argmax(-1).tolist()
 
 
-def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampler: Sampler) -> None:
+def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampler: RowSampler) -> None:
     row = logits(2)
     expected = RepetitionPenaltyLogitsProcessor(1.6)(torch.tensor([[4, 9, 9, 2]]), row[None].clone())[0]
     one = sequence(prompt=(4, 9), output=(9, 2), repetition_penalty=1.6, temperature=0.0)
@@ -112,10 +130,9 @@ def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampl
     assert torch.equal(adjusted[0], expected)
 
 
-def test_presence_and_frequency_penalties_count_the_output_only(sampler: Sampler) -> None:
+def test_presence_and_frequency_penalties_count_the_output_only(sampler: RowSampler) -> None:
     row = logits(3)
-    one = sequence(prompt=(4, 4, 6), output=(9, 2), presence_penalty=0.5, frequency_penalty=0.25, temperature=0.0)
-    one.append(9)
+    one = sequence(prompt=(4, 4, 6), output=(9, 2, 9), presence_penalty=0.5, frequency_penalty=0.25, temperature=0.0)
     expected = row.clone()
     expected[9] -= 0.5 + 2 * 0.25
     expected[2] -= 0.5 + 0.25
@@ -124,7 +141,7 @@ def test_presence_and_frequency_penalties_count_the_output_only(sampler: Sampler
     assert torch.allclose(adjusted[0], expected, atol=1e-6)
 
 
-def test_end_tokens_are_banned_until_min_tokens(sampler: Sampler) -> None:
+def test_end_tokens_are_banned_until_min_tokens(sampler: RowSampler) -> None:
     row = torch.zeros(VOCAB)
     row[3] = row[5] = 50.0
     early = sequence(output=(7,), min_tokens=2, temperature=1.0)
@@ -133,9 +150,27 @@ def test_end_tokens_are_banned_until_min_tokens(sampler: Sampler) -> None:
     assert sampler.sample(row[None].clone(), [late])[0] in (3, 5)
 
 
+def test_the_log_probability_of_what_was_drawn_is_summed_where_best_of_asks_for_it(
+    sampler: RowSampler,
+) -> None:
+    rows = torch.stack([logits(seed) for seed in range(4)])
+    sequences = [sequence(output=(2,), seed=s, best_of=3 * (s % 2), presence_penalty=0.5 * s) for s in range(4)]
+    for one in sequences:
+        one.logprob = -1.0
+    tokens = sampler.sample(rows.clone(), sequences)
+    expected = rows.double().log_softmax(-1)
+    sums = [-1.0, -1.0 + float(expected[1, tokens[1]]), -1.0, -1.0 + float(expected[3, tokens[3]])]
+    assert [one.logprob for one in sequences] == pytest.approx(sums, abs=1e-5)
+
+
 def test_random_numbers_depend_on_seed_choice_and_position_and_on_nothing_else() -> None:
-    numbers = [uniform(s, c, p) for s in range(20) for c in range(10) for p in range(20)]
-    assert len(set(numbers)) == len(numbers)
-    assert all(0 <= number < 1 for number in numbers)
+    keys = [(s, c, p) for s in range(20) for c in range(10) for p in range(20)]
+    numbers = uniform(*np.array(keys, dtype=np.uint64).T)
+    assert len(set(numbers.tolist())) == len(numbers)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
     assert stats.kstest(numbers, "uniform").pvalue > 1e-4
-    assert (uniform(0, 0, 0), uniform(2**64 - 1, 3, 1000)) == FROZEN
+    shuffled = np.random.default_rng(0).permutation(len(keys))
+    assert (uniform(*np.array(keys, dtype=np.uint64)[shuffled].T) == numbers[shuffled]).all()
+    ends = np.array([(0, 0, 0), (2**64 - 1, 3, 1000)], dtype=np.uint64)
+    assert tuple(uniform(*ends.T).tolist()) == FROZEN

@@ -1,51 +1,90 @@
 """The engine: requests in, tokens out, one step at a time. Knows nothing of Redis or HTTP, and is used by one thread.
 
 `step()` schedules, executes, samples and commits. Its results are `StepItem`s: the new tokens of each request, in
-order.
+order. Requests of which the best of several sequences are wanted (best_of, beam search) have one item, at their end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from shared.detokenizer import Decoder as TextDecoder
 from shared.detokenizer import IncrementalDetokenizer
 from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from shared.stopping import StopStringFilter
+from worker.engine.beams import BeamSearch
+from worker.engine.blocks import cache_root
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
-from worker.engine.scheduler import EngineLimits, RequestRefused, ScheduledSequence, Scheduler
+from worker.engine.scheduler import EngineLimits, RequestRefused, Scheduler, Step
 from worker.engine.sequence import Sequence, SequenceGroup
+
+# The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
+STANDARD = 1
+
+
+class Completion(NamedTuple):
+    """One finished choice, offline. `score` is what best_of or beam search ranked it by."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    score: float | None
+
+
+class Sampled(NamedTuple):
+    """The sequences whose next token a step gives, and where their logits and parameters are."""
+
+    sequences: list[Sequence]
+    rows: np.ndarray  # int64 [R], of the persistent arrays
+    logits: torch.Tensor  # float32 [R, V]
 
 
 class Engine:
     """A continuous-batching engine over one model.
 
     tokenizer: turns ids into text for requests with stop strings; others are never detokenized here.
+    name: of the model, for the hashes of cached prefixes.
     """
 
-    def __init__(self, model: Any, limits: EngineLimits, eos_token_ids: tuple[int, ...], tokenizer: TextDecoder | None):
+    def __init__(
+        self,
+        model: Any,
+        limits: EngineLimits,
+        eos_token_ids: tuple[int, ...],
+        tokenizer: TextDecoder | None,
+        name: str = "",
+    ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size: int = model.vocab_size
         self.tokenizer = tokenizer
+        self.name = name
         self.scheduler = Scheduler(limits)
-        self.runner = Runner(model, limits)
-        self.sampler = Sampler(model.ops, eos_token_ids)
+        self.rows = self.scheduler.rows
+        self.runner = Runner(model, limits, self.rows)
+        self.sampler = Sampler(model.ops, eos_token_ids, self.rows)
         self.groups: dict[str, SequenceGroup] = {}
         self.num_steps = 0
+        # Run check_integrity after every step (tests).
+        self.checks_itself = False
+        self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
+        self._is_eos[[token for token in eos_token_ids if token < self.vocab_size]] = True
         self._arrivals = 0
         self._stops: dict[Sequence, StopWatch] = {}
 
-    def add(self, request: GenerationRequest, earlier: tuple[StepItem, ...] = ()) -> None:
+    # --- requests in --------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerationRequest, earlier: tuple[StepItem, ...] = (), priority: int = STANDARD) -> None:
         """Take a request; `earlier` is what other attempts at it emitted, and it goes on behind that.
 
-        Raises RequestRefused, and changes nothing, for what could never run here.
+        priority: 0 is the highest class. Raises RequestRefused, and changes nothing, for what could never run here.
         """
-        group = SequenceGroup(request.id, request.prompt, request.sampling, self._arrivals)
-        self.scheduler.check_fits(group)
-        self._arrivals += 1
+        root = cache_root(self.name, salt=request.cache_salt)
+        group = SequenceGroup(request.id, request.prompt, request.sampling, self._arrivals, priority, root)
         outputs: dict[int, list[int]] = {}
         finished: dict[int, Delta] = {}
         for delta in (delta for item in earlier for delta in item.deltas):
@@ -53,7 +92,12 @@ class Engine:
             if delta.finish_reason:
                 finished[delta.choice] = delta
         self._check_tokens(request.prompt, *outputs.values())
+        self.scheduler.check_fits(group)
+        self._arrivals += 1
         group.start(outputs)
+        if request.sampling.beam_width:
+            eos = frozenset() if request.sampling.ignore_eos else self.eos_token_ids
+            group.beams = BeamSearch(request.sampling, eos)
         for sequence in group.sequences:
             if sequence.choice in finished:
                 sequence.finish_reason = finished[sequence.choice].finish_reason
@@ -84,56 +128,141 @@ class Engine:
         if group := self.groups.get(request_id):
             self._forget(group)
 
+    def pin(self, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
+        """Compute a prefix now and keep it in the cache for ever (paper section 4.4). The engine is otherwise idle.
+
+        Raises RequestRefused, naming the prefix, if it can never fit.
+        """
+        request = GenerationRequest(f"pin-{name}", self.name, token_ids, SamplingParams(1, temperature=0), cache_salt)
+        try:
+            self.add(request)
+        except RequestRefused as error:
+            raise RequestRefused(f"pinned prefix {name!r}: {error}") from None
+        group = self.groups[request.id]
+        group.pin_as = name
+        while request.id in self.groups:
+            self.step()
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
     def step(self) -> list[StepItem]:
         """Run one iteration: at most one new token for each running sequence."""
         step = self.scheduler.schedule()
-        if not step:
+        if not step.num_tokens:
             return []
-        logits = self.runner.execute(step)
-        sampled = [entry.sequence for entry in step if entry.is_sampled]
-        tokens = self.sampler.sample(logits, sampled) if sampled else []
-        return self._commit(step, sampled, tokens)
+        sampled = self._book(step, self.runner.execute(step))
+        items = self._commit(sampled)
+        if self.checks_itself:
+            self.check_integrity()
+        return items
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.groups)
-
-    def room(self) -> int:
-        """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
-        scheduler = self.scheduler
-        promised = sum(map(scheduler.blocks.missing, scheduler.waiting))
-        if (scheduler.blocks.num_free - promised) * 20 < self.limits.num_blocks:
-            return 0
-        return max(0, self.limits.max_num_seqs - scheduler.num_unfinished)
-
-    def check_integrity(self) -> None:
-        """Raise unless all bookkeeping agrees (tests run it after every step)."""
-        self.scheduler.check_integrity()
-        known = {id(sequence) for group in self.groups.values() for sequence in group.unfinished}
-        held = {id(sequence) for sequence in (*self.scheduler.running, *self.scheduler.waiting)}
-        assert known == held, "scheduler and groups disagree on what is unfinished"
-        assert {id(sequence) for sequence in self._stops} <= known, "a finished sequence is still watched"
-
-    def _commit(self, step: list[ScheduledSequence], sampled: list[Sequence], tokens: list[int]) -> list[StepItem]:
-        """Book what was computed and drawn; finish what ends here."""
+    def _book(self, step: Step, logits: torch.Tensor) -> Sampled:
+        """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
         self.num_steps += 1
-        for entry in step:
-            entry.sequence.num_computed += entry.num_tokens
+        sequences, rows = step.decodes, step.rows
+        self._seal_decodes(sequences, rows)
+        if not step.chunks:
+            return Sampled(sequences, rows, logits)
+        sequences = [*sequences]
+        sources = list(range(len(sequences)))
+        at = len(sequences)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed += chunk.num_tokens
+            sequence.num_stored = max(sequence.num_stored, sequence.num_computed)
+            if not sequence.group.beams or not sequence.num_output_tokens:
+                self.scheduler.blocks.seal(sequence)
+            group = sequence.group
+            ready = []
+            if chunk.is_sampled:
+                ready = self._ready(sequence)
+                for one in ready:
+                    self.scheduler.begin_decoding(one)
+                    sequences.append(one)
+                    sources.append(at)
+                at += 1
+            if (
+                group.beams
+                and not ready
+                and all(len(beam.token_ids) - beam.num_computed == 1 for beam in group.sequences)
+            ):
+                for beam in group.sequences:
+                    self.scheduler.begin_decoding(beam)
+        if sources != list(range(at)):
+            logits = logits[sources]
+        return Sampled(sequences, np.array([sequence.row for sequence in sequences], dtype=np.int64), logits)
+
+    def _seal_decodes(self, sequences: list[Sequence], rows: np.ndarray) -> None:
+        """Let the prefix cache know the blocks that this step's decodes have filled."""
+        full = np.flatnonzero((self.rows.lengths[rows] % self.limits.block_size == 0) & ~self.rows.is_beam[rows])
+        for index in full:
+            sequence = sequences[index]
+            sequence.num_computed = len(sequence.token_ids)
+            self.scheduler.blocks.seal(sequence)
+
+    def _ready(self, sequence: Sequence) -> list[Sequence]:
+        """Who draws from the logits of a sequence whose chunks are all computed."""
+        group = sequence.group
+        if not group.needs_fork:
+            return [sequence]
+        self.scheduler.fork(group)
+        # Those that an earlier attempt, or preemption, left with outputs compute these first.
+        return [one for one in group.unfinished if not one.num_output_tokens]
+
+    def _commit(self, sampled: Sampled) -> list[StepItem]:
+        """Draw, append, finish what ends here, and say what is new."""
+        is_beam = self.rows.is_beam[sampled.rows]
         deltas: dict[SequenceGroup, list[Delta]] = {}
-        for sequence, token in zip(sampled, tokens, strict=True):
-            sequence.append(token)
-            self._check_finished(sequence, token)
-            delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
-            deltas.setdefault(sequence.group, []).append(delta)
+        if is_beam.any():
+            searching, sampled = _split(sampled, is_beam)
+            for group, part in _by_group(searching):
+                if delta := self._search(group, part):
+                    deltas[group] = delta
+        if sampled.sequences:
+            self._draw(sampled, deltas)
         items = []
         for group, changes in deltas.items():
-            changes.sort(key=lambda delta: delta.choice)
-            outcome = self._outcome(group) if group.is_finished else None
+            outcome = _outcome(group, changes) if group.is_finished else None
             items.append(StepItem(group.request_id, group.num_emitted, tuple(changes), outcome))
-            group.num_emitted += len(changes)
+            group.num_emitted += sum(len(delta.token_ids) for delta in changes)
             if outcome:
                 self._forget(group)
         return items
+
+    def _draw(self, sampled: Sampled, deltas: dict[SequenceGroup, list[Delta]]) -> None:
+        """One token for each sequence."""
+        sequences, at, logits = sampled
+        tokens = self.sampler.sample(logits, at, sequences)
+        rows = self.rows
+        rows.lengths[at] += 1
+        rows.last_tokens[at] = tokens
+        is_eos = self._is_eos[tokens] & ~rows.ignores_eos[at]
+        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (rows.lengths[at] >= rows.max_lengths[at]))
+        drawn = tokens.tolist()
+        for sequence, token in zip(sequences, drawn, strict=True):
+            token_ids = sequence.token_ids
+            sequence.num_computed = len(token_ids)
+            token_ids.append(token)
+        for index in np.flatnonzero(rows.is_adjusted[at]):
+            if (counts := sequences[index].output_counts) is not None:
+                counts[drawn[index]] += 1
+        scored = rows.is_scored[at]
+        for index in ending:
+            self._check_finished(sequences[index], drawn[index])
+        if not scored.any():
+            for sequence, token in zip(sequences, drawn, strict=True):
+                delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
+                if sequence.group in deltas:
+                    deltas[sequence.group].append(delta)
+                else:
+                    deltas[sequence.group] = [delta]
+        else:
+            for index, (sequence, token) in enumerate(zip(sequences, drawn, strict=True)):
+                if not scored[index]:
+                    delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
+                    deltas.setdefault(sequence.group, []).append(delta)
+                elif sequence.group.is_finished:
+                    deltas[sequence.group] = _best(sequence.group)
 
     def _check_finished(self, sequence: Sequence, token: int) -> None:
         params = sequence.group.sampling
@@ -145,34 +274,130 @@ class Engine:
         elif sequence.num_output_tokens >= params.max_tokens:
             sequence.finish_reason = "length"
         if sequence.is_finished:
+            if sequence.group.pin_as is not None:
+                self.scheduler.blocks.pin(sequence.group.pin_as, sequence)
             self.scheduler.finish(sequence)
             self._stops.pop(sequence, None)
 
-    @staticmethod
-    def _outcome(group: SequenceGroup) -> Outcome:
-        reasons = {sequence.finish_reason for sequence in group.sequences}
-        return Outcome("length" if "length" in reasons else "stop")
+    def _search(self, group: SequenceGroup, sampled: Sampled) -> list[Delta]:
+        """One step of a beam search; its results, if it ends here."""
+        search, beams = group.beams, sampled.sequences
+        assert search is not None
+        if len(beams) < len(group.unfinished):
+            raise AssertionError("the beams of a group are not in step")
+        count = min(search.num_candidates, self.vocab_size)
+        logprobs, token_ids = self.sampler.top_logprobs(sampled.logits, sampled.rows, beams, count)
+        for beam in beams:
+            beam.num_computed = beam.num_stored = len(beam.token_ids)
+        going_on = search.advance(logprobs, token_ids, [beam.output for beam in beams])
+        if going_on is None:
+            for beam in beams:
+                beam.finish_reason = "length"
+            return [
+                Delta(choice, best.token_ids, best.finish_reason, None, best.score)
+                for choice, best in enumerate(search.ended[: group.sampling.n])
+            ]
+        self.scheduler.branch(group, [one.parent for one in going_on])
+        for beam, one in zip(group.sequences, going_on, strict=True):
+            beam.token_ids.append(one.token_id)
+            if beam.output_counts is not None:
+                beam.output_counts[one.token_id] += 1
+            self.rows.lengths[beam.row] += 1
+            self.rows.last_tokens[beam.row] = one.token_id
+        return []
 
     def _forget(self, group: SequenceGroup) -> None:
         del self.groups[group.request_id]
         for sequence in group.sequences:
-            self.scheduler.finish(sequence)
             self._stops.pop(sequence, None)
+        self.scheduler.remove(group)
+
+    # --- seen from outside --------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.groups)
+
+    def room(self) -> int:
+        """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
+        scheduler = self.scheduler
+        blocks = scheduler.blocks
+        promised = sum(blocks.blocks_for(len(group.unfinished[0].token_ids)) for group in scheduler.all_waiting())
+        promised += sum(blocks.blocks_to_swap_in(group.unfinished) for group in scheduler.swapped)
+        if (blocks.num_free - promised) * 20 < self.limits.num_blocks:
+            return 0
+        return max(0, scheduler.rows.num_free - scheduler.num_waiting)
+
+    def check_integrity(self) -> None:
+        """Raise unless all bookkeeping agrees."""
+        self.scheduler.check_integrity()
+        known = {id(group) for group in self.groups.values()}
+        held = {id(group) for group in self.scheduler.all_groups()}
+        assert known == held, "scheduler and engine disagree on what is unfinished"
+        live = {id(sequence) for group in self.groups.values() for sequence in group.unfinished}
+        assert {id(sequence) for sequence in self._stops} <= live, "a finished sequence is still watched"
 
     def generate(
-        self, prompts: list[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
+        self, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
     ) -> list[list[list[int]]]:
         """Offline: run prompts together to their end. Returns the output ids, [prompt][choice][token]."""
+        return [[list(one.token_ids) for one in choices] for choices in self.complete(prompts, sampling)]
+
+    def complete(
+        self, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
+    ) -> list[list[Completion]]:
+        """Offline: run prompts together to their end. Returns the choices of each, best first if ranked."""
         params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
-        outputs: dict[str, list[list[int]]] = {}
+        deltas: dict[str, list[list[Delta]]] = {}
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
             self.add(GenerationRequest(str(i), "offline", tuple(prompt), one))
-            outputs[str(i)] = [[] for _ in range(one.n)]
+            deltas[str(i)] = [[] for _ in range(one.n)]
         while self.has_work:
             for item in self.step():
                 for delta in item.deltas:
-                    outputs[item.request_id][delta.choice] += delta.token_ids
-        return [outputs[str(i)] for i in range(len(prompts))]
+                    deltas[item.request_id][delta.choice].append(delta)
+        return [[_join(choice) for choice in deltas[str(i)]] for i in range(len(prompts))]
+
+
+def _split(sampled: Sampled, mask: np.ndarray) -> tuple[Sampled, Sampled]:
+    """Those of the mask, and the others."""
+    parts = []
+    for wanted in (mask, ~mask):
+        at = np.flatnonzero(wanted)
+        logits = sampled.logits if len(at) == len(mask) else sampled.logits[torch.from_numpy(at)]
+        parts.append(Sampled([sampled.sequences[i] for i in at], sampled.rows[at], logits))
+    return parts[0], parts[1]
+
+
+def _by_group(sampled: Sampled) -> list[tuple[SequenceGroup, Sampled]]:
+    """The part of each group. A group's sequences lie next to each other."""
+    groups = [sequence.group for sequence in sampled.sequences]
+    starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
+    parts = []
+    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
+        part = Sampled(sampled.sequences[start:end], sampled.rows[start:end], sampled.logits[start:end])
+        parts.append((groups[start], part))
+    return parts
+
+
+def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
+    """How a finished group ended: for want of tokens if one of its choices did."""
+    choices = group.sequences if group.sampling.is_streamed else last
+    return Outcome("length" if "length" in {choice.finish_reason for choice in choices} else "stop")
+
+
+def _best(group: SequenceGroup) -> list[Delta]:
+    """The n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
+    ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
+    return [
+        Delta(choice, one.output, one.finish_reason, one.matched_stop, one.logprob / one.num_output_tokens)
+        for choice, one in enumerate(ranked[: group.sampling.n])
+    ]
+
+
+def _join(deltas: list[Delta]) -> Completion:
+    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+    return Completion(token_ids, deltas[-1].finish_reason or "", deltas[-1].score)
 
 
 class StopWatch:

@@ -3,19 +3,29 @@
 A stream that moves to another worker, or that is recomputed after preemption, draws the same tokens.
 """
 
-MASK = 2**64 - 1
+from __future__ import annotations
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_CHOICE = np.uint64(0xD1B54A32D192ED03)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 
 
-def _mix(x: int) -> int:
+def _mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA'14)."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits for the token at `position` of a choice."""
-    x = _mix((seed + 0x9E3779B97F4A7C15) & MASK)
-    x = _mix((x + choice * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & MASK)
-    x = _mix((x + position * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & MASK)
-    return (x >> 11) * 2.0**-53
+def uniform(seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) with 53 random bits, one per row: for the token at a position of a choice of a seed.
+
+    All uint64 [R]; returns float64 [R].
+    """
+    x = _mix(seeds + _GOLDEN)
+    x = _mix(x + choices * _CHOICE + _GOLDEN)
+    x = _mix(x + positions * _GOLDEN + _GOLDEN)
+    return (x >> np.uint64(11)) * 2.0**-53

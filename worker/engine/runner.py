@@ -1,77 +1,92 @@
 """Tensors: the KV cache in memory, and a scheduled step as one forward batch.
 
-Arrays persist over steps: a sequence has a row from admission to its end, and only new blocks are written into its
-row of the block tables.
+Decoding sequences are gathered from the persistent rows with a few vector operations; chunks of prompts follow one by
+one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 
-from worker.engine.scheduler import EngineLimits, ScheduledSequence
+from worker.engine.rows import Rows
+from worker.engine.scheduler import EngineLimits, Step
 from worker.models.batch import ForwardBatch
 
-if TYPE_CHECKING:
-    from worker.models.decoder import Decoder
+# A token that is computed but whose K and V are not written.
+NOWHERE = -1
 
 
 class Runner:
     """Owns the model and the cache that its sequences' block tables point into."""
 
-    def __init__(self, model: Decoder, limits: EngineLimits) -> None:
+    def __init__(self, model: Any, limits: EngineLimits, rows: Rows) -> None:
         self.model = model
         self.limits = limits
-        self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size)
-        columns = -(-limits.max_model_len // limits.block_size)
-        self._block_tables = np.zeros((limits.max_num_seqs, columns), dtype=np.int32)
+        self.rows = rows
+        self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size, limits.num_host_blocks)
         self._token_ids = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
 
-    def execute(self, step: list[ScheduledSequence]) -> torch.Tensor:
-        """Compute a step and return the logits of its sampled sequences, in their order: [R, vocab] float32."""
+    def execute(self, step: Step) -> torch.Tensor:
+        """Compute a step and return the logits of its sampled rows, decodes first: [R, vocab] float32."""
+        self._move_blocks(step)
         batch = self._build(step)
         with torch.inference_mode():
-            return self.model.forward(batch, self.kv_cache)
+            logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
+        return logits
 
-    def _build(self, step: list[ScheduledSequence]) -> ForwardBatch:
-        block_size = self.limits.block_size
-        starts = [0]
-        rows, lengths, sampled = [], [], []
-        at = 0
-        for entry in step:
-            sequence, count = entry.sequence, entry.num_tokens
-            row, first = sequence.row, sequence.num_computed
-            table = self._block_tables[row]
-            # Blocks before the one that this step writes into first were written into the row by earlier steps.
-            known = first // block_size
-            table[known : len(sequence.block_table)] = sequence.block_table[known:]
-            end = at + count
-            if count == 1:
-                self._token_ids[at] = sequence.token_ids[first]
-                self._positions[at] = first
-                self._slots[at] = sequence.block_table[first // block_size] * block_size + first % block_size
-            else:
-                positions = np.arange(first, first + count, dtype=np.int32)
+    def _move_blocks(self, step: Step) -> None:
+        """One batched move of each kind."""
+        for move, copies in (
+            (self.kv_cache.swap_out, step.swap_out),
+            (self.kv_cache.swap_in, step.swap_in),
+            (self.kv_cache.copy_blocks, step.copies),
+        ):
+            if copies:
+                move([copy.source for copy in copies], [copy.target for copy in copies])
+
+    def _build(self, step: Step) -> ForwardBatch:
+        rows, size = self.rows, self.limits.block_size
+        at = len(step.decodes)
+        lengths = rows.lengths[step.rows]
+        positions = lengths - 1
+        self._token_ids[:at] = rows.last_tokens[step.rows]
+        self._positions[:at] = positions
+        self._slots[:at] = rows.block_tables[step.rows, positions // size] * size + positions % size
+        if not step.chunks:
+            table_rows, starts, sampled = step.rows, np.arange(at + 1, dtype=np.int32), np.arange(at)
+        else:
+            ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
+            for sequence, count, is_sampled in ((c.sequence, c.num_tokens, c.is_sampled) for c in step.chunks):
+                first, end = sequence.num_computed, at + count
+                chunk = np.arange(first, first + count, dtype=np.int32)
                 self._token_ids[at:end] = sequence.token_ids[first : first + count]
-                self._positions[at:end] = positions
-                self._slots[at:end] = table[positions // block_size] * block_size + positions % block_size
-            if entry.is_sampled:
-                sampled.append(end - 1)
-            rows.append(row)
-            lengths.append(first + count)
-            starts.append(end)
-            at = end
-        widest = -(-max(lengths) // block_size)
+                self._positions[at:end] = chunk
+                self._slots[at:end] = rows.block_tables[sequence.row, chunk // size] * size + chunk % size
+                if first < sequence.num_stored:
+                    self._slots[at : at + sequence.num_stored - first] = NOWHERE
+                chunk_rows.append(sequence.row)
+                chunk_lengths.append(first + count)
+                ends.append(end)
+                if is_sampled:
+                    chunk_sampled.append(end - 1)
+                at = end
+            decodes = len(step.decodes)
+            table_rows = np.concatenate([step.rows, chunk_rows]).astype(np.int64)
+            lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
+            starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
+            sampled = np.concatenate([np.arange(decodes), chunk_sampled]).astype(np.int64)
+        widest = -(-int(lengths.max()) // size)
         return ForwardBatch(
             token_ids=torch.from_numpy(self._token_ids[:at]),
             positions=torch.from_numpy(self._positions[:at]),
             slot_mapping=torch.from_numpy(self._slots[:at]),
-            block_tables=torch.from_numpy(self._block_tables[rows, :widest]),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32),
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            logits_rows=torch.tensor(sampled, dtype=torch.int64),
+            block_tables=torch.from_numpy(rows.block_tables[table_rows, :widest]),
+            seq_lens=torch.from_numpy(lengths),
+            query_start_loc=torch.from_numpy(starts),
+            logits_rows=torch.from_numpy(sampled),
         )

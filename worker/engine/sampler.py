@@ -11,55 +11,82 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+import numpy as np
 import torch
 
 from worker.engine.randomness import uniform
+from worker.engine.rows import Rows
 from worker.engine.sequence import Sequence
 
 NEVER = float("-inf")
 
 
 class Sampler:
-    """Draws with the operations of a backend (`argmax`, `sample`)."""
+    """Draws with the operations of a backend (`argmax`, `sample`), by the parameters that `rows` keeps."""
 
-    def __init__(self, ops: Any, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, ops: Any, eos_token_ids: Iterable[int], rows: Rows) -> None:
         self._ops = ops
         self._eos = sorted(eos_token_ids)
+        self._rows = rows
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
-        """One token for each sequence.
+    def sample(self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence]) -> np.ndarray:
+        """One token for each sequence: int32 [R].
 
-        logits: [R, V] float32, row r for sequences[r]; changed in place where penalties or bans apply.
+        logits: [R, V] float32, row r for sequences[r], which lives in row at[r] of the persistent arrays; changed in
+        place where penalties or bans apply. Log-probabilities that best_of asks for are added to their sequences.
         """
-        for row, sequence in enumerate(sequences):
-            self._adjust(logits[row], sequence)
-        drawn = [row for row, sequence in enumerate(sequences) if sequence.group.sampling.temperature > 0]
-        if not drawn:
-            return self._ops.argmax(logits).tolist()
-        if len(drawn) == len(sequences):
-            return self._draw(logits, sequences)
-        tokens: list[int] = self._ops.argmax(logits).tolist()
-        chosen = self._draw(logits[drawn], [sequences[row] for row in drawn])
-        for row, token in zip(drawn, chosen, strict=True):
-            tokens[row] = token
+        rows = self._rows
+        scored = np.flatnonzero(rows.is_scored[at])
+        plain = logits[torch.from_numpy(scored)] if len(scored) else None  # what penalties do not touch
+        for row in np.flatnonzero(rows.is_adjusted[at]):
+            self.adjust(logits[row], sequences[row])
+        drawn = np.flatnonzero(rows.is_drawn[at])
+        if len(drawn) == len(at):
+            tokens = self._draw(logits, at)
+        else:
+            tokens = self._ops.argmax(logits).numpy()
+            if len(drawn):
+                tokens[drawn] = self._draw(logits[torch.from_numpy(drawn)], at[drawn])
+        if plain is not None:
+            logprobs = self._ops.logprobs_of(plain, torch.from_numpy(tokens[scored]))
+            for row, logprob in zip(scored, logprobs.tolist(), strict=True):
+                sequences[row].logprob += logprob
         return tokens
 
-    def _draw(self, logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
-        params = [sequence.group.sampling for sequence in sequences]
-        numbers = [uniform(p.seed, s.choice, len(s.token_ids)) for p, s in zip(params, sequences, strict=True)]
+    def _draw(self, logits: torch.Tensor, at: np.ndarray) -> np.ndarray:
+        rows = self._rows
+        numbers = uniform(rows.seeds[at], rows.choices[at], rows.lengths[at].astype(np.uint64))
         drawn = self._ops.sample(
             logits,
-            torch.tensor([p.temperature for p in params], dtype=torch.float32),
-            torch.tensor([p.top_k for p in params], dtype=torch.int32),
-            torch.tensor([p.top_p for p in params], dtype=torch.float32),
-            torch.tensor([p.min_p for p in params], dtype=torch.float32),
-            torch.tensor(numbers, dtype=torch.float64),
+            torch.from_numpy(rows.temperatures[at]),
+            torch.from_numpy(rows.top_ks[at]),
+            torch.from_numpy(rows.top_ps[at]),
+            torch.from_numpy(rows.min_ps[at]),
+            torch.from_numpy(numbers),
         )
-        tokens: list[int] = drawn.tolist()
+        tokens: np.ndarray = drawn.numpy()
         return tokens
 
-    def _adjust(self, logits: torch.Tensor, sequence: Sequence) -> None:
+    def top_logprobs(
+        self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence], count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The `count` most probable next tokens of each sequence, and their log-probabilities.
+
+        Penalties and bans change log-probabilities that are normalised already, as Hugging Face does for beams. Returns
+        float32 [R, count], descending, and int32 [R, count].
+        """
+        with torch.inference_mode():
+            if not self._rows.is_adjusted[at].any():
+                values, token_ids = self._ops.top_logprobs(logits, count)
+                return values.numpy(), token_ids.numpy()
+            logprobs = torch.log_softmax(logits, dim=-1)
+            for row, sequence in zip(logprobs, sequences, strict=True):
+                self.adjust(row, sequence)
+            values, indices = torch.topk(logprobs, count, dim=-1)
+            return values.numpy(), indices.to(torch.int32).numpy()
+
+    def adjust(self, logits: torch.Tensor, sequence: Sequence) -> None:
         """Penalties and bans of one row. logits: [V] float32, changed in place."""
         params = sequence.group.sampling
         if params.repetition_penalty != 1.0:

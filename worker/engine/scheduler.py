@@ -1,34 +1,57 @@
-"""Which sequences run in a step, with how many tokens each, and who has to give way.
+"""Who runs in a step, with how many tokens each, and who has to give way.
 
 Iteration-level scheduling under one token budget: every decoding sequence first, so that a long prompt never stalls
-running streams, then chunks of prompts in order of arrival. First come, first served; when blocks run out the newest
-sequence gives way and is recomputed later (paper section 4.5). So the oldest always advances, and nothing starves.
+running streams, then chunks of prompts. First come, first served within a priority class. The sequences of a request
+are one group: admitted, preempted and resumed together (paper section 4.5).
 
-Always: a sequence is in at most one of `waiting` and `running`; both are in order of arrival; only running ones hold
-blocks.
+When blocks run out the newest group of the lowest class gives way: it is recomputed later, or swapped to host memory.
+So the oldest always advances, and nothing starves. Swapped groups come back before new ones are admitted; a new one may
+pass them if that does not delay them.
+
+Always: a group is in exactly one of `waiting`, `running`, `swapped`; each is in order; only running groups hold rows,
+and blocks of the device.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
 
-from worker.engine.blocks import BlockManager
-from worker.engine.sequence import Sequence, SequenceGroup
+import numpy as np
+
+from worker.engine.blocks import BlockManager, Copy, Prefix
+from worker.engine.rows import Rows
+from worker.engine.sequence import GroupState, Sequence, SequenceGroup
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
+# Classes of priority, 0 the highest (`shared.keys.PRIORITY_CLASSES`).
+NUM_PRIORITIES = 3
+
+_order = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine can hold at once, and in one step."""
+    """What the engine can hold at once, and in one step; and how it behaves at these limits.
+
+    max_prefill_tokens: prompt tokens of a step in which others decode, 0 for all that the budget leaves. It bounds the
+    time between two tokens of a running stream.
+    preemption: "recompute", "swap", or "auto": groups are swapped, single sequences recomputed (paper section 4.5).
+    """
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    num_host_blocks: int = 0
+    prefix_caching: bool = True
+    max_prefill_tokens: int = 0
+    preemption: str = "auto"
 
 
 class RequestRefused(ValueError):
@@ -36,134 +59,494 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """A sequence and how many of its remaining tokens this step computes."""
+class Chunk:
+    """Tokens of a sequence that are computed in one step: of a prompt, or of what preemption lost."""
 
     sequence: Sequence
     num_tokens: int
+    # Whether these are the last of its known tokens, so that their logits give the next one.
+    is_sampled: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """What the runner does in one iteration: moves of blocks, then decodes (one token each), then chunks."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of the decodes
+    chunks: list[Chunk] = field(default_factory=list)
+    # In this order: what is swapped out makes room for what is swapped in, and both for copies.
+    swap_out: list[Copy] = field(default_factory=list)
+    swap_in: list[Copy] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether this step computes the last known token, whose logits give the next one."""
-        return self.num_tokens == self.sequence.num_remaining
+    def num_tokens(self) -> int:
+        return len(self.decodes) + self.num_prefill_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Groups that gave way since the start, by how they come back; and those of them that a higher class displaced."""
+
+    recomputed: int = 0
+    swapped: int = 0
+    displaced: int = 0
 
 
 class Scheduler:
     """Decides; computes nothing."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({limits.max_num_seqs}): every running sequence decodes one token in each step"
             )
         self.limits = limits
-        self.blocks = BlockManager(limits.num_blocks, limits.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.num_preemptions = 0
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.blocks = blocks or BlockManager(
+            limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
+        )
+        self.rows = Rows(limits)
+        self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
+        self.running: list[SequenceGroup] = []
+        self.swapped: list[SequenceGroup] = []
+        self.counters = SchedulerCounters()
+        # Prompt tokens of a step in which others decode; the engine may change it from step to step.
+        self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._reserve = max(1, int(WATERMARK * limits.num_blocks))
+        # The running sequences, made anew only after one has come, gone, or begun to decode.
+        self._decodes: list[Sequence] = []
+        self._decode_rows = np.zeros(0, dtype=np.int64)
+        self._prefills: list[Sequence] = []
+        self._is_stale = True
+
+    # --- what there is ------------------------------------------------------------------------------------------------
 
     @property
-    def num_unfinished(self) -> int:
-        return len(self.waiting) + len(self.running)
+    def num_running(self) -> int:
+        """Sequences that run, or whose row is kept."""
+        return self.limits.max_num_seqs - self.rows.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their first turn, or to be recomputed or swapped in."""
+        return sum(group.num_rows for group in (*self.all_waiting(), *self.swapped))
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.counters.recomputed + self.counters.swapped
+
+    def all_waiting(self) -> Iterator[SequenceGroup]:
+        """In the order in which they are admitted."""
+        for line in self.waiting:
+            yield from line
+
+    def all_groups(self) -> list[SequenceGroup]:
+        return [*self.running, *self.swapped, *self.all_waiting()]
+
+    # --- in and out ---------------------------------------------------------------------------------------------------
 
     def check_fits(self, group: SequenceGroup) -> None:
-        """Raise RequestRefused if a sequence of the group could never run to its end."""
-        tokens = len(group.prompt) + group.sampling.max_tokens
+        """Raise RequestRefused if the group could never run to its end."""
+        tokens, count = len(group.prompt) + group.sampling.max_tokens, group.sampling.num_sequences
         if tokens > self.limits.max_model_len:
             raise RequestRefused(
                 f"{len(group.prompt)} prompt tokens and max_tokens {group.sampling.max_tokens} exceed the context of "
                 f"{self.limits.max_model_len} tokens"
             )
-        if self.blocks.blocks_for(tokens) > self.limits.num_blocks:
+        if count > self.limits.max_num_seqs:
             raise RequestRefused(
-                f"{tokens} tokens need {self.blocks.blocks_for(tokens)} KV blocks and the cache has "
-                f"{self.limits.num_blocks}"
+                f"{count} sequences at once are more than the {self.limits.max_num_seqs} that run here (max_num_seqs)"
+            )
+        needed, there = self._blocks_at_most(group), self.limits.num_blocks - self.blocks.num_pinned
+        if needed > there:
+            there += self._pinned_part(group)
+        if needed > there:
+            raise RequestRefused(
+                f"{tokens} tokens{f' in {count} sequences' if count > 1 else ''} need {needed} KV blocks and the cache "
+                f"has {there}"
             )
 
+    def _blocks_at_most(self, group: SequenceGroup) -> int:
+        """Blocks of the group when all its sequences are at their longest and share nothing but the prompt."""
+        tokens = len(group.prompt) + group.sampling.max_tokens
+        shared = len(group.prompt) // self.blocks.block_size
+        return shared + group.sampling.num_sequences * (self.blocks.blocks_for(tokens) - shared)
+
+    def _pinned_part(self, group: SequenceGroup) -> int:
+        """Full blocks of the group's prompt that are pinned."""
+        pinned = {block for prefix in self.blocks.pinned for block in prefix.blocks}
+        found = self.blocks.find_prefix(Sequence(group, 0, group.prompt), len(group.prompt))
+        return sum(1 for block in found.blocks[: found.num_tokens // self.blocks.block_size] if block in pinned)
+
     def add(self, group: SequenceGroup) -> None:
-        """Queue the unfinished sequences of a group behind all others."""
-        self.waiting.extend(group.unfinished)
-
-    def schedule(self) -> list[ScheduledSequence]:
-        """The next step. Empty only if there is nothing to do."""
-        budget = self.limits.max_num_batched_tokens
-        scheduled: list[ScheduledSequence] = []
-        preemptions = self.num_preemptions
-
-        for sequence in list(self.running):
-            if sequence.num_remaining == 1 and self._make_room(sequence):
-                self.blocks.allocate(sequence)
-                scheduled.append(ScheduledSequence(sequence, 1))
-                budget -= 1
-
-        for sequence in self.running:
-            if sequence.num_remaining > 1 and budget > 0:
-                chunk = min(sequence.num_remaining, budget)
-                scheduled.append(ScheduledSequence(sequence, chunk))
-                budget -= chunk
-
-        # Who was just preempted must not push out others by coming straight back.
-        while self.waiting and budget > 0 and self.num_preemptions == preemptions and self._can_admit(self.waiting[0]):
-            sequence = self._admit()
-            chunk = min(sequence.num_remaining, budget)
-            scheduled.append(ScheduledSequence(sequence, chunk))
-            budget -= chunk
-        return scheduled
+        """Queue a group behind all others of its class."""
+        group.state = GroupState.WAITING
+        self.waiting[group.priority].append(group)
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is, and free what it holds. Forgetting twice does no harm."""
         if sequence.row >= 0:
-            self.running.remove(sequence)
-            self._release(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+            self.rows.release(sequence)
+            self._is_stale = True
+        self.blocks.free(sequence)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Forget a group and all its sequences."""
+        for sequence in group.sequences:
+            self.finish(sequence)
+        self.rows.reserve(group, -group.num_reserved_rows)
+        if group.state is GroupState.RUNNING:
+            self.running.remove(group)
+            self._is_stale = True
+        elif group.state is GroupState.SWAPPED:
+            self.swapped.remove(group)
+        elif group.state is GroupState.WAITING:
+            self.waiting[group.priority].remove(group)
+        group.state = GroupState.OUT
+
+    # --- the next step ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Step:
+        """The next step. Without tokens only if there is nothing to do."""
+        step = Step()
+        self._displace(step)
+        preemptions = self.num_preemptions
+        self._make_room(step)
+        self._refresh()
+        step.decodes, step.rows = self._decodes, self._decode_rows
+        budget = self.limits.max_num_batched_tokens - len(step.decodes)
+        if step.decodes:
+            budget = min(budget, self.max_prefill_tokens)
+        for sequence in self._prefills:
+            if budget <= 0:
+                break
+            budget -= self._add_chunk(step, sequence, budget)
+        # Who was just preempted must not push out others by coming straight back.
+        if self.num_preemptions == preemptions:
+            self._admit(step, budget)
+        return step
+
+    def _refresh(self) -> None:
+        """Bring the lists of running sequences up to date."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        self._decodes, self._prefills = [], []
+        for group in self.running:
+            for sequence in group.sequences:
+                if sequence.row >= 0:
+                    (self._decodes if sequence.is_decoding else self._prefills).append(sequence)
+        self._decode_rows = np.array([sequence.row for sequence in self._decodes], dtype=np.int64)
+
+    def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
+        left = self._goal(sequence) - sequence.num_computed
+        count = min(left, budget)
+        if count:
+            step.chunks.append(Chunk(sequence, count, is_sampled=count == left and not _is_resumed_beam(sequence)))
+        return count
+
+    @staticmethod
+    def _goal(sequence: Sequence) -> int:
+        """Tokens up to which a sequence computes in chunks.
+
+        A leader stops where the others fork. A beam stops before its last token: beams draw in one step, all together.
+        """
+        if sequence.group.needs_fork:
+            return sequence.num_prompt_tokens
+        return len(sequence.token_ids) - _is_resumed_beam(sequence)
+
+    # --- running groups take blocks -----------------------------------------------------------------------------------
+
+    def _make_room(self, step: Step) -> None:
+        """Give every running sequence the blocks for the tokens it knows; preempt the newest until they suffice."""
+        self._refresh()
+        rows, at = self.rows, self._decode_rows
+        lacking = np.flatnonzero((rows.lengths[at] > rows.capacities[at]) | rows.shares_tail[at])
+        hungry = [self._decodes[i] for i in lacking]
+        hungry += [
+            sequence
+            for sequence in self._prefills
+            if rows.lengths[sequence.row] > rows.capacities[sequence.row] or rows.shares_tail[sequence.row]
+        ]
+        if not hungry:
+            return
+        if self._blocks_needed(hungry) <= self.blocks.num_free:
+            for sequence in hungry:
+                self._extend(step, sequence)
+            return
+        by_group: dict[SequenceGroup, list[Sequence]] = {}
+        for sequence in hungry:
+            by_group.setdefault(sequence.group, []).append(sequence)
+        # Oldest first: whoever has been served in this step is never preempted in it.
+        for group in sorted(by_group, key=_order):
+            while group.state is GroupState.RUNNING and self._blocks_needed(by_group[group]) > self.blocks.num_free:
+                self._preempt(step, self.running[-1])
+            if group.state is GroupState.RUNNING:
+                for sequence in by_group[group]:
+                    self._extend(step, sequence)
+
+    def _blocks_needed(self, sequences: list[Sequence]) -> int:
+        """Blocks that `_extend` takes for these sequences together."""
+        needed = 0
+        writers: dict[int, int] = {}
+        for sequence in sequences:
+            table = sequence.block_table
+            needed += max(0, self.blocks.blocks_for(len(sequence.token_ids)) - len(table))
+            index = sequence.num_computed // self.limits.block_size
+            if self.rows.shares_tail[sequence.row] and index < len(table):
+                writers[table[index]] = writers.get(table[index], 0) + 1
+        # The last owner of a block writes in place.
+        return needed + sum(min(count, self.blocks.refs[block] - 1) for block, count in writers.items())
+
+    def _extend(self, step: Step, sequence: Sequence) -> None:
+        """Give a sequence what `_blocks_needed` counted for it."""
+        blocks, rows, table = self.blocks, self.rows, sequence.block_table
+        index = sequence.num_computed // self.limits.block_size
+        if rows.shares_tail[sequence.row]:
+            rows.shares_tail[sequence.row] = False
+            if index < len(table) and (copy := blocks.make_writable(sequence, index)) is not None:
+                step.copies.append(copy)
+                rows.replace_block(sequence, index)
+        for _ in range(blocks.blocks_for(len(sequence.token_ids)) - len(table)):
+            blocks.append(sequence)
+            rows.add_block(sequence)
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, step: Step, budget: int) -> None:
+        """Start whoever is next, class by class, swapped groups before waiting ones, while they fit."""
+        for priority, line in enumerate(self.waiting):
+            blocked: SequenceGroup | None = None
+            for group in [group for group in self.swapped if group.priority == priority]:
+                if not self._can_swap_in(group):
+                    blocked = group
+                    break
+                self._swap_in(step, group)
+            while line and budget > 0:
+                group = line[0]
+                prefix = self._startable(group)
+                if prefix is None or (blocked is not None and not self._may_pass(group, blocked)):
+                    return
+                line.popleft()
+                budget -= self._start(step, group, prefix, budget)
+            if line or blocked is not None:
+                return
+
+    def _startable(self, group: SequenceGroup) -> Prefix | None:
+        """What the cache has of the group, if it can start now."""
+        if self.rows.num_free < group.num_rows:
+            return None
+        leader = group.unfinished[0]
+        prefix = self.blocks.find_prefix(leader, self._goal(leader))
+        return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._reserve_for(group)) else None
+
+    def _reserve_for(self, group: SequenceGroup) -> int:
+        """Blocks that must stay free beside a group that starts; it will need some of them when it forks."""
+        # An empty engine takes anything that fits at all.
+        return self._reserve + group.num_rows - 1 if self.running else 0
+
+    def _start(self, step: Step, group: SequenceGroup, prefix: Prefix, budget: int) -> int:
+        """Admit a group and compute the first tokens of its leader. Returns how many."""
+        leader = group.unfinished[0]
+        goal = self._goal(leader)
+        self.blocks.start(leader, prefix, len(leader.token_ids))
+        # Of a prompt that is there already the last token is computed again, for its logits.
+        leader.num_computed = min(prefix.num_tokens, goal - 1)
+        self.blocks.counters.prefix_queries += goal
+        self.blocks.counters.prefix_hits += prefix.num_tokens
+        group.is_forked = False
+        self._run(group, [leader])
+        if prefix.num_tokens % self.limits.block_size:
+            self.rows.shares_tail[leader.row] = True
+            if len(leader.token_ids) > prefix.num_tokens:
+                self._extend(step, leader)
+        return self._add_chunk(step, leader, budget)
+
+    def _run(self, group: SequenceGroup, live: list[Sequence]) -> None:
+        """Put a group among the running ones, with rows for those of its sequences that have blocks."""
+        self.rows.reserve(group, group.num_rows)
+        for sequence in live:
+            self.rows.assign(sequence)
+        group.state = GroupState.RUNNING
+        insort(self.running, group, key=_order)
+        self._is_stale = True
+
+    def _can_swap_in(self, group: SequenceGroup) -> bool:
+        needed = self.blocks.blocks_to_swap_in(group.unfinished) + self._reserve_for(group)
+        return needed <= self.blocks.num_free and group.num_rows <= self.rows.num_free
+
+    def _swap_in(self, step: Step, group: SequenceGroup) -> None:
+        self.swapped.remove(group)
+        live = [sequence for sequence in group.unfinished if sequence.host_table]
+        step.swap_in += self.blocks.swap_in(live)
+        self._run(group, live)
+        for sequence in live:
+            self.rows.shares_tail[sequence.row] = sequence.num_computed % self.limits.block_size != 0
+
+    def _may_pass(self, group: SequenceGroup, swapped: SequenceGroup) -> bool:
+        """Whether a waiting group can be admitted without delaying a swapped one that does not fit yet.
+
+        EASY backfilling (Lifka, The ANL/IBM SP Scheduling System, 1995): the swapped group comes back, at the latest,
+        once enough of its elders have ended at their longest. What has ended by then, or needs no more than is left
+        over beside it, may go first.
+        """
+        free, rows = self.blocks.num_free, self.rows.num_free
+        needed = self.blocks.blocks_to_swap_in(swapped.unfinished) + self._reserve_for(swapped)
+        elders = sorted((one for one in self.running if one.order < swapped.order), key=_steps_left)
+        wait = 0
+        for elder in elders:
+            if needed <= free and swapped.num_rows <= rows:
+                break
+            free += len({block for sequence in elder.sequences for block in sequence.block_table})
+            rows += elder.num_rows
+            wait = _steps_left(elder)
+        if needed > free or swapped.num_rows > rows:
+            return False  # those who passed before must end first
+        if _steps_left(group) + -(-len(group.prompt) // self.max_prefill_tokens) <= wait:
+            return True
+        return self._blocks_at_most(group) <= free - needed and group.num_rows <= rows - swapped.num_rows
+
+    # --- running groups give way --------------------------------------------------------------------------------------
+
+    def _displace(self, step: Step) -> None:
+        """Let the first waiting group take the place of lower classes if it fits no other way."""
+        group = next(self.all_waiting(), None)
+        if group is None or not self.running or self.running[-1].priority <= group.priority:
+            return
+        if any(swapped.priority <= group.priority for swapped in self.swapped) or self._startable(group) is not None:
+            return
+        lower = [one for one in self.running if one.priority > group.priority]
+        held = Counter(block for one in lower for sequence in one.sequences for block in sequence.block_table)
+        freed = sum(1 for block, count in held.items() if self.blocks.refs[block] == count)
+        leader = group.unfinished[0]
+        prefix = self.blocks.find_prefix(leader, self._goal(leader))
+        needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._reserve_for(group)
+        rows = self.rows.num_free + sum(one.num_rows for one in lower)
+        if needed > self.blocks.num_free + freed or group.num_rows > rows:
+            return
+        while self.running and self.running[-1].priority > group.priority and self._startable(group) is None:
+            self._preempt(step, self.running[-1])
+            self.counters.displaced += 1
+
+    def _preempt(self, step: Step, group: SequenceGroup) -> None:
+        """Take everything from a running group, all its sequences together."""
+        live = [sequence for sequence in group.sequences if sequence.row >= 0]
+        mode = self.limits.preemption
+        swaps = mode == "swap" or (mode == "auto" and len(group.unfinished) > 1)
+        for sequence in live:
+            self.rows.release(sequence)
+        self.rows.reserve(group, -group.num_reserved_rows)
+        self.running.remove(group)
+        self._is_stale = True
+        if swaps and self.blocks.can_swap_out(live):
+            step.swap_out += self.blocks.swap_out(live)
+            group.state = GroupState.SWAPPED
+            insort(self.swapped, group, key=_order)
+            self.counters.swapped += 1
+            return
+        for sequence in live:
+            self.blocks.free(sequence)
+            sequence.num_computed = sequence.num_stored = 0
+            sequence.is_decoding = False
+        group.is_forked = False
+        group.state = GroupState.WAITING
+        self.waiting[group.priority].appendleft(group)
+        self.counters.recomputed += 1
+
+    # --- after the step: one becomes several --------------------------------------------------------------------------
+
+    def begin_decoding(self, sequence: Sequence) -> None:
+        """All known tokens of a sequence are computed: from now on it takes one in each step."""
+        sequence.is_decoding = True
+        self._is_stale = True
+
+    def fork(self, group: SequenceGroup) -> None:
+        """The leader has computed the prompt: let all other sequences of the group begin behind it."""
+        leader, *others = group.unfinished
+        count = leader.num_prompt_tokens
+        is_partial = count % self.limits.block_size != 0
+        for child in others:
+            self.blocks.fork(leader, child, count)
+            self.rows.assign(child)
+        for sequence in (leader, *others):
+            self.rows.shares_tail[sequence.row] = is_partial
+        group.is_forked = True
+        self._is_stale = True
+
+    def branch(self, group: SequenceGroup, parents: list[int]) -> None:
+        """Make beam i of the group a child of its former beam `parents[i]`; drop those that have none.
+
+        All beams have computed all their tokens. A first child is its parent carried on; further ones fork from it.
+        """
+        beams = group.sequences
+        for index in set(range(len(beams))).difference(parents):
+            self.rows.release(beams[index], keep=True)
+            self.blocks.free(beams[index])
+        group.sequences = []
+        for choice, index in enumerate(parents):
+            parent = child = beams[index]
+            if index in parents[:choice]:
+                child = parent.copy(choice)
+                self.blocks.fork(parent, child, parent.num_computed)
+                self.rows.assign(child)
+                child.is_decoding = True
+                for sequence in (parent, child):
+                    self.rows.shares_tail[sequence.row] = parent.num_computed % self.limits.block_size != 0
+            child.choice = choice
+            group.sequences.append(child)
+        group.is_forked = True
+        self._is_stale = True
+
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Raise BlockError or AssertionError unless the invariants hold."""
-        self.blocks.check_integrity(self.running)
-        rows = [sequence.row for sequence in self.running]
-        assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "rows leak"
-        assert all(sequence.row < 0 and not sequence.block_table for sequence in self.waiting), "waiting holds blocks"
-        for sequence in self.running:
-            waste = len(sequence.block_table) * self.limits.block_size - len(sequence.token_ids)
-            assert waste < self.limits.block_size, f"{sequence} holds an empty block"
-        for line in (self.running, list(self.waiting)):
-            arrivals = [(s.group.arrival, s.choice) for s in line]
-            assert arrivals == sorted(arrivals), "not in order of arrival"
+        groups = self.all_groups()
+        assert len({id(group) for group in groups}) == len(groups), "a group is in two places"
+        sequences = [sequence for group in groups for sequence in group.sequences]
+        self.blocks.check_integrity(sequences)
+        rows = [sequence.row for sequence in sequences if sequence.row >= 0]
+        assert sorted(rows + self.rows._free) == list(range(self.limits.max_num_seqs)), "rows leak"
+        assert self.rows.num_reserved == sum(group.num_reserved_rows for group in groups), "kept rows leak"
+        assert self.rows.num_free >= 0, "more rows are kept than there are"
+        for group in (*self.swapped, *self.all_waiting()):
+            assert all(sequence.row < 0 and not sequence.block_table for sequence in group.sequences), "blocks kept"
+        for group in self.running:
+            for sequence in group.sequences:
+                if sequence.row >= 0:
+                    self._check_row(sequence)
+        for line in (self.running, self.swapped, *self.waiting):
+            orders = [group.order for group in line]
+            assert orders == sorted(orders), "not in order"
+        for group in self.running:
+            assert group.state is GroupState.RUNNING
+            assert group.num_reserved_rows == 0 or not group.is_forked or group.sampling.beam_width
 
-    def _can_admit(self, sequence: Sequence) -> bool:
-        # An empty engine takes anything that fits at all: no reserve.
-        reserve = self._reserve if self.running else 0
-        return bool(self._free_rows) and self.blocks.can_allocate(sequence, reserve)
+    def _check_row(self, sequence: Sequence) -> None:
+        row, rows, size = sequence.row, self.rows, self.limits.block_size
+        waste = len(sequence.block_table) * size - len(sequence.token_ids)
+        assert waste < size, f"{sequence} holds an empty block"
+        assert rows.block_tables[row, : len(sequence.block_table)].tolist() == sequence.block_table, sequence
+        assert rows.lengths[row] == len(sequence.token_ids)
+        assert rows.capacities[row] == len(sequence.block_table) * size
+        assert rows.last_tokens[row] == sequence.token_ids[-1]
+        if sequence.is_decoding:
+            assert sequence.num_computed == len(sequence.token_ids) - 1
+            index = sequence.num_computed // size
+            if index < len(sequence.block_table) and self.blocks.refs[sequence.block_table[index]] > 1:
+                assert rows.shares_tail[row], f"{sequence} would write into a block of others"
 
-    def _admit(self) -> Sequence:
-        sequence = self.waiting.popleft()
-        sequence.row = self._free_rows.pop()
-        self.blocks.allocate(sequence)
-        self.running.append(sequence)
-        return sequence
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Preempt newest first until `sequence` can take its next token; False if it had to give way itself.
+def _is_resumed_beam(sequence: Sequence) -> bool:
+    return sequence.group.beams is not None and sequence.num_output_tokens > 0
 
-        Sequences are asked oldest first, so nobody who was scheduled in this step is ever preempted in it.
-        """
-        if sequence.row < 0:
-            return False
-        while not self.blocks.can_allocate(sequence):
-            victim = self.running.pop()
-            self._release(victim)
-            victim.num_computed = 0
-            self.waiting.appendleft(victim)
-            self.num_preemptions += 1
-            if victim is sequence:
-                return False
-        return True
 
-    def _release(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence)
-        self._free_rows.append(sequence.row)
-        sequence.row = -1
+def _steps_left(group: SequenceGroup) -> int:
+    """Decode steps until the group ends at its longest."""
+    return group.sampling.max_tokens - min(sequence.num_output_tokens for sequence in group.unfinished)

@@ -4,8 +4,9 @@
                 | computed: K and V in the cache      | remaining: this and later steps |
                 0                                     ^ num_computed                    ^ len
 
-A decoding sequence has one remaining token, the last one drawn. After preemption nothing is computed, and prompt and
-output are one new prompt (paper section 4.5, recomputation).
+A decoding sequence has one remaining token, the last one drawn. The sequences of a group begin as one: the leader
+computes the prompt, then the others fork from it and share its blocks. After preemption by recomputation nothing is
+computed, prompt and output are one new prompt (paper section 4.5), and a group forks again behind the prompt.
 """
 
 from __future__ import annotations
@@ -14,21 +15,32 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
 
 from shared.messages import SamplingParams
 
+if TYPE_CHECKING:
+    from worker.engine.beams import BeamSearch
+
 
 class Sequence:
-    """One choice of a request."""
+    """One choice of a request, or one beam."""
 
     __slots__ = (
+        "block_hashes",
         "block_table",
         "choice",
         "finish_reason",
         "group",
+        "host_table",
+        "is_decoding",
+        "logprob",
         "matched_stop",
         "num_computed",
         "num_prompt_tokens",
+        "num_sealed",
+        "num_stored",
         "output_counts",
         "row",
         "token_ids",
@@ -42,13 +54,35 @@ class Sequence:
         self.token_ids: list[int] = [*prompt, *output]
         self.num_prompt_tokens = len(prompt)
         self.num_computed = 0
+        # Tokens whose K and V are in the blocks. More than num_computed only where a whole prompt was found in the
+        # prefix cache: its last token is computed once more for its logits, and not written.
+        self.num_stored = 0
         self.block_table: list[int] = []
-        # Index of this sequence in the runner's persistent arrays while it runs, else -1.
+        # Blocks in host memory that hold the sequence while it is swapped out.
+        self.host_table: list[int] = []
+        # The hash chain over the full blocks of token_ids, as far as it was needed; the first `num_sealed` blocks of
+        # the table are known to the prefix cache.
+        self.block_hashes: list[bytes] = []
+        self.num_sealed = 0
+        # Index of this sequence in the persistent arrays while it runs, else -1.
         self.row = -1
+        self.is_decoding = False
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
+        # Sum of the log-probabilities of the drawn tokens; kept only where best_of asks for it.
+        self.logprob = 0.0
         # How often each token was drawn; kept only where a penalty asks for it.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
+
+    def copy(self, choice: int) -> Sequence:
+        """A sequence with the same tokens and no blocks: the data half of a fork."""
+        child = Sequence(self.group, choice, ())
+        child.token_ids = self.token_ids.copy()
+        child.num_prompt_tokens = self.num_prompt_tokens
+        child.block_hashes = self.block_hashes.copy()
+        child.logprob = self.logprob
+        child.output_counts = None if self.output_counts is None else self.output_counts.copy()
+        return child
 
     @property
     def num_output_tokens(self) -> int:
@@ -56,18 +90,16 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens whose K and V are not in the cache yet."""
+        """Tokens that are not computed yet."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(self.token_ids[self.num_prompt_tokens :])
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
-
-    def append(self, token_id: int) -> None:
-        """Take a drawn token."""
-        self.token_ids.append(token_id)
-        if self.output_counts is not None:
-            self.output_counts[token_id] += 1
 
     def __repr__(self) -> str:
         return (
@@ -76,23 +108,55 @@ class Sequence:
         )
 
 
+class GroupState(Enum):
+    """Where a group is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    OUT = "out"
+
+
 @dataclass(eq=False, slots=True)
 class SequenceGroup:
-    """A request in the engine. `arrival` orders groups first come, first served."""
+    """A request in the engine. Its sequences are scheduled, preempted and resumed together (paper section 4.5).
+
+    `priority` (0 is the highest class) and `arrival` order groups: first come, first served within a class.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     arrival: int = 0
+    priority: int = 0
+    # Where the hash chain of the prefix cache starts: model, adapter and salt.
+    cache_root: bytes = b""
     sequences: list[Sequence] = field(default_factory=list)
+    state: GroupState = GroupState.OUT
+    # Whether every sequence has blocks of its own; before that only the leader has.
+    is_forked: bool = False
+    # Rows of the persistent arrays that are kept free for sequences of this group that are yet to fork.
+    num_reserved_rows: int = 0
+    beams: BeamSearch | None = None
+    # Name under which the blocks of the prompt stay in the cache for ever.
+    pin_as: str | None = None
     # Tokens of all choices that were handed out as results so far.
     num_emitted: int = 0
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
-        """Make one sequence per choice; `outputs` are the tokens that an earlier attempt drew, by choice."""
+        """Make one sequence per choice; `outputs` are the tokens that an earlier attempt drew, by choice.
+
+        A beam search begins with one sequence and forks by itself.
+        """
         outputs = outputs or {}
-        self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(self.sampling.n)]
+        count = 1 if self.sampling.beam_width else self.sampling.num_sequences
+        self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
         self.num_emitted = sum(sequence.num_output_tokens for sequence in self.sequences)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first, and who gives way last."""
+        return self.priority, self.arrival
 
     @property
     def has_penalties(self) -> bool:
@@ -101,8 +165,18 @@ class SequenceGroup:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences if not sequence.is_finished]
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     @property
     def is_finished(self) -> bool:
-        return all(sequence.is_finished for sequence in self.sequences)
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that the group may run at once from now on."""
+        return self.sampling.beam_width or len(self.unfinished)
+
+    @property
+    def needs_fork(self) -> bool:
+        """Whether the leader computes the prompt for sequences that have no blocks yet."""
+        return not self.is_forked and len(self.unfinished) > 1
