@@ -17,7 +17,7 @@ from shared.detokenizer import IncrementalDetokenizer
 from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from shared.stopping import StopStringFilter
 from worker.engine.beams import BeamSearch
-from worker.engine.blocks import cache_root
+from worker.engine.blocks import BlockManager, cache_root
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import EngineLimits, RequestRefused, Scheduler, Step
@@ -48,6 +48,7 @@ class Engine:
 
     tokenizer: turns ids into text for requests with stop strings; others are never detokenized here.
     name: of the model, for the hashes of cached prefixes.
+    blocks: another allocator than the paged one, for comparison.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         tokenizer: TextDecoder | None,
         name: str = "",
+        blocks: BlockManager | None = None,
     ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size: int = model.vocab_size
         self.tokenizer = tokenizer
         self.name = name
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, blocks)
         self.rows = self.scheduler.rows
         self.runner = Runner(model, limits, self.rows)
         self.sampler = Sampler(model.ops, eos_token_ids, self.rows)
