@@ -150,6 +150,13 @@ class BlockManager:
         """One more block at the end of the table. The caller has seen that one is free."""
         sequence.block_table.append(self._take())
 
+    def append_to(self, sequences: list[Sequence]) -> list[int]:
+        """`append` for each of the sequences; returns the blocks."""
+        blocks = [self._take() for _ in sequences]
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.block_table.append(block)
+        return blocks
+
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of the sequence, wherever they are. What is cached stays findable until it is evicted.
 

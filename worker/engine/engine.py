@@ -23,6 +23,7 @@ from worker.engine.sampler import Sampler
 from worker.engine.scheduler import EngineLimits, RequestRefused, Scheduler, Step
 from worker.engine.sequence import Sequence, SequenceGroup
 
+_new = tuple.__new__
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
 STANDARD = 1
 
@@ -213,33 +214,27 @@ class Engine:
 
     def _commit(self, sampled: Sampled) -> list[StepItem]:
         """Draw, append, finish what ends here, and say what is new."""
+        items: list[StepItem] = []
         is_beam = self.rows.is_beam[sampled.rows]
-        deltas: dict[SequenceGroup, list[Delta]] = {}
         if is_beam.any():
             searching, sampled = _split(sampled, is_beam)
             for group, part in _by_group(searching):
-                if delta := self._search(group, part):
-                    deltas[group] = delta
+                if best := self._search(group, part):
+                    items.append(self._item(group, best))
         if sampled.sequences:
-            self._draw(sampled, deltas)
-        items = []
-        for group, changes in deltas.items():
-            outcome = _outcome(group, changes) if group.is_finished else None
-            items.append(StepItem(group.request_id, group.num_emitted, tuple(changes), outcome))
-            group.num_emitted += sum(len(delta.token_ids) for delta in changes)
-            if outcome:
-                self._forget(group)
+            self._draw(sampled, items)
         return items
 
-    def _draw(self, sampled: Sampled, deltas: dict[SequenceGroup, list[Delta]]) -> None:
-        """One token for each sequence."""
+    def _draw(self, sampled: Sampled, items: list[StepItem]) -> None:
+        """One token for each sequence, and one item for each group that streams or ends."""
         sequences, at, logits = sampled
         tokens = self.sampler.sample(logits, at, sequences)
         rows = self.rows
-        rows.lengths[at] += 1
+        lengths = rows.lengths[at] + 1
+        rows.lengths[at] = lengths
         rows.last_tokens[at] = tokens
         is_eos = self._is_eos[tokens] & ~rows.ignores_eos[at]
-        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (rows.lengths[at] >= rows.max_lengths[at]))
+        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (lengths >= rows.max_lengths[at]))
         drawn = tokens.tolist()
         for sequence, token in zip(sequences, drawn, strict=True):
             token_ids = sequence.token_ids
@@ -248,25 +243,35 @@ class Engine:
         for index in np.flatnonzero(rows.is_adjusted[at]):
             if (counts := sequences[index].output_counts) is not None:
                 counts[drawn[index]] += 1
-        scored = rows.is_scored[at]
+        several: dict[SequenceGroup, list[Delta]] = {}
         for index in ending:
-            self._check_finished(sequences[index], drawn[index])
-        if not scored.any():
-            for sequence, token in zip(sequences, drawn, strict=True):
+            sequence = sequences[index]
+            if self._is_over(sequence, drawn[index]) and not sequence.group.is_streamed and sequence.group.is_finished:
+                several[sequence.group] = _best(sequence.group)
+        # The ordinary case, one sequence that goes on, is most of what a step costs: tuples are made without a detour.
+        for sequence, token in zip(sequences, drawn, strict=True):
+            group = sequence.group
+            if group.is_single and sequence.finish_reason is None:
+                delta = _new(Delta, (0, (token,), None, None, None))
+                items.append(_new(StepItem, (group.request_id, group.num_emitted, (delta,), None)))
+                group.num_emitted += 1
+            elif group.is_streamed:
                 delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
-                if sequence.group in deltas:
-                    deltas[sequence.group].append(delta)
-                else:
-                    deltas[sequence.group] = [delta]
-        else:
-            for index, (sequence, token) in enumerate(zip(sequences, drawn, strict=True)):
-                if not scored[index]:
-                    delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
-                    deltas.setdefault(sequence.group, []).append(delta)
-                elif sequence.group.is_finished:
-                    deltas[sequence.group] = _best(sequence.group)
+                several.setdefault(group, []).append(delta)
+        for group, deltas in several.items():
+            items.append(self._item(group, deltas))
 
-    def _check_finished(self, sequence: Sequence, token: int) -> None:
+    def _item(self, group: SequenceGroup, deltas: list[Delta]) -> StepItem:
+        """What is new of a group; the last of it if the group has ended."""
+        outcome = _outcome(group, deltas) if group.is_finished else None
+        item = StepItem(group.request_id, group.num_emitted, tuple(deltas), outcome)
+        group.num_emitted = item.end
+        if outcome is not None:
+            self._forget(group)
+        return item
+
+    def _is_over(self, sequence: Sequence, token: int) -> bool:
+        """Whether a sequence ends with the token that it has just drawn. Then it is let go of."""
         params = sequence.group.sampling
         watch = self._stops.get(sequence)
         if token in self.eos_token_ids and not params.ignore_eos:
@@ -275,11 +280,13 @@ class Engine:
             sequence.finish_reason, sequence.matched_stop = "stop", matched
         elif sequence.num_output_tokens >= params.max_tokens:
             sequence.finish_reason = "length"
-        if sequence.is_finished:
-            if sequence.group.pin_as is not None:
-                self.scheduler.blocks.pin(sequence.group.pin_as, sequence)
-            self.scheduler.finish(sequence)
-            self._stops.pop(sequence, None)
+        else:
+            return False
+        if sequence.group.pin_as is not None:
+            self.scheduler.blocks.pin(sequence.group.pin_as, sequence)
+        self.scheduler.finish(sequence)
+        self._stops.pop(sequence, None)
+        return True
 
     def _search(self, group: SequenceGroup, sampled: Sampled) -> list[Delta]:
         """One step of a beam search; its results, if it ends here."""
@@ -384,7 +391,7 @@ def _by_group(sampled: Sampled) -> list[tuple[SequenceGroup, Sampled]]:
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
     """How a finished group ended: for want of tokens if one of its choices did."""
-    choices = group.sequences if group.sampling.is_streamed else last
+    choices = group.sequences if group.is_streamed else last
     return Outcome("length" if "length" in {choice.finish_reason for choice in choices} else "stop")
 
 

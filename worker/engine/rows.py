@@ -95,6 +95,12 @@ class Rows:
         self.block_tables[row, count - 1] = sequence.block_table[-1]
         self.capacities[row] = count * self.block_size
 
+    def add_blocks(self, at: np.ndarray, blocks: list[int]) -> None:
+        """One more block for each of the rows `at`."""
+        capacities = self.capacities[at]
+        self.block_tables[at, capacities // self.block_size] = blocks
+        self.capacities[at] = capacities + self.block_size
+
     def replace_block(self, sequence: Sequence, index: int) -> None:
         """A block of the table has become another one."""
         self.block_tables[sequence.row, index] = sequence.block_table[index]

@@ -267,15 +267,21 @@ class Scheduler:
         """Give every running sequence the blocks for the tokens it knows; preempt the newest until they suffice."""
         self._refresh()
         rows, at = self.rows, self._decode_rows
-        lacking = np.flatnonzero((rows.lengths[at] > rows.capacities[at]) | rows.shares_tail[at])
-        hungry = [self._decodes[i] for i in lacking]
-        hungry += [
+        is_full = rows.lengths[at] > rows.capacities[at]
+        shares = rows.shares_tail[at]
+        hungry = [self._decodes[i] for i in np.flatnonzero(is_full | shares)]
+        resumed = [
             sequence
             for sequence in self._prefills
             if rows.lengths[sequence.row] > rows.capacities[sequence.row] or rows.shares_tail[sequence.row]
         ]
-        if not hungry:
+        if not hungry and not resumed:
             return
+        if not resumed and len(hungry) <= self.blocks.num_free and not shares.any():
+            # The ordinary case: each of them has filled its last block and gets one more.
+            rows.add_blocks(at[is_full], self.blocks.append_to(hungry))
+            return
+        hungry += resumed
         if self._blocks_needed(hungry) <= self.blocks.num_free:
             for sequence in hungry:
                 self._extend(step, sequence)

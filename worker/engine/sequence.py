@@ -142,6 +142,9 @@ class SequenceGroup:
     pin_as: str | None = None
     # Tokens of all choices that were handed out as results so far.
     num_emitted: int = 0
+    # Whether tokens leave step by step; and whether there is one sequence only, whose tokens do.
+    is_streamed: bool = True
+    is_single: bool = False
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Make one sequence per choice; `outputs` are the tokens that an earlier attempt drew, by choice.
@@ -151,6 +154,8 @@ class SequenceGroup:
         outputs = outputs or {}
         count = 1 if self.sampling.beam_width else self.sampling.num_sequences
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
+        self.is_streamed = self.sampling.is_streamed
+        self.is_single = self.is_streamed and count == 1
         self.num_emitted = sum(sequence.num_output_tokens for sequence in self.sequences)
 
     @property

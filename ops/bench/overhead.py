@@ -1,0 +1,110 @@
+"""What a decode step costs beside the model: scheduling, block bookkeeping, building the batch, and its results.
+
+python -m ops.bench.overhead                       256 and 1,024 sequences
+python -m ops.bench.overhead --sequences 64,256
+
+Single sequences that decode greedily, with a model that computes nothing; one thread. Microseconds per step, the median
+and the 99th percentile over all steps, of those between the admission of the last and the end of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from shared.messages import GenerationRequest, SamplingParams
+from worker.engine.engine import Engine
+from worker.engine.scheduler import EngineLimits
+
+VOCAB = 32
+
+
+class NoCache:
+    """Blocks without contents."""
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None: ...
+    def swap_out(self, src: list[int], dst: list[int]) -> None: ...
+    def swap_in(self, src: list[int], dst: list[int]) -> None: ...
+
+
+class NoModel:
+    """Gives the same logits to everybody at once."""
+
+    vocab_size = VOCAB
+    name = "none"
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.ops = self
+        self._logits = torch.zeros(max_num_seqs, VOCAB)
+        self._tokens = torch.ones(max_num_seqs, dtype=torch.int32)
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> NoCache:
+        return NoCache()
+
+    def forward(self, batch: Any, kv_cache: NoCache) -> torch.Tensor:
+        return self._logits[: len(batch.logits_rows)]
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._tokens[: len(logits)]
+
+
+def measure(sequences: int, steps: int, prompt: int = 161) -> dict[str, list[float]]:
+    """Seconds per step of each part, over `steps` steps."""
+    limits = EngineLimits(
+        num_blocks=sequences * (-(-(prompt + steps + 64) // 16) + 1),
+        block_size=16,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(2048, sequences),
+        max_model_len=4096,
+    )
+    engine = Engine(NoModel(sequences), limits, (), None)
+    params = SamplingParams(max_tokens=steps + 64, temperature=0.0, ignore_eos=True)
+    for index in range(sequences):
+        # Different lengths, so that blocks are filled at different times.
+        ids = tuple((index * 7 + i) % VOCAB for i in range(prompt - index % 16))
+        engine.add(GenerationRequest(str(index), "none", ids, params))
+    while len(engine.scheduler._decodes) < sequences:
+        engine.step()
+    gc.collect()
+    gc.freeze()
+    parts: dict[str, list[float]] = {"schedule": [], "batch": [], "results": [], "all": []}
+    clock = time.perf_counter
+    for _ in range(steps):
+        start = clock()
+        step = engine.scheduler.schedule()
+        scheduled = clock()
+        batch = engine.runner._build(step)
+        built = clock()
+        logits = engine.runner.model.forward(batch, engine.runner.kv_cache)
+        forward = clock()
+        items = engine._commit(engine._book(step, logits))
+        end = clock()
+        assert len(items) == sequences
+        parts["schedule"].append(scheduled - start)
+        parts["batch"].append(built - scheduled)
+        parts["results"].append(end - forward)
+        parts["all"].append(end - start - (forward - built))
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", default="256,1024")
+    parser.add_argument("--steps", type=int, default=400)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'sequences':>9}  {'part':10} {'median us':>10} {'p99 us':>8}")
+    for count in map(int, args.sequences.split(",")):
+        for name, seconds in measure(count, args.steps).items():
+            ordered = sorted(seconds)
+            p99 = ordered[int(0.99 * len(ordered))]
+            print(f"{count:9}  {name:10} {1e6 * statistics.median(ordered):10.0f} {1e6 * p99:8.0f}")
+
+
+if __name__ == "__main__":
+    main()
