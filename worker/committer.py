@@ -175,8 +175,5 @@ def merge(items: list[StepItem]) -> StepItem:
     for delta in (delta for item in items for delta in item.deltas):
         tokens.setdefault(delta.choice, []).extend(delta.token_ids)
         last[delta.choice] = delta
-    deltas = tuple(
-        Delta(choice, tuple(tokens[choice]), last[choice].finish_reason, last[choice].matched_stop)
-        for choice in sorted(tokens)
-    )
+    deltas = tuple(last[choice]._replace(token_ids=tuple(tokens[choice])) for choice in sorted(tokens))
     return StepItem(items[0].request_id, items[0].start, deltas, items[-1].outcome)
