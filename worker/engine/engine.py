@@ -18,6 +18,7 @@ from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, S
 from shared.stopping import StopStringFilter
 from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
+from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import EngineLimits, RequestRefused, Scheduler, Step
@@ -72,6 +73,11 @@ class Engine:
         self.sampler = Sampler(model.ops, eos_token_ids, self.rows)
         self.groups: dict[str, SequenceGroup] = {}
         self.num_steps = 0
+        # Tokens computed, prompts and decodes apart; what preemption lost counts again, as prompt.
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0
+        # Bounds the prompt tokens of a step by its time; None leaves that to the limits.
+        self.pacer: PrefillPacer | None = None
         # Run check_integrity after every step (tests).
         self.checks_itself = False
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
@@ -150,11 +156,17 @@ class Engine:
 
     def step(self) -> list[StepItem]:
         """Run one iteration: at most one new token for each running sequence."""
+        pacer = self.pacer
+        if pacer is not None:
+            started = pacer.clock()
+            self.scheduler.max_prefill_tokens = pacer.allowance
         step = self.scheduler.schedule()
         if not step.num_tokens:
             return []
         sampled = self._book(step, self.runner.execute(step))
         items = self._commit(sampled)
+        if pacer is not None:
+            pacer.observe(len(step.decodes), step.num_prefill_tokens, pacer.clock() - started)
         if self.checks_itself:
             self.check_integrity()
         return items
@@ -162,6 +174,8 @@ class Engine:
     def _book(self, step: Step, logits: torch.Tensor) -> Sampled:
         """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
         self.num_steps += 1
+        self.num_decode_tokens += len(step.decodes)
+        self.num_prefill_tokens += step.num_prefill_tokens
         sequences, rows = step.decodes, step.rows
         self._seal_decodes(sequences, rows)
         if not step.chunks:
