@@ -162,6 +162,7 @@ class Engine:
             self.scheduler.max_prefill_tokens = pacer.allowance
         step = self.scheduler.schedule()
         if not step.num_tokens:
+            self.runner.move_blocks(step)  # a group came back, and decodes from the next step on
             return []
         sampled = self._book(step, self.runner.execute(step))
         items = self._commit(sampled)

@@ -33,13 +33,13 @@ class Runner:
 
     def execute(self, step: Step) -> torch.Tensor:
         """Compute a step and return the logits of its sampled rows, decodes first: [R, vocab] float32."""
-        self._move_blocks(step)
+        self.move_blocks(step)
         batch = self._build(step)
         with torch.inference_mode():
             logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
         return logits
 
-    def _move_blocks(self, step: Step) -> None:
+    def move_blocks(self, step: Step) -> None:
         """One batched move of each kind."""
         for move, copies in (
             (self.kv_cache.swap_out, step.swap_out),

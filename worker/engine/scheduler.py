@@ -248,7 +248,9 @@ class Scheduler:
         left = self._goal(sequence) - sequence.num_computed
         count = min(left, budget)
         if count:
-            step.chunks.append(Chunk(sequence, count, is_sampled=count == left and not _is_resumed_beam(sequence)))
+            # The last chunk of a leader lets the others fork, also those of beams that draw later.
+            draws = sequence.group.needs_fork or not _is_resumed_beam(sequence)
+            step.chunks.append(Chunk(sequence, count, is_sampled=count == left and draws))
         return count
 
     @staticmethod
