@@ -1,36 +1,50 @@
 """A model whose every token depends on every token before it, read through the block tables as attention would read
-them.
+them; and what tests need to drive an engine over it.
 
-What a wrong slot, a stale block table or a missed recomputation would do to attention, it does here: the text changes.
+A slot of its cache holds a token and the state behind it, a hash of all tokens up to there, as keys and values depend
+on all tokens up to theirs. A step that reads a slot which is stale, unwritten or another sequence's fails at once; a
+sequence that reads another's whole past gets another text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
+from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from worker.engine.engine import Engine
+from worker.engine.scheduler import EngineLimits
 from worker.models.batch import ForwardBatch
 
 VOCAB = 97
 EOS = 0
+START, PRIME = 7, 1_000_003
+UNWRITTEN = -1
+
+
+def advance(state: int, token: int) -> int:
+    """The state behind one more token."""
+    return (state * 31 + token + 1) % PRIME
 
 
 def next_token(token_ids: list[int]) -> int:
     """The token that the mock model draws greedily after `token_ids`: a hash of all of them, in order."""
-    state = 7
+    state = START
     for token in token_ids:
-        state = (state * 31 + token + 1) % 1_000_003
+        state = advance(state, token)
     return state % VOCAB
 
 
-def continuation(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+def continuation(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = False) -> list[int]:
     """What the engine must produce greedily: up to EOS or `max_tokens`."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens))
-        if tokens[-1] == EOS:
+        if tokens[-1] == EOS and not ignore_eos:
             break
     return tokens[len(prompt) :]
 
@@ -54,15 +68,13 @@ class MockOps:
         return ((logits.argmax(dim=-1) + (uniform * 3).long()) % VOCAB).to(torch.int32)
 
 
-UNUSED = -(10**6)
-
-
 class MockCache:
-    """Blocks of token ids, on the device and on the host. What is freed keeps its contents, as memory does."""
+    """Blocks of (token, state), on the device and on the host. What is freed keeps its contents, as memory does."""
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
-        self.device = torch.full((num_blocks, block_size), UNUSED, dtype=torch.int64)
-        self.host = torch.full((num_host_blocks, block_size), UNUSED, dtype=torch.int64)
+        self.device = np.full((num_blocks, block_size, 2), UNWRITTEN, dtype=np.int64)
+        self.host = np.full((num_host_blocks, block_size, 2), UNWRITTEN, dtype=np.int64)
+        self.num_swapped = 0
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         assert len(set(dst)) == len(dst)
@@ -76,35 +88,161 @@ class MockCache:
     def swap_in(self, src: list[int], dst: list[int]) -> None:
         assert len(set(dst)) == len(dst)
         self.device[dst] = self.host[src]
+        self.num_swapped += len(dst)
 
 
-@dataclass
 class MockModel:
-    """Stands where a decoder stands. Its cache holds token ids; an unused slot holds what no token is."""
+    """Stands where a decoder stands, and counts what it computes.
 
-    ops: Any = None
-    vocab_size: int = VOCAB
+    branches: its logits are not one-hot but spread over all tokens at random, each context's its own, so that beams
+    branch and scores differ.
+    """
 
-    def __post_init__(self) -> None:
-        self.ops = self.ops or MockOps()
+    vocab_size = VOCAB
+
+    def __init__(self, ops: Any = None, branches: bool = False) -> None:
+        self.ops = ops or MockOps()
+        self.num_computed = 0
+        self.num_written = 0
+        self._spread: tuple[torch.Tensor, torch.Tensor] | None = None
+        if branches:
+            draw = torch.Generator().manual_seed(1)
+            low, high = (torch.randn(1009, VOCAB, generator=draw) * 1.5 for _ in range(2))
+            low[:, EOS] += 3.0
+            self._spread = low, high
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
         return MockCache(num_blocks, block_size, num_host_blocks)
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
-        kv_cache = cache.device
-        slots = batch.slot_mapping.long()
-        written = slots >= 0
-        slots = slots[written]
-        assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
-        kv_cache.view(-1)[slots] = batch.token_ids.long()[written]
-        starts = batch.query_start_loc.tolist()
-        sequence_of_row = {end - 1: index for index, end in enumerate(starts[1:])}
-        logits = torch.zeros(len(batch.logits_rows), VOCAB)
-        for out, row in enumerate(batch.logits_rows.tolist()):
-            index = sequence_of_row[row]
-            length = int(batch.seq_lens[index])
-            assert int(batch.positions[row]) == length - 1
-            blocks = batch.block_tables[index, : -(-length // kv_cache.shape[1])].long()
-            logits[out, next_token(kv_cache[blocks].flatten()[:length].tolist())] = 1.0
-        return logits
+        size = cache.device.shape[1]
+        slots_of_cache = cache.device.reshape(-1, 2)
+        slots, token_ids = batch.slot_mapping.tolist(), batch.token_ids.tolist()
+        written = [slot for slot in slots if slot >= 0]
+        assert len(set(written)) == len(written), "two tokens of a step share a slot"
+        self.num_computed += len(token_ids)
+        self.num_written += len(written)
+        starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+        contexts = []
+        for index, length in enumerate(lengths):
+            blocks = batch.block_tables[index, : -(-length // size)].numpy().astype(np.int64)
+            contexts.append(((blocks[:, None] * size + np.arange(size)).ravel())[:length])
+        # All that is there before anything is written, as the layers below a token have it.
+        states: list[int] = []
+        for index, length in enumerate(lengths):
+            first = length - (starts[index + 1] - starts[index])
+            state = self._check(slots_of_cache[contexts[index][:first]])
+            assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
+            for at in range(starts[index], starts[index + 1]):
+                state = advance(state, token_ids[at])
+                states.append(state)
+        for slot, token, state in zip(slots, token_ids, states, strict=True):
+            if slot >= 0:
+                slots_of_cache[slot] = token, state
+        for index in range(len(lengths)):
+            assert self._check(slots_of_cache[contexts[index]]) == states[starts[index + 1] - 1], "reads another's past"
+        return self._logits([states[row] for row in batch.logits_rows.tolist()])
+
+    @staticmethod
+    def _check(slots: np.ndarray) -> int:
+        """The state behind these slots; each must go on from the one before."""
+        tokens, states = slots[:, 0], slots[:, 1]
+        before = np.concatenate([[START], states[:-1]])
+        assert ((before * 31 + tokens + 1) % PRIME == states).all(), "a slot does not hold what comes behind its past"
+        return int(states[-1]) if len(states) else START
+
+    def _logits(self, states: list[int]) -> torch.Tensor:
+        if self._spread is None:
+            logits = torch.zeros(len(states), VOCAB)
+            logits[range(len(states)), [state % VOCAB for state in states]] = 1.0
+            return logits
+        low, high = self._spread
+        return low[[state % 1009 for state in states]] + high[[state // 1009 for state in states]]
+
+
+# --- an engine over it ------------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+
+def make_engine(branches: bool = False, **limits: Any) -> Engine:
+    """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
+    roomy = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 128,
+        "prefix_caching": False,
+    }
+    engine = Engine(MockModel(branches=branches), EngineLimits(**(roomy | limits)), (EOS,), Letters())
+    engine.checks_itself = True
+    return engine
+
+
+def request(name: str, prompt: Iterable[int], salt: str = "", **params: Any) -> GenerationRequest:
+    """Greedy, 8 tokens, unless `params` say otherwise."""
+    sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | params))
+    return GenerationRequest(name, "mock", tuple(prompt), sampling, salt)
+
+
+def steps(engine: Engine, count: int) -> list[StepItem]:
+    return [item for _ in range(count) for item in engine.step()]
+
+
+def run(engine: Engine) -> list[StepItem]:
+    """Step to the end; nothing may be held there but what is pinned."""
+    items = []
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        items += engine.step()
+    assert not engine.has_work, "the engine does not come to an end"
+    assert_idle(engine)
+    return items
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing is held but what is pinned."""
+    blocks = engine.scheduler.blocks
+    engine.check_integrity()
+    assert blocks.num_free + blocks.num_pinned == engine.limits.num_blocks
+    assert blocks.num_free_host == engine.limits.num_host_blocks
+    assert engine.rows.num_free == engine.limits.max_num_seqs
+
+
+def final(items: list[StepItem], name: str) -> list[Delta]:
+    """The last word on each choice, by choice, with all its tokens. Its items must be contiguous, and exactly the last
+    one terminal."""
+    mine = [item for item in items if item.request_id == name]
+    at = 0
+    tokens: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    last: dict[int, Delta] = {}
+    for item in mine:
+        assert item.start == at
+        at = item.end
+        for delta in item.deltas:
+            assert delta.choice not in last or last[delta.choice].finish_reason is None
+            tokens[delta.choice] += delta.token_ids
+            last[delta.choice] = delta
+    assert [item.outcome is not None for item in mine] == [False] * (len(mine) - 1) + [True]
+    return [last[choice]._replace(token_ids=tokens[choice]) for choice in sorted(last)]
+
+
+def text(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
+    """The tokens of a choice; none if it had no turn."""
+    return [token for delta in final(items, name) if delta.choice == choice for token in delta.token_ids]
+
+
+def alone(asked: GenerationRequest, branches: bool = False) -> list[Delta]:
+    """What a roomy engine without caching gives for one request that nothing disturbs."""
+    engine = make_engine(
+        branches, num_blocks=512, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=256, block_size=8
+    )
+    engine.add(asked)
+    return final(run(engine), asked.id)

@@ -6,52 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import GenerationRequest, SamplingParams, StepItem
-from tests.worker.mock_model import EOS, MockModel, continuation
-from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits, RequestRefused
-
-
-def make_engine(
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 16,
-    max_model_len: int = 128,
-    tokenizer: object = None,
-) -> Engine:
-    limits = EngineLimits(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_model_len)
-    return Engine(MockModel(), limits, (EOS,), tokenizer)  # type: ignore[arg-type]
-
-
-def request(name: str, prompt: tuple[int, ...], **params: object) -> GenerationRequest:
-    params.setdefault("temperature", 0.0)
-    params.setdefault("max_tokens", 8)
-    return GenerationRequest(name, "mock", prompt, SamplingParams(**params))  # type: ignore[arg-type]
-
-
-def run(engine: Engine) -> list[StepItem]:
-    """Step to the end with every check on."""
-    items = []
-    for _ in range(10_000):
-        if not engine.has_work:
-            break
-        items += engine.step()
-        engine.check_integrity()
-    assert not engine.has_work, "the engine does not come to an end"
-    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
-    return items
-
-
-def text(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
-    """The tokens of a choice; checks that its items are contiguous and that exactly the last one is terminal."""
-    mine = [item for item in items if item.request_id == name]
-    at = 0
-    for item in mine:
-        assert item.start == at
-        at = item.end
-    assert [item.outcome is not None for item in mine] == [False] * (len(mine) - 1) + [True]
-    return [token for item in mine for delta in item.deltas if delta.choice == choice for token in delta.token_ids]
+from shared.messages import StepItem
+from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
+from worker.engine.scheduler import RequestRefused
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:
@@ -168,18 +125,11 @@ def test_min_tokens_bans_the_end_token_and_ignore_eos_passes_over_it() -> None:
     assert EOS in text(run(ignored), "a")
 
 
-class Letters:
-    """A tokenizer of one letter per token."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return "".join(chr(97 + token % 26) for token in ids)
-
-
 def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it() -> None:
     whole = continuation((5, 5), 30)
     letters = Letters().decode(whole)
     stop = letters[3:6]
-    engine = make_engine(tokenizer=Letters())
+    engine = make_engine()
     engine.add(request("a", (5, 5), max_tokens=30, stop=(stop,), ignore_eos=True))
     items = run(engine)
     got = text(items, "a")
