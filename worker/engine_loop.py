@@ -13,7 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from shared.broker import StepCommit
 from shared.messages import GenerationRequest, Outcome, StepItem
@@ -24,6 +26,12 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine shows that it lives. Far below the time after which a worker counts as stuck.
 IDLE_TICK_S = 0.25
+
+T = TypeVar("T")
+
+
+class EngineGone(RuntimeError):
+    """The engine's thread has ended: it answers no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,10 @@ class EngineLoop(threading.Thread):
         self._ended = ended
         self._attempts: dict[str, str] = {}
         self._commands: deque[Callable[[], StepItem | None]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[Engine], Any]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._is_over = False
         # Rows that are asked for, counted on the caller's thread, and those that the engine knows of, counted on this.
         self._asked = 0
         self._known = 0
@@ -61,6 +71,7 @@ class EngineLoop(threading.Thread):
         self._slowest_step_s = 0.0
         self.failure: BaseException | None = None
         self.ticks = 0
+        self.ticked_at = time.monotonic()
         self.status = self._read_status()
 
     @property
@@ -83,6 +94,21 @@ class EngineLoop(threading.Thread):
         """Forget an attempt that is over."""
         self._post(lambda: self._drop(request_id, attempt))
 
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Run `function(engine)` on the engine's thread between two steps; it must be quick, and change nothing.
+
+        The future has what it returns or raises. A cancelled one is not run any more; EngineGone if the thread has
+        ended.
+        """
+        future: Future[T] = Future()
+        with self._wake:
+            if self._is_over:
+                future.set_exception(EngineGone("the engine's thread has ended"))
+            else:
+                self._calls.append((future, function))
+                self._wake.notify()
+        return future
+
     def stop(self) -> None:
         """End the thread after the step in progress."""
         with self._wake:
@@ -96,22 +122,30 @@ class EngineLoop(threading.Thread):
             log.critical("the engine's thread failed", exc_info=error)
             self.failure = error
         finally:
+            with self._wake:
+                self._is_over = True
+            while self._calls:
+                future, _ = self._calls.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(EngineGone("the engine's thread has ended"))
             self._ended()
 
     def _run(self) -> None:
         while not self._stopping:
             commits = self._obey()
+            self._answer()
             stepped = self._engine.has_work
             if stepped:
                 commits += map(self._commit, self._step())
             self.ticks += 1
+            self.ticked_at = time.monotonic()
             self.status = self._read_status()
             self._room = self._engine.room()
             if commits or stepped:
                 self._emit(commits)
             if not self._engine.has_work:
                 with self._wake:
-                    if not self._commands and not self._stopping:
+                    if not self._commands and not self._calls and not self._stopping:
                         self._wake.wait(IDLE_TICK_S)
 
     def _post(self, command: Callable[[], StepItem | None]) -> None:
@@ -129,6 +163,16 @@ class EngineLoop(threading.Thread):
         self._known += self._adding
         self._adding = 0
         return commits
+
+    def _answer(self) -> None:
+        while self._calls:
+            future, function = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(self._engine))
+            except Exception as error:
+                future.set_exception(error)
 
     def _add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from contextlib import suppress
 
 from redis.exceptions import RedisError
@@ -16,6 +17,7 @@ from worker.committer import Committer
 from worker.consumer import Consumer
 from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
+from worker.internal import InternalServer
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +27,21 @@ class EngineDied(RuntimeError):
 
 
 class WorkerService:
-    """One engine at one lane of one Redis."""
+    """One engine at one lane of one Redis. `listener` is a bound socket for the internal server, if there is one."""
 
-    def __init__(self, engine: Engine, *, model_name: str, worker_id: str, redis_url: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        model_name: str,
+        worker_id: str,
+        redis_url: str,
+        listener: socket.socket | None = None,
+    ) -> None:
         self._model_name = model_name
         self._worker_id = worker_id
         self._redis_url = redis_url
+        self._listener = listener
         self._engine = engine
         self._incarnation = new_id()
         self._stop = asyncio.Event()
@@ -61,6 +72,7 @@ class WorkerService:
         engine = EngineLoop(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
         consumer = Consumer(broker, reader, committer, engine)
+        internal = InternalServer(engine, self._listener) if self._listener else None
         engine.start()
         tasks = [
             asyncio.create_task(consumer.run(), name="consumer"),
@@ -69,8 +81,11 @@ class WorkerService:
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         dead = asyncio.create_task(died.wait(), name="engine")
-        log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
         try:
+            if internal:
+                await internal.start()
+                log.info("for operators: %s/metrics, /health and /debug/blocks", internal.url)
+            log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
             # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
             await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -98,6 +113,8 @@ class WorkerService:
             engine.stop()
             for task in (*tasks, stopped, dead):
                 task.cancel()
+            if internal:
+                await internal.close()
             await commands.aclose()
             await blocking.aclose()
 

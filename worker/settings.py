@@ -27,13 +27,47 @@ class WorkerSettings:
     block_size: int = option(16, choices=(8, 16, 32, 64, 128), help="Tokens per block of the KV cache.")
     kv_cache_gb: float = option(0.0, minimum=0, help="Memory for the KV cache in GiB; 0 chooses.")
     num_blocks: int = option(0, minimum=0, help="Blocks of the KV cache, instead of --kv-cache-gb.")
+    swap_gb: float = option(
+        1.0,
+        minimum=0,
+        maximum=65536,
+        help="Host memory in GiB for blocks that are swapped out, at most; less where little is free, 0 for none.",
+    )
+    prefix_caching: bool = option(True, help="Whether requests share the blocks of beginnings that are the same.")
+    pinned_prefixes: str = option(
+        "", metavar="FILE", help="TOML file with beginnings that are computed at start and stay in the cache for ever."
+    )
+    preemption: str = option(
+        "auto",
+        choices=("auto", "recompute", "swap"),
+        help="How sequences come back that had to give way; auto swaps requests of several sequences.",
+    )
     max_num_seqs: int = option(64, minimum=1, maximum=4096, help="Sequences that run at once.")
     max_num_batched_tokens: int = option(
         256, minimum=1, maximum=1_048_576, help="Token budget of one step: decodes first, then chunks of prompts."
     )
+    max_prefill_tokens: int = option(
+        0,
+        minimum=0,
+        maximum=1_048_576,
+        help="Prompt tokens of a step in which others decode, at most; 0 is what the token budget leaves.",
+    )
+    itl_target_ms: float = option(
+        0.0,
+        minimum=0,
+        maximum=60_000,
+        help="Time between two tokens of a stream that prompts beside it must keep to, learned from step to step; 0 is "
+        "off.",
+    )
     threads: int = option(0, minimum=0, maximum=1024, help="Threads that compute; 0 is one per core.")
     kernels: str = option("auto", choices=("auto", "cpu", "reference"), help="Implementation of the operations.")
     worker_id: str = option("", help="Stable name of this worker in the queue; by default host name and slot 0.")
+    internal_host: str = option(
+        "127.0.0.1", help="Address of /metrics, /health and /debug/blocks; they are for operators, not for clients."
+    )
+    internal_port: int = option(
+        0, minimum=0, maximum=65535, help="Their port; 0 takes a free one, which the log names. One per worker."
+    )
     drain_s: float = option(2.0, minimum=0, maximum=86400, help="Time that running requests get when told to stop.")
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
 

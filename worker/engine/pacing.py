@@ -1,5 +1,5 @@
-"""How many prompt tokens a step may take beside running streams, so that the time between two of their tokens keeps to a
-target. It is learned from the steps themselves: nothing about the model or the machine is assumed.
+"""How many prompt tokens a step may take beside running streams, so that the time between two of their tokens keeps to
+a target. It is learned from the steps themselves: nothing about the model or the machine is assumed.
 
     time of a step  =  base  +  token_s * prompt tokens          base: what the decodes alone take
 
@@ -24,8 +24,8 @@ class PrefillPacer:
     """Learns from measured steps; `allowance` is the bound for the next one.
 
     target_s: seconds that a step with decodes may take. block_size: prompt tokens that a step may always take, so that
-    prompts advance also where the target cannot be met. limit: prompt tokens that it may never exceed. clock: what steps
-    are measured with, in seconds.
+    prompts advance also where the target cannot be met. limit: prompt tokens that it may never exceed. clock: measures
+    steps, in seconds.
     """
 
     def __init__(
