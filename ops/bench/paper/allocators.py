@@ -1,0 +1,190 @@
+"""The memory management of the paper's baselines (section 6.1), behind the interface of the paged one.
+
+Orca keeps the cache of a request in one contiguous region, which is reserved when the request is admitted and is found
+by a buddy allocator. How much is reserved is the policy: Oracle knows the output's length, Pow2 rounds it up to a power
+of two, Max takes the whole context. Nothing is shared: every sequence of a group has a region of its own. What runs
+has all that it will ever need, so nothing is preempted. (When sequences fork, their cache would have to be copied; here
+that takes no time, which favours the baselines.)
+
+These allocators count in tokens: their engine has blocks of one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from worker.engine.blocks import BlockError, BlockManager, Prefix
+from worker.engine.sequence import Sequence, SequenceGroup
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+class BuddyAllocator:
+    """Regions whose sizes are powers of two, each at a multiple of its size (Knowlton, CACM 1965).
+
+    A pool of another size begins as the largest such regions that fit, from the left.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.num_free = size
+        self._free: dict[int, set[int]] = {}  # by size: addresses
+        self._taken: dict[int, int] = {}  # by address: size
+        self._roots: dict[int, int] = {}  # regions that have no buddy
+        address = 0
+        for bit in reversed(range(size.bit_length())):
+            if size & (1 << bit):
+                self._roots[address] = 1 << bit
+                self._free.setdefault(1 << bit, set()).add(address)
+                address += 1 << bit
+
+    def fits(self, sizes: Iterable[int]) -> bool:
+        """Whether regions of all these sizes can be taken, largest first."""
+        taken = []
+        for size in sorted(sizes, reverse=True):
+            address = self.take(size)
+            if address is None:
+                break
+            taken.append(address)
+        else:
+            for address in taken:
+                self.give_back(address)
+            return True
+        for address in taken:
+            self.give_back(address)
+        return False
+
+    def take(self, size: int) -> int | None:
+        """The address of a region for at least `size`, out of the smallest free one that holds it; None if none."""
+        wanted = next_power_of_two(size)
+        found = min((there for there, addresses in self._free.items() if there >= wanted and addresses), default=0)
+        if not found:
+            return None
+        address = min(self._free[found])
+        self._free[found].remove(address)
+        while found > wanted:
+            found //= 2
+            self._free.setdefault(found, set()).add(address + found)
+        self._taken[address] = wanted
+        self.num_free -= wanted
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Free a region; with its buddy, if that is free, it becomes one of twice the size, and so on."""
+        size = self._taken.pop(address)
+        self.num_free += size
+        while self._roots.get(address) != size:
+            buddy = address ^ size
+            if buddy not in self._free.get(size, ()):
+                break
+            self._free[size].remove(buddy)
+            address = min(address, buddy)
+            size *= 2
+        self._free.setdefault(size, set()).add(address)
+
+    def regions(self) -> dict[int, int]:
+        """Taken regions: address, size."""
+        return dict(self._taken)
+
+    def free_regions(self) -> list[tuple[int, int]]:
+        """Free regions in order: address, size."""
+        return sorted((address, size) for size, addresses in self._free.items() for address in addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a sequence of an Orca has: `reserved` tokens from `address` on."""
+
+    address: int
+    reserved: int
+
+
+class _Candidate(Prefix):
+    """No prefix, but whose: the scheduler hands `can_start` what it got from `find_prefix`."""
+
+    sequence: Sequence
+
+
+Policy = Callable[[int, int, int], int]
+
+# Tokens reserved for (prompt, true output, context).
+POLICIES: dict[str, Policy] = {
+    "Orca (Max)": lambda prompt, output, context: context,
+    "Orca (Pow2)": lambda prompt, output, context: min(context, prompt + next_power_of_two(output)),
+    "Orca (Oracle)": lambda prompt, output, context: prompt + output,
+}
+
+
+class OrcaManager(BlockManager):
+    """Contiguous reservation at admission. The true output length is the request's max_tokens."""
+
+    def __init__(self, num_slots: int, context: int, policy: Policy) -> None:
+        super().__init__(num_slots, block_size=1, prefix_caching=False)
+        self.context = context
+        self.policy = policy
+        self.buddy = BuddyAllocator(num_slots)
+        self.regions: dict[Sequence, Region] = {}
+        # Regions of a group that none of its sequences uses now: before the fork, and between beams.
+        self._spare: dict[SequenceGroup, list[Region]] = {}
+
+    def reserved_for(self, group: SequenceGroup) -> int:
+        """Tokens that each sequence of the group reserves."""
+        return self.policy(len(group.prompt), group.sampling.max_tokens, self.context)
+
+    @property
+    def num_free(self) -> int:
+        return self.buddy.num_free
+
+    def find_prefix(self, sequence: Sequence, num_tokens: int) -> Prefix:
+        candidate = _Candidate([], 0)
+        candidate.sequence = sequence
+        return candidate
+
+    def can_start(self, prefix: Prefix, num_tokens: int, reserve: int) -> bool:
+        assert isinstance(prefix, _Candidate)
+        group = prefix.sequence.group
+        return self.buddy.fits([self.reserved_for(group)] * group.num_rows)
+
+    def start(self, sequence: Sequence, prefix: Prefix, num_tokens: int) -> None:
+        group = sequence.group
+        reserved = self.reserved_for(group)
+        spare = self._spare[group] = []
+        for _ in range(group.num_rows):
+            address = self.buddy.take(reserved)
+            assert address is not None, "the scheduler asked can_start first"
+            spare.append(Region(address, reserved))
+        self._occupy(sequence)
+        sequence.num_stored = sequence.num_sealed = 0
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        self._occupy(child)
+        child.num_computed = child.num_stored = num_tokens
+        self.counters.forks += 1
+
+    def append(self, sequence: Sequence) -> None:
+        raise BlockError("a sequence grows out of its reservation")
+
+    def free(self, sequence: Sequence) -> None:
+        """The region stays with its group until that has ended."""
+        group = sequence.group
+        region = self.regions.pop(sequence, None)
+        sequence.block_table = []
+        if region is not None:
+            self._spare[group].append(region)
+        if group.is_finished:
+            for spare in self._spare.pop(group, ()):
+                self.buddy.give_back(spare.address)
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        held = [*self.regions.values(), *(region for spare in self._spare.values() for region in spare)]
+        if {region.address for region in held} != set(self.buddy.regions()):
+            raise BlockError("the regions of sequences are not those taken from the buddy allocator")
+        if any(bool(sequence.block_table) != (sequence in self.regions) for sequence in sequences):
+            raise BlockError("a block table without a region, or a region without a table")
+
+    def _occupy(self, sequence: Sequence) -> None:
+        region = self.regions[sequence] = self._spare[sequence.group].pop()
+        sequence.block_table = list(range(region.address, region.address + region.reserved))
