@@ -301,8 +301,14 @@ class BlockManager:
         return [Copy(device, host) for device, host in moved.items()]
 
     def blocks_to_swap_in(self, sequences: Collection[Sequence]) -> int:
-        """Free blocks that `swap_in` takes at most."""
-        return len({block for sequence in sequences for block in sequence.host_table})
+        """How many fewer blocks are free after `swap_in`."""
+        is_taken: dict[int, bool] = {}
+        for sequence in sequences:
+            for index, host in enumerate(sequence.host_table):
+                if host not in is_taken:
+                    block = self._known(sequence, index)
+                    is_taken[host] = block is None or not self.refs[block]
+        return sum(is_taken.values())
 
     def swap_in(self, sequences: Collection[Sequence]) -> list[Copy]:
         """Bring the sequences back. Returns the copies, from the host to the device; what the prefix cache still has is
@@ -314,8 +320,7 @@ class BlockManager:
                 block = moved.get(host)
                 if block is not None:
                     self.refs[block] += 1
-                elif index < sequence.num_sealed and sequence.block_hashes[index] in self._block_of:
-                    block = self._block_of[sequence.block_hashes[index]]
+                elif (block := self._known(sequence, index)) is not None:
                     self._hold(block)
                 else:
                     block = self._take()
@@ -328,6 +333,12 @@ class BlockManager:
             self.seal(sequence)
         self.counters.swapped_in += len(copies)
         return copies
+
+    def _known(self, sequence: Sequence, index: int) -> int | None:
+        """The block of the prefix cache that is entry `index` of the sequence, if there is one."""
+        if index >= sequence.num_computed // self.block_size or not (self.prefix_caching or self.pinned):
+            return None
+        return self._block_of.get(self._hash(sequence, index))
 
     def _free_host_table(self, sequence: Sequence) -> None:
         for block in sequence.host_table:

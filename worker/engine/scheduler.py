@@ -223,13 +223,15 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - len(step.decodes)
         if step.decodes:
             budget = min(budget, self.max_prefill_tokens)
-        for sequence in self._prefills:
-            if budget <= 0:
-                break
-            budget -= self._add_chunk(step, sequence, budget)
+        prefills = self._prefills
         # Who was just preempted must not push out others by coming straight back.
-        if self.num_preemptions == preemptions:
-            self._admit(step, budget)
+        admits = self.num_preemptions == preemptions
+        for priority in range(NUM_PRIORITIES):
+            for sequence in prefills:
+                if sequence.group.priority == priority:
+                    budget -= self._add_chunk(step, sequence, budget)
+            if admits:
+                budget, admits = self._admit(step, priority, budget)
         return step
 
     def _refresh(self) -> None:
@@ -327,24 +329,26 @@ class Scheduler:
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
-    def _admit(self, step: Step, budget: int) -> None:
-        """Start whoever is next, class by class, swapped groups before waiting ones, while they fit."""
-        for priority, line in enumerate(self.waiting):
-            blocked: SequenceGroup | None = None
-            for group in [group for group in self.swapped if group.priority == priority]:
-                if not self._can_swap_in(group):
-                    blocked = group
-                    break
-                self._swap_in(step, group)
-            while line and budget > 0:
-                group = line[0]
-                prefix = self._startable(group)
-                if prefix is None or (blocked is not None and not self._may_pass(group, blocked)):
-                    return
-                line.popleft()
-                budget -= self._start(step, group, prefix, budget)
-            if line or blocked is not None:
-                return
+    def _admit(self, step: Step, priority: int, budget: int) -> tuple[int, bool]:
+        """Start whoever is next of a class, swapped groups before waiting ones, while they fit.
+
+        Returns what is left of the budget, and whether lower classes may go on: not while one of these waits.
+        """
+        line = self.waiting[priority]
+        blocked: SequenceGroup | None = None
+        for group in [group for group in self.swapped if group.priority == priority]:
+            if not self._can_swap_in(group):
+                blocked = group
+                break
+            self._swap_in(step, group)
+        while line and budget > 0:
+            group = line[0]
+            prefix = self._startable(group)
+            if prefix is None or (blocked is not None and not self._may_pass(group, blocked)):
+                break
+            line.popleft()
+            budget -= self._start(step, group, prefix, budget)
+        return budget, not line and blocked is None
 
     def _startable(self, group: SequenceGroup) -> Prefix | None:
         """What the cache has of the group, if it can start now."""
