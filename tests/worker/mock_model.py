@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,17 +50,34 @@ def continuation(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = Fa
     return tokens[len(prompt) :]
 
 
+def log_softmax(logits: torch.Tensor) -> np.ndarray:
+    """As torch has it, without its threads, which cost more here than they give."""
+    values = logits.numpy()
+    values = values - values.max(axis=-1, keepdims=True)
+    return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+
+
+@cache
+def spread_logits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Random logits by the two halves of a state, where ending is a little likelier than anything else."""
+    draw = torch.Generator().manual_seed(1)
+    low, high = (torch.randn(1009, VOCAB, generator=draw) * 1.5 for _ in range(2))
+    low[:, EOS] += 3.0
+    return low, high
+
+
 class MockOps:
     """Greedy, and drawing from a distribution that is flat over three tokens around the greedy one."""
 
     name = "mock"
 
     def top_logprobs(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values, ids = torch.log_softmax(logits, dim=-1).topk(count)
-        return values, ids.to(torch.int32)
+        logprobs = log_softmax(logits)
+        ids = np.argsort(-logprobs, axis=-1, kind="stable")[:, :count]
+        return torch.from_numpy(np.take_along_axis(logprobs, ids, -1)), torch.from_numpy(ids.astype(np.int32))
 
     def logprobs_of(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(logits, dim=-1).gather(1, ids.long()[:, None])[:, 0]
+        return torch.from_numpy(np.take_along_axis(log_softmax(logits), ids.long().numpy()[:, None], -1)[:, 0])
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1).to(torch.int32)
@@ -104,12 +122,7 @@ class MockModel:
         self.ops = ops or MockOps()
         self.num_computed = 0
         self.num_written = 0
-        self._spread: tuple[torch.Tensor, torch.Tensor] | None = None
-        if branches:
-            draw = torch.Generator().manual_seed(1)
-            low, high = (torch.randn(1009, VOCAB, generator=draw) * 1.5 for _ in range(2))
-            low[:, EOS] += 3.0
-            self._spread = low, high
+        self.branches = branches
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
         return MockCache(num_blocks, block_size, num_host_blocks)
@@ -152,11 +165,11 @@ class MockModel:
         return int(states[-1]) if len(states) else START
 
     def _logits(self, states: list[int]) -> torch.Tensor:
-        if self._spread is None:
+        if not self.branches:
             logits = torch.zeros(len(states), VOCAB)
             logits[range(len(states)), [state % VOCAB for state in states]] = 1.0
             return logits
-        low, high = self._spread
+        low, high = spread_logits()
         return low[[state % 1009 for state in states]] + high[[state // 1009 for state in states]]
 
 
