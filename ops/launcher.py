@@ -166,6 +166,8 @@ class Launcher:
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_WORKER_ID": worker_id,
             "QUIRE_THREADS": str(threads),
+            # Workers cannot share a port: a given one is that of the first.
+            "QUIRE_INTERNAL_PORT": str(settings.internal_port and settings.internal_port + index),
         }
         return Service(name, _command("worker"), environ, self._log_path(name))
 

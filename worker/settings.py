@@ -66,7 +66,10 @@ class WorkerSettings:
         "127.0.0.1", help="Address of /metrics, /health and /debug/blocks; they are for operators, not for clients."
     )
     internal_port: int = option(
-        0, minimum=0, maximum=65535, help="Their port; 0 takes a free one, which the log names. One per worker."
+        0,
+        minimum=0,
+        maximum=65535,
+        help="Their port; 0 takes a free one, which the log names. More workers of `quire serve` take the next ones.",
     )
     drain_s: float = option(2.0, minimum=0, maximum=86400, help="Time that running requests get when told to stop.")
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
