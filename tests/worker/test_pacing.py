@@ -1,0 +1,154 @@
+"""The pacer finds how many prompt tokens a step may take, and running streams keep to their target. No real time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from shared.messages import GenerationRequest, SamplingParams
+from worker.engine.engine import Engine
+from worker.engine.pacing import PrefillPacer
+from worker.engine.scheduler import EngineLimits
+from worker.models.decoder import Decoder
+
+TARGET_S = 0.030
+BLOCK = 16
+LIMIT = 1024
+
+
+class Machine:
+    """Steps that take a known time, and a little more or less."""
+
+    def __init__(self, base_s: float, token_s: float, noise: float = 0.05) -> None:
+        self.base_s, self.token_s, self.noise = base_s, token_s, noise
+        self._draw = random.Random(3)
+
+    def seconds(self, num_prefill_tokens: int) -> float:
+        exact = self.base_s + self.token_s * num_prefill_tokens
+        return exact * self._draw.uniform(1 - self.noise, 1 + self.noise)
+
+
+def serve(pacer: PrefillPacer, machine: Machine, steps: int, decode_only: float = 0.3) -> list[float]:
+    """Times of mixed steps; a share of all steps has no prompts."""
+    draw, times = random.Random(4), []
+    for _ in range(steps):
+        tokens = 0 if draw.random() < decode_only else pacer.allowance
+        seconds = machine.seconds(tokens)
+        pacer.observe(8, tokens, seconds)
+        if tokens:
+            times.append(seconds)
+    return times
+
+
+@pytest.mark.parametrize(("base_s", "token_s"), [(0.002, 0.0001), (0.010, 0.0001), (0.020, 0.0003)])
+def test_it_finds_the_number_of_tokens_that_meets_the_target(base_s: float, token_s: float) -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    assert pacer.allowance <= 2 * BLOCK, "nothing is known yet"
+    serve(pacer, Machine(base_s, token_s), 80)
+    assert pacer.allowance == pytest.approx((TARGET_S - base_s) / token_s, rel=0.15)
+
+
+def test_no_step_on_the_way_there_takes_much_longer_than_the_target() -> None:
+    times = serve(PrefillPacer(TARGET_S, BLOCK, LIMIT), Machine(0.010, 0.0001), 200)
+    assert max(times) < 1.25 * TARGET_S
+    assert sum(times) / len(times) > 0.8 * TARGET_S, "and the time that there is gets used"
+
+
+def test_it_follows_a_machine_that_becomes_slower_and_one_that_becomes_faster() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    for token_s in (0.0001, 0.0004, 0.00005):
+        machine = Machine(0.010, token_s)
+        serve(pacer, machine, 120)
+        assert max(serve(pacer, machine, 40)) < 1.25 * TARGET_S
+        assert pacer.allowance == pytest.approx(0.020 / token_s, rel=0.2)
+
+
+def test_it_converges_also_where_every_step_has_prompts() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    times = serve(pacer, Machine(0.010, 0.0002), 100, decode_only=0)
+    assert times[-1] == pytest.approx(TARGET_S, rel=0.15)
+
+
+def test_prompts_advance_by_a_block_where_the_target_cannot_be_met() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    serve(pacer, Machine(0.050, 0.0001), 50)
+    assert pacer.allowance == BLOCK
+
+
+def test_it_never_exceeds_its_limit() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, 200)
+    serve(pacer, Machine(0.001, 0.000001), 50)
+    assert pacer.allowance == 200
+    assert PrefillPacer(TARGET_S, BLOCK, 4).allowance == 4
+
+
+def test_steps_without_decodes_are_a_first_guess_and_bound_nothing() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    pacer.observe(0, 100, 0.2)
+    assert pacer.allowance == BLOCK  # 2 ms a token: fifteen fit
+    pacer.observe(0, 0, 9.9)
+    assert pacer.token_s == pytest.approx(0.002)
+
+
+class Clock:
+    """Time that passes only as a model computes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedDecoder:
+    """A real decoder whose steps take a known time on a clock of their own."""
+
+    def __init__(self, model: Decoder, clock: Clock) -> None:
+        self._model, self._clock = model, clock
+        self.vocab_size, self.ops, self.alloc_kv_cache = model.vocab_size, model.ops, model.alloc_kv_cache
+
+    def forward(self, batch, cache):  # type: ignore[no-untyped-def]
+        self._clock.now += 0.004 + 0.0005 * len(batch.token_ids)
+        return self._model.forward(batch, cache)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Decoder:
+    return Decoder.load(tiny_model, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+
+
+def longest_gap(model: Decoder, target_s: float) -> float:
+    """The longest time between two tokens of a stream beside which eight prompts of 200 tokens are computed."""
+    clock = Clock()
+    engine = Engine(TimedDecoder(model, clock), EngineLimits(200, 8, 12, 160, 256), (), None)
+    engine.pacer = PrefillPacer(target_s, 8, 160, clock) if target_s else None
+    draw = random.Random(1)
+    engine.add(GenerationRequest("stream", "tiny", (1, 2, 3), SamplingParams(250, temperature=0)))
+    engine.step()
+    for i in range(8):
+        prompt = tuple(draw.randrange(model.vocab_size) for _ in range(200))
+        engine.add(GenerationRequest(f"long-{i}", "tiny", prompt, SamplingParams(4, temperature=0)))
+    last, gaps = clock.now, []
+    while engine.has_work:
+        ids = [item.request_id for item in engine.step()]
+        if "stream" in ids:
+            gaps.append(clock.now - last)
+            last = clock.now
+    return max(gaps)
+
+
+def test_a_stream_keeps_to_the_target_while_long_prompts_are_computed(model: Decoder) -> None:
+    assert longest_gap(model, 0) > 0.080
+    assert longest_gap(model, 0.030) < 0.036
+    assert longest_gap(model, 0.015) < 0.018
+
+
+def test_time_is_measured_only_where_a_target_is_set(model: Decoder) -> None:
+    engine = Engine(model, EngineLimits(50, 8, 4, 64, 256), (), None)
+    assert engine.pacer is None
+    engine.generate([(1, 2, 3)], SamplingParams(4))
+    assert engine.scheduler.max_prefill_tokens == 64

@@ -1,0 +1,124 @@
+"""What the engine says of its memory is what is there, whatever runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from shared.messages import GenerationRequest, SamplingParams
+from tests.worker.mock_model import EOS, MockModel
+from worker.engine.engine import Engine
+from worker.engine.scheduler import EngineLimits
+from worker.engine.usage import Usage, block_map, usage
+
+SIZE = 4
+
+
+def make_engine(num_blocks: int = 64, num_host_blocks: int = 0, **limits: Any) -> Engine:
+    params = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, **limits}
+    return Engine(MockModel(), EngineLimits(num_blocks, SIZE, num_host_blocks=num_host_blocks, **params), (EOS,), None)
+
+
+def add(engine: Engine, name: str, prompt: tuple[int, ...], priority: int = 1, **params: Any) -> None:
+    params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **params}
+    engine.add(GenerationRequest(name, "mock", prompt, SamplingParams(**params)), priority=priority)
+
+
+def checked(engine: Engine) -> Usage:
+    """The engine's usage, which must agree with itself, with its block map and with its bookkeeping."""
+    engine.check_integrity()
+    now, shown = usage(engine), json.loads(json.dumps(block_map(engine)))
+    assert shown["usage"] == asdict(now)
+    assert now.blocks_used + now.blocks_cached + now.blocks_free == now.blocks_total
+    assert now.slots_filled + now.slots_promised + now.slots_waste == now.blocks_used * SIZE
+    assert min(now.slots_filled, now.slots_promised, now.slots_waste) >= 0
+    assert now.slots_waste_max < SIZE
+    assert now.host_blocks_used + now.host_blocks_free == now.host_blocks_total
+    used = [block for block in shown["blocks"] if block["refs"]]
+    assert len(used) == now.blocks_used
+    assert len(shown["blocks"]) == now.blocks_used + now.blocks_cached
+    assert sum(block["filled"] for block in used) == now.slots_filled
+    assert sum(block["shared"] for block in used) == now.blocks_shared
+    assert sum(block["pinned"] for block in used) == now.blocks_pinned
+    assert shown["num_free"] == now.blocks_free
+    entries = [block for sequence in shown["sequences"] for block in sequence["blocks"]]
+    assert len(entries) - len(set(entries)) == now.sharing_saved_blocks
+    return now
+
+
+def test_a_prompt_in_chunks_fills_the_slots_that_were_promised_to_it() -> None:
+    engine = make_engine()
+    add(engine, "a", tuple(range(1, 42)))
+    seen = []
+    for _ in range(3):
+        engine.step()
+        now = checked(engine)
+        seen.append((now.blocks_used, now.slots_filled, now.slots_promised, now.slots_waste))
+    assert seen == [(11, 16, 25, 3), (11, 32, 9, 3), (11, 41, 1, 2)]
+    assert (now.steps, now.prefill_tokens, now.decode_tokens) == (3, 41, 0)
+    engine.step()
+    assert checked(engine).decode_tokens == 1
+
+
+def test_choices_share_the_blocks_of_their_prompt() -> None:
+    engine = make_engine()
+    add(engine, "a", tuple(range(1, 11)), n=4, temperature=1.0)
+    engine.step()
+    now = checked(engine)
+    assert (now.blocks_used, now.blocks_shared, now.sharing_saved_blocks) == (3, 3, 9)
+    assert now.sharing_saved_fraction == 0.75
+    engine.step()  # all but one write into copies of the last block
+    now = checked(engine)
+    assert (now.blocks_used, now.blocks_shared, now.copies, now.forks) == (6, 2, 3, 3)
+    assert now.sequences_running == 4
+    [first] = [block for block in block_map(engine)["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]][
+        :1
+    ]
+    assert first["sequences"] == ["a/0", "a/1", "a/2", "a/3"]
+    assert first["refs"] == 4
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_it_holds_in_every_step_of_a_crowd_that_runs_out_of_blocks(preemption: str) -> None:
+    engine = make_engine(24, 24, preemption=preemption)
+    engine.pin("p", (7, 7, 7, 7, 7, 7))
+    for i in range(4):
+        add(engine, f"n{i}", (7, 7, 7, 7, 7, 7, i + 1), n=2, temperature=1.0, max_tokens=16)
+    add(engine, "beam", (5, 4, 3), beam_width=3, max_tokens=12)
+    add(engine, "urgent", (9,) * 30, priority=0, max_tokens=16)
+    seen, states = [], set()
+    while engine.has_work:
+        engine.step()
+        seen.append(checked(engine))
+        states |= {sequence["state"] for sequence in block_map(engine)["sequences"]}
+    last = seen[-1]
+    assert max(now.blocks_shared for now in seen) > 0
+    assert last.blocks_used == last.blocks_pinned == 2
+    assert last.preemptions_swap + last.preemptions_recompute > 0
+    assert (last.preemptions_swap > 0) == (preemption == "swap")
+    assert (last.swapped_out_blocks > 0) == (max(now.host_blocks_used for now in seen) > 0) == (preemption == "swap")
+    assert ("swapped" in states) == (preemption == "swap")
+    assert last.host_blocks_used == 0
+    assert last.prefix_hit_tokens > 0
+
+
+def test_what_is_only_cached_is_shown_and_counts_as_neither_used_nor_free() -> None:
+    engine = make_engine()
+    add(engine, "a", tuple(range(1, 11)))
+    while engine.has_work:
+        engine.step()
+    now = checked(engine)
+    assert (now.blocks_used, now.blocks_cached) == (0, 4)
+    assert all(block["cached"] and not block["sequences"] for block in block_map(engine)["blocks"])
+    add(engine, "b", tuple(range(1, 11)))
+    engine.step()
+    now = checked(engine)
+    assert (now.prefix_query_tokens, now.prefix_hit_tokens) == (20, 8)
+
+
+def test_an_idle_engine_holds_nothing() -> None:
+    now = checked(make_engine())
+    assert (now.blocks_used, now.slots_filled, now.slots_waste_max, now.sharing_saved_fraction) == (0, 0, 0, 0.0)
