@@ -337,17 +337,21 @@ class Scheduler:
         line = self.waiting[priority]
         blocked: SequenceGroup | None = None
         for group in [group for group in self.swapped if group.priority == priority]:
+            # One that gave way after it, for want of host memory, is its elder.
+            while line and line[0].order < group.order:
+                prefix = self._startable(line[0]) if budget > 0 else None
+                if prefix is None:
+                    return budget, False
+                budget -= self._start(step, line.popleft(), prefix, budget)
             if not self._can_swap_in(group):
                 blocked = group
                 break
             self._swap_in(step, group)
         while line and budget > 0:
-            group = line[0]
-            prefix = self._startable(group)
-            if prefix is None or (blocked is not None and not self._may_pass(group, blocked)):
+            prefix = self._startable(line[0])
+            if prefix is None or (blocked is not None and not self._may_pass(line[0], blocked)):
                 break
-            line.popleft()
-            budget -= self._start(step, group, prefix, budget)
+            budget -= self._start(step, line.popleft(), prefix, budget)
         return budget, not line and blocked is None
 
     def _startable(self, group: SequenceGroup) -> Prefix | None:
