@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import kernels
 from ops.bench.checkpoint import make_checkpoint
 from ops.bench.paper.context import Context
@@ -24,9 +25,9 @@ from worker.main import choose_dtype
 from worker.models.decoder import Decoder
 
 SHAPE, QUICK_SHAPE = "llama135m", "tiny"
-DECODES = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (32, 256, 768)
-PREFILLS = (16, 64, 256, 512)
+DECODES = (1, 4, 16, 32)
+CONTEXTS = (32, 512)
+PREFILLS = (16, 64, 256)
 MAX_TOKENS = 1 << 16  # of the cache of one engine
 
 
@@ -147,7 +148,7 @@ def fit(points: list[tuple[Work, float]], name: str) -> tuple[Linear, list[float
 def fitted_profile(context: Context) -> tuple[Linear, dict[str, Any]]:
     """Measure a grid of steps on this machine and fit a profile to them; and what a report says of it."""
     model = load(context)
-    repeat = 2 if context.quick else 5
+    repeat = 2 if context.quick else 3
     engine = make_engine(model, 1 << 13 if context.quick else MAX_TOKENS)
     room = engine.limits.num_blocks * engine.limits.block_size * 0.9
     grid = [(count, tokens) for count, tokens in itertools.product(DECODES, CONTEXTS) if count * (tokens + 32) <= room]

@@ -1,0 +1,138 @@
+"""`make paper`: repeat the evaluation of the PagedAttention paper (Kwon et al., SOSP'23) on this engine.
+
+make paper                                     everything; minutes
+make paper ARGS="--quick"                      everything, with runs too short for good numbers
+make paper ARGS="--only memory,sharing"        some experiments
+python -m ops.bench.paper --only batch --jobs 4 --seed 1
+
+Prints tables beside the paper's values, and writes paper.json and a plot per experiment (PNG and SVG).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ops.bench.paper import blocks, memory, plots, recovery, sharing, throughput
+from ops.bench.paper.context import Context
+from ops.progress import Progress
+
+RESULTS = Path(__file__).parents[1] / "results" / "paper"
+PACKAGES = ("quire", "torch", "numpy", "matplotlib")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+
+
+class Experiment(NamedTuple):
+    """`run` gives what goes into the JSON, of which the other two make a text and a figure."""
+
+    run: Callable[[Context], dict[str, Any]]
+    table: Callable[[dict[str, Any]], str]
+    draw: Callable[[dict[str, Any]], Any]
+    about: str
+
+
+EXPERIMENTS = {
+    "memory": Experiment(memory.run_memory, memory.memory_table, plots.memory, "figure 2: what the cache holds"),
+    "batch": Experiment(memory.run_batch, memory.batch_table, plots.batch, "figure 13: requests that run at once"),
+    "sharing": Experiment(sharing.run_sharing, sharing.sharing_table, plots.sharing, "figure 15: blocks saved"),
+    "throughput": Experiment(
+        throughput.run_throughput,
+        throughput.throughput_table,
+        plots.throughput,
+        "figures 12, 14, 16, 17: latency by rate",
+    ),
+    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, plots.blocks, "figure 18: block size"),
+    "recovery": Experiment(
+        recovery.run_recovery, recovery.recovery_table, plots.recovery, "figure 19: swap or recompute"
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    names = "\n".join(f"  {name:<11} {one.about}" for name, one in EXPERIMENTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench.paper",
+        description=f"{__doc__}\nExperiments:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="NAMES", default=",".join(EXPERIMENTS), help="experiments, comma-separated")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that all works")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes for simulations")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for paper.json and the plots")
+    args = parser.parse_args(argv)
+    chosen = args.only.split(",")
+    if unknown := [name for name in chosen if name not in EXPERIMENTS]:
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(EXPERIMENTS)}")
+    if args.jobs < 1:
+        parser.error(f"--jobs is {args.jobs}: it must be at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    progress = Progress(sys.stderr)
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-paper-") as folder:
+            context = Context(args.quick, args.seed, args.jobs, Path(folder), progress)
+            report = run([name for name in EXPERIMENTS if name in chosen], context, args.out)
+    except KeyboardInterrupt:
+        progress.say("interrupted; nothing was written")
+        return 130
+    # What was not run this time stays as it was.
+    path = args.out / "paper.json"
+    if path.exists():
+        former = json.loads(path.read_text())
+        if former.get("quick") == args.quick:
+            report["experiments"] = {**former["experiments"], **report["experiments"]}
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"Written: {path.name} and plots, in {os.path.relpath(args.out)}")
+    return 0
+
+
+def run(names: list[str], context: Context, folder: Path) -> dict[str, Any]:
+    """Run experiments in order, print their tables, draw their plots, and return the whole report."""
+    experiments: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        experiment = EXPERIMENTS[name]
+        context.name = name
+        started = time.monotonic()
+        result = experiment.run(context)
+        seconds = time.monotonic() - started
+        when = time.strftime("%Y-%m-%dT%H:%M:%S")
+        experiments[name] = {"when": when, "seed": context.seed, "seconds": seconds, **result}
+        experiments[name]["files"] = plots.save(result, name, experiment.draw, folder)
+        context.progress.say(f"{index + 1} of {len(names)}: {name}, {experiment.about}: {seconds:.0f} s")
+        print(f"\n{experiment.table(result)}\n", flush=True)
+    return {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "quick": context.quick,
+        "seed": context.seed,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "experiments": experiments,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Cores, kind of processor and what it computes with; no names."""
+    flags: set[str] = set()
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                flags.update(line.split(":", 1)[1].split())
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
