@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test lint format bench clean distclean
+.PHONY: help run setup test lint format bench paper clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(VENV)/.stamp-dev ## Bring the sources into shape.
 bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and latency on this machine.
 	@$(BIN)/python -m ops.bench $(ARGS)
 
+paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
+	@$(BIN)/python -m ops.bench.paper $(ARGS)
+
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@rm -f $(VENV)/.stamp-kernels
@@ -55,7 +58,11 @@ $(VENV)/.stamp-run: $(SETUP)
 	@touch $@
 
 $(VENV)/.stamp-dev: $(SETUP)
-	@ops/install.sh gateway,worker,embedded,dev
+	@ops/install.sh gateway,worker,embedded,dev,bench
+	@touch $(VENV)/.stamp-run $(VENV)/.stamp-bench $@
+
+$(VENV)/.stamp-bench: $(SETUP)
+	@ops/install.sh gateway,worker,embedded,bench
 	@touch $(VENV)/.stamp-run $@
 
 # Without a compiler the worker computes with torch alone: slower, and with the same answers.

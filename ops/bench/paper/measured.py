@@ -93,7 +93,7 @@ def begin_decoding(engine: Engine, sequences: int, context: int, steps: int) -> 
     for index in range(sequences):
         params = SamplingParams(steps + 2, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"{index}", "paper", (2 + index,) * context, params))
-    while len(engine.scheduler._decodes) < sequences:
+    while not all(one.is_decoding for group in engine.groups.values() for one in group.sequences):
         engine.step()
     runner.model = model
 

@@ -2,9 +2,10 @@
 
 Saved is 1 - distinct blocks / entries of all block tables, after each step, averaged over the steps in which the engine
 was full: requests follow each other, a fixed number at a time, and neither the beginning of the run, until as many have
-ended, nor its tail, when no more come, is counted. Prompts are pieces of the demo model's own text; parallel sequences are drawn at temperature 1, beams are those
-of its real probabilities. Outputs have their traced lengths (`ignore_eos`). The demo model's context is 1,024 tokens,
-half of the paper's: the ShareGPT lengths are clamped there, and scaled so that the means stay as published.
+ended, nor its tail, when no more come, is counted. Prompts are pieces of the demo model's own text; parallel sequences
+are drawn at temperature 1, beams are those of its real probabilities. Outputs have their traced lengths (`ignore_eos`).
+The demo model's context is 1,024 tokens, half of the paper's: the ShareGPT lengths are clamped there, and scaled so
+that the means stay as published.
 """
 
 from __future__ import annotations
