@@ -1,0 +1,26 @@
+"""What the Triton kernels support, and a refusal in one line for the rest."""
+
+import torch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8 = torch.float8_e4m3fn
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_HEAD_DIM = 256  # any multiple of 16; 64, 80, 96, 128 and 256 have tuned tiles
+
+
+class Unsupported(ValueError):
+    """A shape that no kernel here was written for."""
+
+
+def check_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise TypeError(f"the Triton kernels compute in bfloat16, float16 and float32, not in {dtype}")
+    if kv_dtype not in (dtype, FP8):
+        raise TypeError(f"the cache is asked for as {kv_dtype}: the Triton kernels keep it as {dtype} or {FP8}")
+
+
+def check_cache_shape(block_size: int, head_dim: int) -> None:
+    if block_size not in BLOCK_SIZES:
+        raise Unsupported(f"block_size is {block_size}: the Triton kernels support 8, 16, 32, 64 and 128")
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise Unsupported(f"head_dim is {head_dim}: the Triton kernels support multiples of 16 up to {MAX_HEAD_DIM}")

@@ -1,0 +1,182 @@
+"""Attention of many queries of one sequence: on top of cached pages, or over the keys and values of this step.
+
+A tile holds consecutive tokens times the query heads of a group, so that a key is loaded once for all of them. Its loop
+ends at the last key that any of its rows sees, and only the tiles on the diagonal, or at the edge of the window, are
+masked. The two cases are two compilations of one kernel, never two branches of one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.prefill_plan import PrefillPlan
+from kernels.gpu.tile import fold, load_tile, page_rows
+from kernels.gpu.tiles import Tiles, power_of_2
+
+
+@triton.jit
+def _step(
+    queries, keys, values, table, start, end, position, window, most, total, mixed, scale, block_stride, row_stride,
+    D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The keys [start, start + KEYS), of which those from `end` on do not count. position [ROWS]: of the queries."""
+    token = start + tl.arange(0, KEYS)
+    inside = token < end
+    if PAGED:
+        at = page_rows(table, token, inside, block_stride, D, BLOCK_SIZE, MASKED)
+    else:
+        at = token.to(tl.int64) * row_stride
+    k = load_tile(keys, at, inside, D, PADDED_D, MASKED, True)
+    v = load_tile(values, at, inside, D, PADDED_D, MASKED, False)
+    seen = (token[None, :] <= position[:, None]) & inside[None, :]
+    if WINDOW:
+        seen &= token[None, :] > position[:, None] - window
+    return fold(queries, k, v, seen, most, total, mixed, scale, MASKED, PRECISION)
+
+
+@triton.jit(do_not_specialize=["table_width", "window"])
+def prefill_kernel(
+    q,
+    k,
+    v,
+    block_tables,
+    seq_lens,
+    query_start,
+    tiles,
+    work,
+    order,
+    out,
+    table_width,
+    row_stride,
+    window,
+    scale,
+    v_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PAGED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """q, out [T, KV_HEADS * GROUP, D]. grid (tiles * KV_HEADS,): those with most keys first, all heads of one together.
+
+    PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
+    row_stride elements after the one before it, and heads lie side by side. scale includes log2(e) and the scale of k.
+    """
+    BLOCK_Q: tl.constexpr = ROWS // GROUP
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    item = tl.load(order + tl.program_id(0) // KV_HEADS)
+    kv_head = tl.program_id(0) % KV_HEADS
+    if tl.load(work + item) < 0:
+        return
+    s, first = tl.load(tiles + item * 2), tl.load(tiles + item * 2 + 1)
+    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
+    context = tl.load(seq_lens + s) - (end - begin)
+
+    row = tl.arange(0, ROWS)
+    d = tl.arange(0, PADDED_D)
+    query = first + row // GROUP
+    exists = (row < BLOCK_Q * GROUP) & (query < end - begin)
+    position = context + query
+    at = (begin + query).to(tl.int64) * (HEADS * D) + (kv_head * GROUP + row % GROUP) * D
+    mine = exists[:, None] & (d < D)[None, :]
+    queries = tl.load(q + at[:, None] + d[None, :], mask=mine, other=0.0)
+
+    table = block_tables + s.to(tl.int64) * table_width
+    if PAGED:
+        block_stride = KV_HEADS * BLOCK_SIZE * D
+        keys, values = k + kv_head * (BLOCK_SIZE * D), v + kv_head * (BLOCK_SIZE * D)
+    else:
+        block_stride = 0
+        keys = k + begin.to(tl.int64) * row_stride + kv_head * D
+        values = v + begin.to(tl.int64) * row_stride + kv_head * D
+
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, PADDED_D], tl.float32)
+    # Keys:   low ............. inner ............. diagonal ............. stop
+    # seen by: some (window)     all rows            some (causal)          none
+    stop = context + tl.minimum(first + BLOCK_Q, end - begin)
+    low = 0
+    inner = 0
+    if WINDOW:
+        low = tl.maximum(context + first - window + 1, 0)
+        inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
+        for start in tl.range(low, inner, KEYS):
+            most, total, mixed = _step(
+                queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
+                row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
+            )  # fmt: skip
+    diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
+    for start in tl.range(inner, diagonal, KEYS):
+        most, total, mixed = _step(
+            queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
+            row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, PRECISION,
+        )  # fmt: skip
+    for start in tl.range(diagonal, stop, KEYS):
+        most, total, mixed = _step(
+            queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
+            row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
+        )  # fmt: skip
+
+    result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
+    tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    plan: PrefillPlan,
+    kind: int,
+    out: Tensor,
+    tiles: Tiles,
+    scale: float,
+    v_scale: float,
+    window: int,
+) -> None:
+    """Fills the rows of out that list `kind` of the plan names. scale: of the scores, in base 2.
+
+    k and v: caches, or [T, H_kv, D] with contiguous heads and any stride between tokens.
+    """
+    _, heads, d = q.shape
+    paged = k.dim() == 4
+    kv_heads = k.shape[1]
+    prefill_kernel[(plan.bound * kv_heads,)](
+        q,
+        k,
+        v,
+        block_tables,
+        seq_lens,
+        query_start,
+        plan.tiles[kind],
+        plan.work[kind],
+        plan.order[kind],
+        out,
+        block_tables.shape[1],
+        0 if paged else k.stride(0),
+        window,
+        scale,
+        v_scale,
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        D=d,
+        PADDED_D=power_of_2(d),
+        BLOCK_SIZE=k.shape[2] if paged else 1,
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        PAGED=paged,
+        WINDOW=window > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )

@@ -1,0 +1,95 @@
+"""The rotary embedding, the optional norm of q and k (Qwen3), and the write into the cache, in one kernel."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rope_and_cache_kernel(
+    qkv,
+    positions,
+    cos_sin,
+    slots,
+    k_cache,
+    v_cache,
+    q_out,
+    q_norm,
+    k_norm,
+    eps,
+    k_scale,
+    v_scale,
+    max_position,
+    slot_count,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,  # D / 2, padded to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr,
+    KEEP_K: tl.constexpr,  # write the rotated k back into qkv too, for attention without the cache
+    FP8: tl.constexpr,
+):
+    """qkv [T, (HEADS + 2 KV_HEADS) * D]; cos_sin [max_position, D] float32, cosines then sines; slots [T], -1: not kept.
+
+    q_out [T, HEADS, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D] of qkv's type, or float8e4nv holding value / scale,
+    saturated. grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis here. A slot outside
+    the cache is not written, a position outside the table is clamped into it. int64 offsets.
+    """
+    act = qkv.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    i = tl.arange(0, HALF)
+    exists = (head < HEADS + 2 * KV_HEADS)[:, None] & (i < D // 2)[None, :]
+    is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * D + head[:, None] * D + i[None, :]
+    a = tl.load(source, mask=exists, other=0.0).to(tl.float32)
+    b = tl.load(source + D // 2, mask=exists, other=0.0).to(tl.float32)
+    plain_a, plain_b = a, b
+
+    if Q_NORM or K_NORM:
+        mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / D
+        factor = (1.0 / tl.sqrt_rn(mean + eps))[:, None]
+        scaled_a, scaled_b = (a * factor).to(act).to(tl.float32), (b * factor).to(act).to(tl.float32)
+        if Q_NORM:
+            of_a = tl.load(q_norm + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            of_b = tl.load(q_norm + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            a = tl.where(is_q[:, None], (scaled_a * of_a).to(act).to(tl.float32), a)
+            b = tl.where(is_q[:, None], (scaled_b * of_b).to(act).to(tl.float32), b)
+        if K_NORM:
+            of_a = tl.load(k_norm + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            of_b = tl.load(k_norm + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            a = tl.where(is_k[:, None], (scaled_a * of_a).to(act).to(tl.float32), a)
+            b = tl.where(is_k[:, None], (scaled_b * of_b).to(act).to(tl.float32), b)
+
+    position = tl.load(positions + token)
+    position = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
+    cos = tl.load(cos_sin + position * D + i, mask=i < D // 2, other=0.0)[None, :]
+    sin = tl.load(cos_sin + position * D + D // 2 + i, mask=i < D // 2, other=0.0)[None, :]
+    out_a = tl.where(is_v[:, None], plain_a, a * cos - b * sin)
+    out_b = tl.where(is_v[:, None], plain_b, b * cos + a * sin)
+
+    q_at = q_out + token * HEADS * D + head[:, None] * D + i[None, :]
+    tl.store(q_at, out_a.to(act), mask=exists & is_q[:, None])
+    tl.store(q_at + D // 2, out_b.to(act), mask=exists & is_q[:, None])
+    if KEEP_K:
+        tl.store(source, out_a.to(act), mask=exists & is_k[:, None])
+        tl.store(source + D // 2, out_b.to(act), mask=exists & is_k[:, None])
+
+    slot = tl.load(slots + token).to(tl.int64)
+    kept = exists & ((slot >= 0) & (slot < slot_count))
+    if FP8:
+        scale = tl.where(is_v, v_scale, k_scale)[:, None]
+        # Of what act holds, as a cache of that type would: both attention paths start from the same numbers.
+        out_a = tl.clamp(out_a.to(act).to(tl.float32) / scale, -448.0, 448.0)
+        out_b = tl.clamp(out_b.to(act).to(tl.float32) / scale, -448.0, 448.0)
+    out_a, out_b = out_a.to(k_cache.dtype.element_ty), out_b.to(k_cache.dtype.element_ty)
+    row = (slot // BLOCK_SIZE) * (KV_HEADS * BLOCK_SIZE * D) + (slot % BLOCK_SIZE) * D
+    k_at = k_cache + row + (head - HEADS)[:, None] * (BLOCK_SIZE * D) + i[None, :]
+    tl.store(k_at, out_a, mask=kept & is_k[:, None])
+    tl.store(k_at + D // 2, out_b, mask=kept & is_k[:, None])
+    v_at = v_cache + row + (head - HEADS - KV_HEADS)[:, None] * (BLOCK_SIZE * D) + i[None, :]
+    tl.store(v_at, out_a, mask=kept & is_v[:, None])
+    tl.store(v_at + D // 2, out_b, mask=kept & is_v[:, None])

@@ -1,0 +1,130 @@
+"""Draws without sorting: the thresholds of top-k and top-p are found by search, as kernels/ops.py defines `sample`.
+
+Both filters keep what is at or above a threshold. The weight above a threshold (a number of ids, or their mass) falls
+with the threshold, so the largest one with enough weight is bracketed: each pass over the row tries 16 of them, in the
+order of the bits of a float32, and leaves a 16th of the bracket. At most eight passes end at one value, ties included.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.gpu.logits import load_logits, ordered_bits, row_largest
+
+
+@triton.jit
+def _probability(value, largest, temperature):
+    """Relative to that of the largest logit, which is finite or plus infinity."""
+    return tl.where(value == largest, 1.0, tl.exp(tl.div_rn(value - largest, temperature)))
+
+
+@triton.jit
+def _threshold(
+    row,
+    vocabulary,
+    largest,
+    temperature,
+    lowest,
+    low,
+    high,
+    target,
+    BY_COUNT: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest key in [low, high] such that the keys at or above it weigh at least target; low if none does.
+
+    BY_COUNT: keys are those of logits, each weighs 1. Otherwise: the bits of probabilities, which weigh themselves, and
+    of which only those with a logit key of at least `lowest` count.
+    """
+    pivot_index = tl.arange(0, PIVOTS)
+    while low < high:
+        step = (high - low + PIVOTS - 1) // PIVOTS
+        pivot = tl.minimum(low + step * (pivot_index + 1), high).to(tl.int32)
+        weight = tl.zeros([PIVOTS], tl.float64)
+        for start in range(0, vocabulary, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            value = load_logits(row, column, vocabulary)
+            key = ordered_bits(value)
+            if BY_COUNT:
+                one = (column < vocabulary).to(tl.float32)
+            else:
+                one = tl.where(key >= lowest, _probability(value, largest, temperature), 0.0)
+                key = one.to(tl.int32, bitcast=True)
+            weight += tl.sum(tl.where(key[:, None] >= pivot[None, :], one[:, None], 0.0), axis=0).to(tl.float64)
+        passed = tl.sum((weight >= target).to(tl.int64), axis=0)
+        beyond = tl.where(passed < PIVOTS, tl.minimum(low + step * (passed + 1), high) - 1, high)
+        low = tl.where(passed > 0, tl.minimum(low + step * passed, high), low)
+        high = tl.maximum(beyond, low)
+    return low
+
+
+@triton.jit(do_not_specialize=["vocabulary"])
+def sample_kernel(
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    uniforms,
+    out,
+    vocabulary,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """logits [R, vocabulary] float32, the parameters [R] as in kernels/ops.py -> out [R] int32. grid (R,)."""
+    r = tl.program_id(0)
+    row = logits + r.to(tl.int64) * vocabulary
+    temperature, top_k, top_p = tl.load(temperatures + r), tl.load(top_ks + r), tl.load(top_ps + r)
+    largest = row_largest(row, vocabulary, BLOCK)
+    if largest == float("-inf"):
+        tl.store(out + r, 0)
+        return
+
+    lowest = tl.full([], -(2**31), tl.int64)
+    if (top_k > 0) & (top_k < vocabulary):
+        high = ordered_bits(largest).to(tl.int64)
+        lowest = _threshold(
+            row, vocabulary, largest, temperature, lowest, lowest, high, top_k.to(tl.float64), True, PIVOTS, BLOCK
+        )
+    lowest = lowest.to(tl.int32)
+    mass = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, vocabulary, BLOCK):
+        value = load_logits(row, start + tl.arange(0, BLOCK), vocabulary)
+        p = tl.where(ordered_bits(value) >= lowest, _probability(value, largest, temperature), 0.0)
+        mass += p.to(tl.float64)
+    total = tl.sum(mass, axis=0)
+
+    floor = tl.minimum(tl.load(min_ps + r), 1.0)
+    if top_p < 1:
+        low, high = tl.full([], 0, tl.int64), tl.full([], 0x3F800000, tl.int64)  # the bits of 0 and of 1
+        target = top_p.to(tl.float64) * total
+        bits = _threshold(row, vocabulary, largest, temperature, lowest, low, high, target, False, PIVOTS, BLOCK)
+        floor = tl.maximum(floor, bits.to(tl.int32).to(tl.float32, bitcast=True))
+    if (top_p < 1) | (floor > 0):
+        mass = tl.zeros([BLOCK], tl.float64)
+        for start in range(0, vocabulary, BLOCK):
+            value = load_logits(row, start + tl.arange(0, BLOCK), vocabulary)
+            p = tl.where(ordered_bits(value) >= lowest, _probability(value, largest, temperature), 0.0)
+            mass += tl.where(p >= floor, p, 0.0).to(tl.float64)
+        total = tl.sum(mass, axis=0)
+
+    # The first id whose cumulative mass exceeds the target. Should rounding leave none, the last id that has any mass.
+    target = tl.load(uniforms + r) * total
+    before = tl.zeros([], tl.float64)
+    drawn = tl.full([], -1, tl.int32)
+    last = tl.full([], 0, tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while (drawn < 0) & (start < vocabulary):
+        column = start + tl.arange(0, BLOCK)
+        value = load_logits(row, column, vocabulary)
+        p = tl.where(ordered_bits(value) >= lowest, _probability(value, largest, temperature), 0.0)
+        p = tl.where(p >= floor, p, 0.0).to(tl.float64)
+        last = tl.maximum(last, tl.max(tl.where(p > 0, column, 0), axis=0))
+        here = tl.sum(p, axis=0)
+        if before + here > target:
+            beyond = (before + tl.cumsum(p, axis=0) > target) & (p > 0)
+            found = tl.min(tl.where(beyond, column, vocabulary), axis=0)
+            drawn = tl.where(found < vocabulary, found, last)
+        before += here
+        start += BLOCK
+    tl.store(out + r, tl.where(drawn >= 0, drawn, last))

@@ -1,0 +1,65 @@
+"""What the attention kernels share: loading a tile of keys or values, and folding it into the running softmax."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def page_rows(table, token, inside, block_stride, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """Offsets of tokens [KEYS] in a cache [blocks, H_kv, BLOCK_SIZE, D], for head 0, in elements, as int64.
+
+    The tile may span several blocks or a part of one: a vector of block ids takes the place of a page loop. Table
+    entries for tokens that are not `inside` are not read.
+    """
+    if MASKED:
+        block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
+    else:
+        block = tl.load(table + token // BLOCK_SIZE)
+    return block.to(tl.int64) * block_stride + (token % BLOCK_SIZE) * D
+
+
+@triton.jit
+def load_tile(
+    base, row, inside, D: tl.constexpr, PADDED_D: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """base + row [KEYS], D values each -> [KEYS, PADDED_D], or [PADDED_D, KEYS]; zeros where nothing is to be read."""
+    d = tl.arange(0, PADDED_D)
+    if TRANSPOSED:
+        at = base + row[None, :] + d[:, None]
+        if MASKED:
+            tile = tl.load(at, mask=inside[None, :] & (d < D)[:, None], other=0.0)
+        elif D != PADDED_D:
+            tile = tl.load(at, mask=(d < D)[:, None], other=0.0)
+        else:
+            tile = tl.load(at)
+    else:
+        at = base + row[:, None] + d[None, :]
+        if MASKED:
+            tile = tl.load(at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        elif D != PADDED_D:
+            tile = tl.load(at, mask=(d < D)[None, :], other=0.0)
+        else:
+            tile = tl.load(at)
+    return tile
+
+
+@triton.jit
+def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """One step of the online softmax (FlashAttention, arXiv 2205.14135, algorithm 1), in base 2.
+
+    q [ROWS, D], k [D, KEYS], v [KEYS, D], seen [ROWS, KEYS]; most, total [ROWS] and mixed [ROWS, D] float32 are the
+    largest score, the sum of weights and the weighted values so far. scale includes log2(e).
+    """
+    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_most = tl.maximum(most, tl.max(scores, axis=1))
+    if MASKED:  # a row that has seen nothing yet: infinity minus itself would be NaN
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)
+    else:
+        base = new_most
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(most - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION)
+    return new_most, total, mixed
