@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import urllib.request
@@ -142,8 +144,12 @@ def test_a_killed_launcher_takes_its_children_along_and_a_new_one_starts_at_once
 
 
 def test_two_workers_at_a_redis_that_runs_already(serve, redis_url: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    process = serve("--workers", "2", "--max-num-seqs", "4", "--redis-url", redis_url)
+    port = two_ports()
+    flags = ["--workers", "2", "--max-num-seqs", "4", "--redis-url", redis_url, "--internal-port", str(port)]
+    process = serve(*flags)
     assert complete(process.wait_ready(), max_tokens=4)
+    for internal in (port, port + 1):
+        wait_until_ready(f"http://127.0.0.1:{internal}", "/health")
     assert len(children(process, "worker")) == 2
     assert children(process, "redis-server") == []
     assert process.stop() == 0
@@ -193,12 +199,21 @@ def ignoring_errors(pieces: Iterator[str]) -> Iterator[str]:
         return
 
 
-def wait_until_ready(url: str) -> None:
-    """Ask until the gateway says that it is ready, as a load balancer does."""
+def two_ports() -> int:
+    """A free port whose successor is free too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def wait_until_ready(url: str, path: str = "/readyz") -> None:
+    """Ask until the server says that it is ready, as a load balancer does."""
     waiting = threading.Event()
     for _ in range(600):
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            with urllib.request.urlopen(url + path, timeout=5):
                 return
         except OSError:  # HTTPError among them
             waiting.wait(0.05)

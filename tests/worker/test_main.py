@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import StartQuire
+from tests.conftest import QuireProcess, StartQuire
+from worker import main
+from worker.main import GIB, StartError, check, choose_num_host_blocks
+from worker.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -80,3 +84,60 @@ def test_a_token_budget_below_the_number_of_sequences(
 
 def test_a_device_that_is_not_there(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
     assert "--device" in refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--device", "cuda")
+
+
+def test_a_pinned_prefix_that_does_not_fit(
+    start_quire: StartQuire, tiny_model: Path, redis_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prefixes.toml"
+    path.write_text(f"[[prefix]]\nname = 'long'\ntoken_ids = {[1] * 300}\n")
+    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--pinned-prefixes", str(path))
+    assert "pinned prefix 'long': 300 prompt tokens" in line
+    assert "exceed the context of 256 tokens; shorten it, or raise" in line
+
+
+def test_swapping_without_memory_for_it() -> None:
+    with pytest.raises(StartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
+        check(WorkerSettings(preemption="swap", swap_gb=0))
+    check(WorkerSettings(preemption="auto", swap_gb=0))
+
+
+def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_most(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def blocks(free: int, **settings: object) -> int:
+        monkeypatch.setattr(main, "available_memory", lambda: free)
+        chosen = WorkerSettings(max_num_seqs=10, **settings)  # type: ignore[arg-type]
+        return choose_num_host_blocks(chosen, GIB // 1024, num_blocks=1024, max_model_len=1600)
+
+    assert blocks(100 * GIB, swap_gb=0.5) == 512
+    assert blocks(100 * GIB, swap_gb=4) == 1000, "ten sequences of a hundred blocks"
+    assert not caplog.records
+    assert blocks(2 * GIB, swap_gb=4) == 204, "a fifth of what the cache leaves"
+    assert "--swap-gb 4 is more than memory allows: 0.20 GiB" in caplog.text
+    assert blocks(0, swap_gb=4) == 0
+    assert blocks(100 * GIB, swap_gb=0) == 0
+    assert blocks(100 * GIB, preemption="recompute") == 0
+
+
+@pytest.fixture
+def worker(start_quire: StartQuire, tiny_model: Path, redis_url: str, tmp_path: Path) -> QuireProcess:
+    """A worker with every setting of its memory, pacing and pinned prefixes."""
+    path = tmp_path / "prefixes.toml"
+    path.write_text(f"[[prefix]]\nname = 'p'\ntoken_ids = {list(range(3, 25))}\n")
+    flags = ["--pinned-prefixes", str(path), "--swap-gb", "0.01", "--itl-target-ms", "50", "--no-prefix-caching"]
+    return start_quire("worker", str(tiny_model), "--redis-url", redis_url, *flags)
+
+
+def test_it_says_what_it_has_and_answers_its_operator(worker: QuireProcess) -> None:
+    url = worker.wait_for(r"for operators: (http://127.0.0.1:\d+)/metrics")[1]
+    assert worker.wait_for(r"host memory for (\d+) blocks")[1] != "0"
+    worker.wait_for("pinned prefix p: 22 tokens in 2 blocks")
+    for path, said in (
+        ("/health", '"status":"ok"'),
+        ("/metrics", 'quire_kv_blocks{state="pinned"} 2.0'),
+        ("/debug/blocks", '"pinned":true'),
+    ):
+        with urllib.request.urlopen(url + path, timeout=10) as response:
+            assert said in response.read().decode()
+    assert worker.stop() == 0
