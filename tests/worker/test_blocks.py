@@ -76,7 +76,7 @@ class Blocks(RuleBasedStateMachine):
         for at in range(prefix.num_tokens):
             block = prefix.blocks[at // self.size]
             assert self.device[block][at % self.size] == self.content(sequence, at), "a hit of other tokens"
-        before = self.blocks.num_free
+        free, needed = self.blocks.num_free, self.blocks.blocks_to_start(prefix, len(tokens))
         if not self.blocks.can_start(prefix, len(tokens), 0):
             return
         idle = list(self.blocks._cached)
@@ -87,7 +87,7 @@ class Blocks(RuleBasedStateMachine):
         assert gone == rest[: len(gone)], "the least recently used are evicted first"
         if prefix.num_tokens % self.size and len(tokens) > prefix.num_tokens:
             self.copy(self.blocks.make_writable(sequence, prefix.num_tokens // self.size))
-        assert before - self.blocks.num_free == self.blocks.blocks_to_start(prefix, len(tokens))
+        assert free - self.blocks.num_free == needed
         self.write(sequence, prefix.num_tokens, len(tokens))
         sequence.num_computed = sequence.num_stored = len(tokens)
         self.blocks.seal(sequence)
