@@ -7,7 +7,9 @@ preempted and recomputed.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,15 @@ SHARDED = ("llama", "qwen3")
 CASES = [(family, False, "auto") for family in FAMILIES]
 CASES += [(family, True, "auto") for family in SHARDED]
 CASES += [(family, False, "reference") for family in ("llama3-rope", "mistral", "qwen2")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are so small that threads cost more than they give."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -78,3 +89,44 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
     alone = [engine(200).generate([prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert together == alone
     assert len({tuple(choices[0]) for choices in alone}) == 32
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({"num_blocks": 40, "num_host_blocks": 200, "preemption": "swap"}, id="forced swap"),
+        pytest.param({"num_blocks": 40, "preemption": "recompute", "prefix_caching": True}, id="recomputed and cached"),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 3])
+def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    sizes = {"block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32, "max_model_len": model.max_model_len}
+    engine = Engine(model, EngineLimits(**(sizes | limits)), model.config.eos_token_ids, None)
+    engine.checks_itself = True
+    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=n))
+    counters = engine.scheduler.counters
+    assert (counters.swapped if limits["preemption"] == "swap" else counters.recomputed) > 0
+    assert outputs == [[expected] * n for expected in generate(path)]
+
+
+def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
+    """The same prompts twice, and one cut around every block boundary."""
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+
+    def engine(prefix_caching: bool) -> Engine:
+        limits = EngineLimits(200, 8, 12, 64, model.max_model_len, prefix_caching=prefix_caching)
+        return Engine(model, limits, model.config.eos_token_ids, None)
+
+    warm = engine(prefix_caching=True)
+    expected = [[one] for one in generate(path)]
+    assert warm.generate(prompts(), params) == expected
+    hits = warm.scheduler.blocks.counters.prefix_hits
+    assert warm.generate(prompts(), params) == expected
+    assert warm.scheduler.blocks.counters.prefix_hits - hits >= sum((len(one) - 1) // 8 * 8 for one in prompts())
+    longest = max(prompts(), key=len)
+    cuts = [longest[: at + near] for at in range(8, 88, 8) for near in (-1, 0, 1)]
+    assert warm.generate(cuts, params) == engine(prefix_caching=False).generate(cuts, params)

@@ -57,7 +57,7 @@ def test_forced_preemption_leaves_every_text_unchanged(method: str, preemption: 
 
 def test_automatic_preemption_swaps_groups_and_recomputes_single_sequences() -> None:
     for n, swapped in ((1, False), (3, True)):
-        engine = make_engine(num_blocks=9 if n == 1 else 13, max_num_seqs=9, num_host_blocks=40)
+        engine = make_engine(num_blocks=9 if n == 1 else 16, max_num_seqs=9, num_host_blocks=40)
         for i in range(3):
             engine.add(request(f"r{i}", (i + 1, 2, 3), n=n, max_tokens=14, ignore_eos=True))
         run(engine)
