@@ -44,15 +44,15 @@ EXPERIMENTS = {
     "memory": Experiment(memory.run_memory, memory.memory_table, plots.memory, "figure 2: what the cache holds"),
     "batch": Experiment(memory.run_batch, memory.batch_table, plots.batch, "figure 13: requests that run at once"),
     "sharing": Experiment(sharing.run_sharing, sharing.sharing_table, plots.sharing, "figure 15: blocks saved"),
+    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, plots.blocks, "figure 18: block size"),
+    "recovery": Experiment(
+        recovery.run_recovery, recovery.recovery_table, plots.recovery, "figure 19: swap or recompute"
+    ),
     "throughput": Experiment(
         throughput.run_throughput,
         throughput.throughput_table,
         plots.throughput,
         "figures 12, 14, 16, 17: latency by rate",
-    ),
-    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, plots.blocks, "figure 18: block size"),
-    "recovery": Experiment(
-        recovery.run_recovery, recovery.recovery_table, plots.recovery, "figure 19: swap or recompute"
     ),
 }
 
@@ -80,42 +80,44 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="quire-paper-") as folder:
             context = Context(args.quick, args.seed, args.jobs, Path(folder), progress)
-            report = run([name for name in EXPERIMENTS if name in chosen], context, args.out)
+            run([name for name in EXPERIMENTS if name in chosen], context, args.out)
     except KeyboardInterrupt:
-        progress.say("interrupted; nothing was written")
+        progress.say("interrupted; the experiments that had ended are written")
         return 130
-    # What was not run this time stays as it was.
-    path = args.out / "paper.json"
-    if path.exists():
-        former = json.loads(path.read_text())
-        if former.get("quick") == args.quick:
-            report["experiments"] = {**former["experiments"], **report["experiments"]}
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"Written: {path.name} and plots, in {os.path.relpath(args.out)}")
+    print(f"Written: paper.json and plots, in {os.path.relpath(args.out)}")
     return 0
 
 
-def run(names: list[str], context: Context, folder: Path) -> dict[str, Any]:
-    """Run experiments in order, print their tables, draw their plots, and return the whole report."""
-    experiments: dict[str, Any] = {}
+def run(names: list[str], context: Context, folder: Path) -> None:
+    """Run experiments in order; print the table of each, draw its plot and write it into the report when it has ended."""
     for index, name in enumerate(names):
         experiment = EXPERIMENTS[name]
         context.name = name
         started = time.monotonic()
         result = experiment.run(context)
         seconds = time.monotonic() - started
-        when = time.strftime("%Y-%m-%dT%H:%M:%S")
-        experiments[name] = {"when": when, "seed": context.seed, "seconds": seconds, **result}
-        experiments[name]["files"] = plots.save(result, name, experiment.draw, folder)
+        result = {**stamp(context), "seconds": seconds, **result}
+        result["files"] = plots.save(result, name, experiment.draw, folder)
+        write(name, result, folder / "paper.json")
         context.progress.say(f"{index + 1} of {len(names)}: {name}, {experiment.about}: {seconds:.0f} s")
         print(f"\n{experiment.table(result)}\n", flush=True)
+
+
+def write(name: str, result: dict[str, Any], path: Path) -> None:
+    """Put one experiment into the report; the others there stay as they are."""
+    report = json.loads(path.read_text()) if path.exists() else {"experiments": {}}
+    report["experiments"][name] = result
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def stamp(context: Context) -> dict[str, Any]:
+    """When, on what, with which seed: what a result needs to be compared with another."""
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "quick": context.quick,
         "seed": context.seed,
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "experiments": experiments,
     }
 
 

@@ -170,13 +170,13 @@ class OrcaManager(BlockManager):
     def free(self, sequence: Sequence) -> None:
         """The region stays with its group until that has ended."""
         group = sequence.group
-        region = self.regions.pop(sequence, None)
         sequence.block_table = []
-        if region is not None:
-            self._spare[group].append(region)
-        if group.is_finished:
-            for spare in self._spare.pop(group, ()):
-                self.buddy.give_back(spare.address)
+        regions = [self.regions.pop(sequence)] if sequence in self.regions else []
+        if not group.is_finished:
+            self._spare[group] += regions
+            return
+        for region in (*regions, *self._spare.pop(group, ())):
+            self.buddy.give_back(region.address)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         held = [*self.regions.values(), *(region for spare in self._spare.values() for region in spare)]

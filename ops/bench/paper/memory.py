@@ -20,7 +20,7 @@ from worker.engine.engine import Engine
 
 PARTS = ("token states", "reserved", "internal fragmentation", "external and other")
 SECONDS = {"ShareGPT": 600.0, "Alpaca": 120.0}
-QUICK_SECONDS = {"ShareGPT": 150.0, "Alpaca": 20.0}
+QUICK_SECONDS = {"ShareGPT": 60.0, "Alpaca": 6.0}
 
 
 @dataclass(slots=True)

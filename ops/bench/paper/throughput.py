@@ -136,24 +136,24 @@ def unloaded(case: Case) -> float:
 
 def cases(context: Context, fitted: Profile) -> list[Case]:
     """All curves; the longest runs first, so that processes end together."""
-    scale = 0.1 if context.quick else 1.0
+    scale = 0.2 if context.quick else 1.0
     seed = context.seed
     result = []
     systems = (*ALLOCATORS, FASTER_TRANSFORMER)
-    for trace, seconds in (("ShareGPT", 600.0), ("Alpaca", 120.0)):
+    for trace, seconds in (("ShareGPT", 300.0), ("Alpaca", 60.0)):
         for system in systems:
             result.append(Case("12", system, trace, OPT_13B, seconds * scale, seed=seed))
-    result += [Case("17", system, "chatbot", OPT_13B, 400 * scale, seed=seed) for system in ALLOCATORS]
-    for trace, seconds in (("ShareGPT", 1800.0), ("Alpaca", 600.0)):
+    result += [Case("17", system, "chatbot", OPT_13B, 300 * scale, seed=seed) for system in ALLOCATORS]
+    for trace, seconds in (("ShareGPT", 1200.0), ("Alpaca", 300.0)):
         for system in ALLOCATORS:
             result.append(Case("12, fitted", system, trace, fitted, seconds * scale, seed=seed))
     for system in (QUIRE, ORACLE):
         for count in (2, 4, 6):
-            result.append(Case("14", system, "Alpaca", OPT_13B, 60 * scale, sampling={"n": count}, seed=seed))
+            result.append(Case("14", system, "Alpaca", OPT_13B, 40 * scale, sampling={"n": count}, seed=seed))
             beam = {"beam_width": count}
-            result.append(Case("14", system, "Alpaca", OPT_13B, 30 * scale, sampling=beam, seed=seed))
+            result.append(Case("14", system, "Alpaca", OPT_13B, 20 * scale, sampling=beam, seed=seed))
         for prefix in (80, 341):
-            result.append(Case("16", system, "WMT16", OPT_13B, 100 * scale, prefix=prefix, seed=seed))
+            result.append(Case("16", system, "WMT16", OPT_13B, 60 * scale, prefix=prefix, seed=seed))
     return result
 
 

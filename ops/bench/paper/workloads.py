@@ -86,11 +86,11 @@ def chatbot_lengths(count: int, seed: int) -> list[tuple[int, int]]:
     """Prompts of conversations (section 6.5): all former rounds and the new message, cut to the last 1,024 tokens; at
     most 1,024 tokens are generated.
 
-    The number of former rounds is geometric with mean 3: ShareGPT's conversations have several rounds, and the paper
+    The number of former rounds is geometric with mean 5: ShareGPT's conversations have several rounds, and the paper
     says that most prompts are cut.
     """
     random = np.random.default_rng([seed, 3])
-    rounds = random.geometric(0.25, count) - 1
+    rounds = random.geometric(1 / 6, count) - 1
     pairs = lengths(SHAREGPT, int(rounds.sum()) + count, seed)
     result, at = [], 0
     for former in rounds:
