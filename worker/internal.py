@@ -18,7 +18,7 @@ from aiohttp import web
 
 from shared.broker import WORKER_TTL_S
 from worker.engine.engine import Engine
-from worker.engine.usage import block_map, usage
+from worker.engine.usage import snapshot, usage
 from worker.engine_loop import EngineGone, EngineLoop
 from worker.metrics import CONTENT_TYPE_LATEST, EngineMetrics
 
@@ -116,8 +116,9 @@ class InternalServer:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def blocks(self, request: web.Request) -> web.Response:
-        found = await self._ask(block_map)
-        return web.Response(body=await asyncio.to_thread(_dump, found), content_type="application/json")
+        found = await self._ask(snapshot)
+        body = await asyncio.to_thread(lambda: _dump(found.render()))
+        return web.Response(body=body, content_type="application/json")
 
     async def _ask(self, function: Callable[[Engine], T]) -> T:
         """What the function says of the engine. Raises Unavailable."""

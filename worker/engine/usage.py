@@ -1,10 +1,10 @@
-"""What the engine holds between two steps, in numbers (`usage`) and block by block (`block_map`). Reads, never changes.
+"""What the engine holds between two steps, in numbers (`usage`) and block by block (`snapshot`). Reads, never changes.
 
     slots of the blocks in use:  | filled                    | promised              | waste               |
                                    K and V are in the cache    of tokens that are      of no token yet; less than
                                                                known, not computed     one block per sequence
 
-Call both on the engine's thread. The work is linear in the entries of all block tables.
+Call both on the engine's thread. The work is linear in the entries of all block tables, and in C for the most of it.
 """
 
 from __future__ import annotations
@@ -114,53 +114,103 @@ def usage(engine: Engine) -> Usage:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """A sequence as it was: copies of what changes."""
+
+    request_id: str
+    choice: int
+    state: str
+    priority: int
+    num_tokens: int
+    num_computed: int
+    num_filled: int
+    block_table: list[int]
+    host_table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSnapshot:
+    """All that `block_map` shows, taken at one moment. Rendering it takes longer, and may happen on any thread."""
+
+    usage: Usage
+    refs: list[int]
+    known: set[int]  # what the prefix cache can find: full blocks, in use or not
+    pinned: list[tuple[list[int], int]]  # blocks and tokens of each pinned prefix
+    sequences: list[_Tables]
+
+    def render(self) -> dict[str, Any]:
+        """Every block that is not free, with its owners, and every sequence with its tables. JSON can hold it."""
+        size = self.usage.block_size
+        owners: dict[int, list[str]] = {}
+        filled: dict[int, int] = {}
+        for one in self.sequences:
+            name = f"{one.request_id}/{one.choice}"
+            for block, slots in _by_block(one.block_table, one.num_filled, size):
+                owners.setdefault(block, []).append(name)
+                filled[block] = max(slots, filled.get(block, 0))
+        for table, num_tokens in self.pinned:
+            for block, slots in _by_block(table, num_tokens, size):
+                filled[block] = max(slots, filled.get(block, 0))
+        pinned = {block for table, _ in self.pinned for block in table}
+        return {
+            "block_size": size,
+            "num_blocks": self.usage.blocks_total,
+            "num_free": self.usage.blocks_free,
+            "blocks": [
+                {
+                    "id": block,
+                    "refs": self.refs[block],
+                    "filled": filled.get(block, size),
+                    "sequences": owners.get(block, []),
+                    "shared": len(owners.get(block, ())) > 1,
+                    "cached": block in self.known,
+                    "pinned": block in pinned,
+                }
+                for block in sorted({*owners, *pinned, *self.known})
+            ],
+            "sequences": [
+                {
+                    "request": one.request_id,
+                    "choice": one.choice,
+                    "state": one.state,
+                    "priority": one.priority,
+                    "tokens": one.num_tokens,
+                    "computed": one.num_computed,
+                    "blocks": one.block_table,
+                    "host_blocks": one.host_table,
+                }
+                for one in self.sequences
+            ],
+            "usage": asdict(self.usage),
+        }
+
+
+def snapshot(engine: Engine) -> BlockSnapshot:
+    """The tables of all unfinished sequences, and who owns which block."""
+    blocks = engine.scheduler.blocks
+    sequences = [
+        _Tables(
+            group.request_id,
+            sequence.choice,
+            group.state.value,
+            group.priority,
+            len(sequence.token_ids),
+            sequence.num_computed,
+            _num_filled(sequence),
+            sequence.block_table.copy(),
+            sequence.host_table.copy(),
+        )
+        for group in engine.scheduler.all_groups()
+        for sequence in group.unfinished
+    ]
+    pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
+    return BlockSnapshot(usage(engine), blocks.refs.copy(), set(blocks._hash_of), pinned, sequences)
+
+
 def block_map(engine: Engine) -> dict[str, Any]:
-    """Every block that is not free, with its owners, and every sequence with its tables. JSON can hold it."""
-    blocks, size = engine.scheduler.blocks, engine.limits.block_size
-    sequences = [sequence for group in engine.scheduler.all_groups() for sequence in group.unfinished]
-    owners: dict[int, list[str]] = {}
-    filled: dict[int, int] = {}
-    for sequence in sequences:
-        for block, slots in _by_block(sequence.block_table, _num_filled(sequence), size):
-            owners.setdefault(block, []).append(_name(sequence))
-            filled[block] = max(slots, filled.get(block, 0))
-    pinned: set[int] = set()
-    for prefix in blocks.pinned:
-        pinned.update(prefix.blocks)
-        for block, slots in _by_block(prefix.blocks, prefix.num_tokens, size):
-            filled[block] = max(slots, filled.get(block, 0))
-    known = blocks._hash_of  # what the prefix cache can find: full blocks, in use or not
-    return {
-        "block_size": size,
-        "num_blocks": blocks.num_blocks,
-        "num_free": blocks.num_free - blocks.num_cached,
-        "blocks": [
-            {
-                "id": block,
-                "refs": blocks.refs[block],
-                "filled": filled.get(block, size),
-                "sequences": owners.get(block, []),
-                "shared": len(owners.get(block, [])) > 1,
-                "cached": block in known,
-                "pinned": block in pinned,
-            }
-            for block in sorted({*owners, *pinned, *known})
-        ],
-        "sequences": [
-            {
-                "request": sequence.group.request_id,
-                "choice": sequence.choice,
-                "state": sequence.group.state.value,
-                "priority": sequence.group.priority,
-                "tokens": len(sequence.token_ids),
-                "computed": sequence.num_computed,
-                "blocks": list(sequence.block_table),
-                "host_blocks": list(sequence.host_table),
-            }
-            for sequence in sequences
-        ],
-        "usage": asdict(usage(engine)),
-    }
+    """What `/debug/blocks` shows."""
+    return snapshot(engine).render()
 
 
 def _num_filled(sequence: Sequence) -> int:
@@ -189,7 +239,3 @@ def _by_block(table: list[int], num_tokens: int, size: int) -> Iterator[tuple[in
     """Each block of a table with the slots of it that are filled."""
     for index, block in enumerate(table):
         yield block, min(size, max(0, num_tokens - index * size))
-
-
-def _name(sequence: Sequence) -> str:
-    return f"{sequence.group.request_id}/{sequence.choice}"
