@@ -185,7 +185,7 @@ def test_quick_memory_and_batch_print_tables_and_write_json_and_plots(tmp_path, 
     assert main(["--quick", "--only", "memory,batch", "--jobs", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "paper.json").read_text())
     assert set(report["experiments"]) == {"memory", "batch"}
-        for name, experiment in report["experiments"].items():
+    for name, experiment in report["experiments"].items():
         assert experiment["seed"] == 0
         assert experiment["machine"]["cores"] >= 1
         assert {Path(file).suffix for file in experiment["files"]} == {".png", ".svg"}

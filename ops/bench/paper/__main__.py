@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(names: list[str], context: Context, folder: Path) -> None:
-    """Run experiments in order; print the table of each, draw its plot and write it into the report when it has ended."""
+    """Run experiments in order: print the table of each, draw its plot, write it into the report."""
     for index, name in enumerate(names):
         experiment = EXPERIMENTS[name]
         context.name = name
