@@ -1,8 +1,8 @@
 """Attention of one step: which tokens go to which kernel, planned at the first layer and kept for the others.
 
-A step of as many tokens as sequences is decoding: every token is a row of `decode`. In any other step sequences with one
-query are rows, and the others are tiles of `prefill`, in a launch of their own; those that begin with this step may be
-handed their keys and values directly. Which is which is decided on the device.
+A step of as many tokens as sequences is decoding: every token is a row of `decode`. In any other step sequences with
+one query are rows, and the others are tiles of `prefill`, in a launch of their own; those that begin with this step may
+be handed their keys and values directly. Which is which is decided on the device.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Ids, slots, positions and blocks against their tables. Each check waits for the device: for tests and for debugging."""
+"""Ids, slots, positions and blocks against their tables. Each check waits for the device: for tests and debugging."""
 
 import torch
 from torch import Tensor

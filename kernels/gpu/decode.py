@@ -1,7 +1,7 @@
 """Attention of decode rows: a persistent grid over the chunks of a plan, and a sum over the chunks of a row.
 
-The query heads of a group are one tile of at least 16 rows, so that keys are loaded once for the group and multiplied by
-matrix instructions; the padding costs nothing, since the cache's bandwidth sets the pace.
+The query heads of a group are one tile of at least 16 rows, so that keys are loaded once for the group and multiplied
+by matrix instructions; the padding costs nothing, since the cache's bandwidth sets the pace.
 """
 
 import torch
@@ -79,9 +79,7 @@ def decode_kernel(
             at = page_rows(table, token, token < end, block_stride, D, BLOCK_SIZE, True)
             k = load_tile(keys, at, token < end, D, PADDED_D, True, True)
             v = load_tile(values, at, token < end, D, PADDED_D, True, False)
-            most, total, mixed = fold(
-                queries, k, v, (token < end)[None, :], most, total, mixed, scale, True, PRECISION
-            )
+            most, total, mixed = fold(queries, k, v, (token < end)[None, :], most, total, mixed, scale, True, PRECISION)
 
         result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
         if slot < 0:
@@ -105,7 +103,7 @@ def reduce_kernel(
     PIECES: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Weighs the partial results of a row by their share of the softmax. grid (T, HEADS); a row of one chunk is done."""
+    """Weighs the partial results of a row by their share of the softmax. grid (T, HEADS). One chunk needs no sum."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pieces = tl.load(rows + row * FIELDS + 6)
     if pieces <= 1:
@@ -120,9 +118,7 @@ def reduce_kernel(
         inside = piece < pieces
         place = (first + piece) * HEADS + head
         log = tl.load(partial_log + place, mask=inside, other=float("-inf"))
-        values = tl.load(
-            partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0
-        )
+        values = tl.load(partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
         new_most = tl.maximum(most, tl.max(log, axis=0))  # finite: every chunk has a key
         weights = tl.exp2(log - new_most)
         shrink = tl.exp2(most - new_most)

@@ -1,4 +1,4 @@
-"""`decoder_layers` of the Triton kernels: the plan of the attention is made once, and keys of new prompts stay at hand."""
+"""`decoder_layers` of the Triton kernels: attention is planned once, and the keys of new prompts stay at hand."""
 
 import torch
 from torch import Tensor

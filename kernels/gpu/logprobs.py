@@ -16,9 +16,9 @@ BLOCK = 4096
 
 @triton.jit(do_not_specialize=["vocabulary"])
 def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.constexpr):
-    """logits [R, vocabulary] -> the largest logit [R] float32 and log(sum(exp(logit - largest))) [R] float64. grid (R,).
+    """logits [R, vocabulary] -> the largest logit [R] float32, log(sum(exp(logit - largest))) [R] float64. grid (R,).
 
-    The terms equal to 1 are counted apart: where one logit has nearly all of the mass, the rest would be lost in the sum.
+    The terms equal to 1 are counted apart: where one logit has nearly all of the mass, the rest would be lost.
     """
     row = logits + tl.program_id(0).to(tl.int64) * vocabulary
     largest = row_largest(row, vocabulary, BLOCK)

@@ -1,15 +1,12 @@
 """Penalties on the logits of tokens that a sequence has seen; the rest of a row is not touched."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["vocabulary"])
-def penalties_kernel(
-    logits, starts, ids, counts, repetition, presence, frequency, vocabulary, BLOCK: tl.constexpr
-):
+def penalties_kernel(logits, starts, ids, counts, repetition, presence, frequency, vocabulary, BLOCK: tl.constexpr):
     """In place on logits [R, vocabulary]; see `penalise`. grid (R,)."""
     row = tl.program_id(0)
     at = logits + row.to(tl.int64) * vocabulary
@@ -38,9 +35,9 @@ def penalise(
     """Changes logits [R, V] float32 in place.
 
     ids [n] int32: the tokens that each row has seen, those of row r at starts[r]..starts[r + 1] (starts [R + 1] int32),
-    none twice in a row; counts [n] int32: how often each was drawn, 0 if it is in the prompt only. repetition, presence,
-    frequency [R] float32. The repetition penalty (Hugging Face: positive logits are divided, others multiplied) holds
-    for all, the others (OpenAI) for drawn ones: logit -= presence + frequency * count.
+    none twice in a row; counts [n] int32: how often each was drawn, 0 if it is in the prompt only. repetition,
+    presence, frequency [R] float32. The repetition penalty (Hugging Face: positive logits are divided, others
+    multiplied) holds for all, the others (OpenAI) for drawn ones: logit -= presence + frequency * count.
     """
     rows, vocabulary = logits.shape
     if rows:

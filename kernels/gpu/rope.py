@@ -31,11 +31,11 @@ def rope_and_cache_kernel(
     KEEP_K: tl.constexpr,  # write the rotated k back into qkv too, for attention without the cache
     FP8: tl.constexpr,
 ):
-    """qkv [T, (HEADS + 2 KV_HEADS) * D]; cos_sin [max_position, D] float32, cosines then sines; slots [T], -1: not kept.
+    """qkv [T, (HEADS + 2 KV_HEADS) * D]; cos_sin [max_position, D] float32: cosines, sines; slots [T], -1: not kept.
 
     q_out [T, HEADS, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D] of qkv's type, or float8e4nv holding value / scale,
-    saturated. grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis here. A slot outside
-    the cache is not written, a position outside the table is clamped into it. int64 offsets.
+    saturated. grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis. A slot outside the
+    cache is not written, a position outside the table is clamped into it. int64 offsets.
     """
     act = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,7 @@
 """Kernels that go over rows: norms, the gated activation, the embedding.
 
-One program per row, or per part of one; a row is read once and written once, so the memory sets the pace. Sums are taken
-in float32, results rounded where kernels/ops.py says.
+One program per row, or per part of one; a row is read once and written once, so the memory sets the pace. Sums are
+taken in float32, results rounded where kernels/ops.py says.
 """
 
 import triton

@@ -54,7 +54,8 @@ def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISI
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_most = tl.maximum(most, tl.max(scores, axis=1))
-    if MASKED:  # a row that has seen nothing yet: infinity minus itself would be NaN
+    if MASKED:  # noqa: SIM108
+        # a row that has seen nothing yet: infinity minus itself would be NaN
         base = tl.where(new_most == float("-inf"), 0.0, new_most)
     else:
         base = new_most

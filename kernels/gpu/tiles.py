@@ -1,8 +1,8 @@
 """Tile sizes of the attention kernels, from a table by shape: nothing is tuned while serving.
 
-The numbers aim at an H200: 132 multiprocessors, 228 KB of shared memory each. Decoding streams the cache, so what counts
-is bytes in flight: `stages` tiles of keys and of values for each of `per_sm` programs. Prefill is bound by the tensor
-cores, so what counts is the number of rows that share a tile of keys.
+The numbers aim at an H200: 132 multiprocessors, 228 KB of shared memory each. Decoding streams the cache, so what
+counts is bytes in flight: `stages` tiles of keys and of values for each of `per_sm` programs. Prefill is bound by the
+tensor cores, so what counts is the number of rows that share a tile of keys.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,10 @@
-"""Every implementation that this machine runs, at every instruction-set level and in every type, as one fixture."""
+"""Every implementation that this machine runs, at every instruction-set level and in every type, as one fixture.
+
+The Triton kernels run on a CUDA device where there is one, in every type, and else in Triton's interpreter, which is
+slow and multiplies matrices of bfloat16 wrongly: there they run with `-m soak`.
+"""
+
+import importlib.util
 
 import pytest
 import torch
@@ -6,17 +12,38 @@ import torch
 import kernels
 from kernels.cpu.library import LEVELS
 
+ON_CUDA = torch.cuda.is_available()
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON and not ON_CUDA:
+    # Read when functions are decorated, Triton's own among them; so it must not have been imported before.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        import kernels.gpu
+    import triton
+
+    HAS_TRITON = not isinstance(triton.language.sum, triton.JITFunction)
+TRITON_DTYPES = () if not HAS_TRITON else (torch.float32, torch.float16) + ((torch.bfloat16,) if ON_CUDA else ())
+
 
 def implementations() -> list:
     found = [pytest.param(("reference", "", dtype), id=f"reference-{dtype}") for dtype in LEVELS]
     for dtype, levels in LEVELS.items():
         found += [pytest.param(("cpu", level.name, dtype), id=f"cpu-{level.name}") for level in levels]
+    found += [pytest.param(("triton", "", dtype), id=f"triton-{dtype}") for dtype in TRITON_DTYPES]
     return found
 
 
 def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     if kind == "reference":
         return kernels.ReferenceOps("cpu", dtype)
+    if kind == "triton":
+        from kernels.gpu import TritonOps
+
+        if ON_CUDA:
+            torch.set_default_device("cuda")  # where tests make their tensors; `seed` undoes it
+        else:
+            monkeypatch.setenv("TRITON_INTERPRET", "1")
+        return TritonOps("cuda" if ON_CUDA else "cpu", dtype, check_ids=True)
     monkeypatch.setenv("KERNELS_CPU_ISA", level)
     try:
         ops = kernels.CpuOps(dtype)
@@ -38,8 +65,17 @@ def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def seed():
     torch.manual_seed(7)
+    yield
+    torch.set_default_device(None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the interpreter runs is for `-m soak`: minutes."""
+    for item in [] if ON_CUDA else items:
+        if "triton-" in item.name:
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -7,12 +7,17 @@ from torch import Tensor
 
 
 def assert_close(actual: Tensor, exact: Tensor, scale: Tensor | float = 1.0, rounds: int = 1) -> None:
-    """`scale` is the size of the terms that were added; bf16 results may be rounded `rounds` times."""
-    relative = rounds * 2.0**-8 if actual.dtype == torch.bfloat16 else 0.0
+    """`scale` is the size of the terms that were added; 16-bit results may be rounded `rounds` times."""
+    relative = rounds * {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(actual.dtype, 0.0)
     difference = (actual.double() - exact).abs()
     allowed = relative * exact.abs() + 1e-5 * scale + 1e-30
     worst = (difference / allowed).max().item() if difference.numel() else 0.0
     assert worst <= 1.0, f"{worst:.2f} times the allowed difference (NaN: {actual.isnan().any().item()})"
+
+
+def slack(dtype: torch.dtype, bf16: float) -> float:
+    """A factor for `scale` where values are rounded on the way, from what bf16 needs; float16 is 8 times finer."""
+    return {torch.bfloat16: bf16, torch.float16: max(1.0, bf16 / 8)}.get(dtype, 1.0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

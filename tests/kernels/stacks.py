@@ -38,9 +38,9 @@ def make_layers(ops: kernels.Ops, windows: list[int], norms: bool, biases: bool)
 
 def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     caches = [ops.alloc_kv_cache(BLOCKS, KV_HEADS, BLOCK, D) for _ in range(count)]
-    generator = torch.Generator().manual_seed(0)  # each call makes the same
+    generator = torch.Generator("cpu").manual_seed(0)  # each call makes the same
     for cache in (cache for pair in caches for cache in pair):
-        cache.copy_(torch.randn(cache.shape, generator=generator).to(ops.dtype))
+        cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(ops.dtype))
     return caches
 
 

@@ -12,7 +12,7 @@ SRC, DST = [3, 19, 0, 3], [4, 1, 18, 7]  # one block may be copied to several
 
 
 def ids(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def plain(ops: kernels.Ops, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -69,8 +69,8 @@ def test_many_random_swaps_keep_every_block(ops):
     """A permutation of all blocks, done by way of host memory, and then the caches as a reader sees them."""
     stack, caches = make_stack(ops, [0, 0])
     before, host = plain(ops, caches), ops.alloc_host_blocks(stack, BLOCKS + 3)
-    there, back = torch.randperm(BLOCKS + 3)[:BLOCKS], torch.randperm(BLOCKS)
-    ops.swap_out(stack, host, torch.arange(BLOCKS), there)
+    there, back = (torch.randperm(n, device="cpu")[:BLOCKS] for n in (BLOCKS + 3, BLOCKS))
+    ops.swap_out(stack, host, torch.arange(BLOCKS, device="cpu"), there)
     ops.swap_in(stack, host, there, back)
     assert torch.equal(plain(ops, caches)[:, :, back], before)
 

@@ -220,5 +220,5 @@ def plain(delta: Delta) -> Delta:
 
 TestEngineUnderLoad = EngineUnderLoad.TestCase
 TestEngineUnderLoad.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

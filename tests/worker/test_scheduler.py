@@ -118,6 +118,18 @@ def test_nobody_is_displaced_where_it_would_not_help() -> None:
     assert "urgent" in ended(items)
 
 
+def test_blocks_that_a_lower_class_shares_with_the_urgent_one_help_only_once() -> None:
+    engine = make_engine(num_blocks=16, prefix_caching=True, max_num_batched_tokens=64)
+    shared = tuple(range(1, 25))
+    engine.add(request("first", (90,) * 16, ignore_eos=True), priority=0)
+    engine.add(request("low", (*shared, 30, 31), max_tokens=12, ignore_eos=True), priority=2)
+    steps(engine, 2)
+    engine.add(request("urgent", (*shared, *range(40, 61)), max_tokens=2), priority=0)
+    engine.step()
+    assert states(engine)["low"] is GroupState.RUNNING
+    run(engine)
+
+
 def test_within_a_class_the_first_come_is_the_first_served_and_higher_classes_go_first() -> None:
     engine = make_engine(max_num_seqs=1, max_num_batched_tokens=4)
     for name, priority in (("c", 2), ("b1", 1), ("a1", 0), ("b2", 1), ("a2", 0)):

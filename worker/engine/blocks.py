@@ -173,10 +173,12 @@ class BlockManager:
     def make_writable(self, sequence: Sequence, index: int) -> Copy | None:
         """Make the sequence the only owner of entry `index` of its table.
 
-        The copy that must be done first, if there were other owners; it takes a free block.
+        The copy that must be done first, if there were other owners; it takes a free block. The last owner writes in
+        place, and what the cache knew of the block is forgotten.
         """
         block = sequence.block_table[index]
         if self.refs[block] == 1:
+            self._forget(block)
             return None
         copy = Copy(block, self._take())
         self.refs[block] -= 1
@@ -355,7 +357,7 @@ class BlockManager:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            self._forget(block)
             self.counters.evictions += 1
         self.refs[block] = 1
         return block
@@ -364,6 +366,11 @@ class BlockManager:
         if not self.refs[block]:
             del self._cached[block]
         self.refs[block] += 1
+
+    def _forget(self, block: int) -> None:
+        """No longer find the block by its hash."""
+        if (key := self._hash_of.pop(block, None)) is not None:
+            del self._block_of[key]
 
     def _drop(self, block: int) -> None:
         self.refs[block] -= 1

@@ -443,6 +443,8 @@ class Scheduler:
         leader = group.unfinished[0]
         prefix = self.blocks.find_prefix(leader, self._goal(leader))
         needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._reserve_for(group)
+        # What the group would find in blocks of the lower ones is freed by them and taken by it.
+        needed += sum(1 for block in prefix.blocks if held[block] and self.blocks.refs[block] == held[block])
         rows = self.rows.num_free + sum(one.num_rows for one in lower)
         if needed > self.blocks.num_free + freed or group.num_rows > rows:
             return
