@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from shared.broker import StepCommit
 from shared.messages import GenerationRequest, Outcome, StepItem
 from worker.engine.engine import STANDARD, Engine
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
 

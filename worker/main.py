@@ -94,8 +94,8 @@ def build_engine(settings: WorkerSettings, name: str):  # type: ignore[no-untype
 
     import kernels
     from worker.engine.engine import Engine
+    from worker.engine.limits import EngineLimits
     from worker.engine.pacing import PrefillPacer
-    from worker.engine.scheduler import EngineLimits
     from worker.models.decoder import Decoder
     from worker.models.loader import resolve
 

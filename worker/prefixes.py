@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from shared.messages import MAX_SALT_LENGTH
 from shared.templates import ChatTemplate, TemplateFailure
 from worker.engine.engine import Engine
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
 

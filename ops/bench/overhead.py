@@ -1,4 +1,9 @@
-"""What a decode step costs beside the model: scheduling, block bookkeeping, building the batch, and its results.
+"""What a decode step costs beside the model.
+
+schedule   who runs, and new blocks where the last one is full
+batch      the inputs of the model, from the persistent arrays
+book       blocks that became full are hashed and made findable
+tokens     argmax, appending, ends, and an item for each request
 
 python -m ops.bench.overhead                       256 and 1,024 sequences
 python -m ops.bench.overhead --sequences 64,256
@@ -19,9 +24,10 @@ import torch
 
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 
 VOCAB = 32
+PARTS = ("schedule", "batch", "book", "sum of these", "tokens", "all")
 
 
 class NoCache:
@@ -68,11 +74,13 @@ def measure(sequences: int, steps: int, prompt: int = 161) -> dict[str, list[flo
         # Different lengths, so that blocks are filled at different times.
         ids = tuple((index * 7 + i) % VOCAB for i in range(prompt - index % 16))
         engine.add(GenerationRequest(str(index), "none", ids, params))
-    while len(engine.scheduler._decodes) < sequences:
+    while len(engine.scheduler.decodes) < sequences:
         engine.step()
     gc.collect()
     gc.freeze()
-    parts: dict[str, list[float]] = {"schedule": [], "batch": [], "results": [], "all": []}
+    parts: dict[str, list[float]] = {
+        name: [] for name in ("schedule", "batch", "book", "sum of these", "tokens", "all")
+    }
     clock = time.perf_counter
     for _ in range(steps):
         start = clock()
@@ -82,12 +90,16 @@ def measure(sequences: int, steps: int, prompt: int = 161) -> dict[str, list[flo
         built = clock()
         logits = engine.runner.model.forward(batch, engine.runner.kv_cache)
         forward = clock()
-        items = engine._commit(engine._book(step, logits))
+        sampled = engine._book(step, logits)
+        booked = clock()
+        items = engine._commit(sampled)
         end = clock()
         assert len(items) == sequences
         parts["schedule"].append(scheduled - start)
         parts["batch"].append(built - scheduled)
-        parts["results"].append(end - forward)
+        parts["book"].append(booked - forward)
+        parts["sum of these"].append(built - start + booked - forward)
+        parts["tokens"].append(end - booked)
         parts["all"].append(end - start - (forward - built))
     return parts
 
@@ -98,12 +110,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'sequences':>9}  {'part':10} {'median us':>10} {'p99 us':>8}")
+    print(f"{'sequences':>9}  {'part':12} {'median us':>10} {'p99 us':>8}")
     for count in map(int, args.sequences.split(",")):
         for name, seconds in measure(count, args.steps).items():
             ordered = sorted(seconds)
             p99 = ordered[int(0.99 * len(ordered))]
-            print(f"{count:9}  {name:10} {1e6 * statistics.median(ordered):10.0f} {1e6 * p99:8.0f}")
+            print(f"{count:9}  {name:12} {1e6 * statistics.median(ordered):10.0f} {1e6 * p99:8.0f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.models.batch import ForwardBatch
 
 VOCAB = 97

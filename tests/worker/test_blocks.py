@@ -90,7 +90,7 @@ class Blocks(RuleBasedStateMachine):
         assert free - self.blocks.num_free == needed
         self.write(sequence, prefix.num_tokens, len(tokens))
         sequence.num_computed = sequence.num_stored = len(tokens)
-        self.blocks.seal(sequence)
+        self.blocks.seal(sequence, sequence.num_computed)
         self.running.append(sequence)
 
     @precondition(lambda self: self.running)
@@ -111,7 +111,7 @@ class Blocks(RuleBasedStateMachine):
         sequence.token_ids.append(token)
         self.write(sequence, at, at + 1)
         sequence.num_computed = sequence.num_stored = at + 1
-        self.blocks.seal(sequence)
+        self.blocks.seal(sequence, sequence.num_computed)
 
     @precondition(lambda self: self.running)
     @rule(which=WHICH, cut=st.integers(0, 5))

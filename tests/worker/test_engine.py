@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.messages import StepItem
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:

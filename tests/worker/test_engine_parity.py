@@ -18,7 +18,7 @@ import kernels
 from shared.messages import SamplingParams
 from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.models.decoder import Decoder
 
 MAX_TOKENS = 16

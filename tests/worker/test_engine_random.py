@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from tests.worker.mock_model import alone, assert_idle, final, make_engine, request
 from worker.engine.engine import Engine
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 from worker.engine.sequence import GroupState
 
 MAX_MODEL_LEN = 48

@@ -7,7 +7,7 @@ import pytest
 from shared.messages import StepItem
 from tests.worker.mock_model import alone, continuation, final, make_engine, request, run, steps, text
 from worker.engine.engine import Engine
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 
 BLOCK = 4
 

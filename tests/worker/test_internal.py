@@ -18,7 +18,7 @@ from shared.messages import GenerationRequest, SamplingParams
 from tests.worker.mock_model import EOS, MockModel
 from worker import internal
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.engine_loop import EngineGone, EngineLoop
 from worker.internal import InternalServer, PortError, bind
 from worker.metrics import FAMILIES

@@ -11,8 +11,8 @@ import torch
 import kernels
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
 from worker.engine.pacing import PrefillPacer
-from worker.engine.scheduler import EngineLimits
 from worker.models.decoder import Decoder
 
 TARGET_S = 0.030

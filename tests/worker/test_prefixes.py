@@ -14,7 +14,7 @@ from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
 from tests.worker.mock_model import EOS, VOCAB, MockModel
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.engine.usage import usage
 from worker.prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
 

@@ -17,10 +17,10 @@ from transformers.generation import (
 
 import kernels
 from shared.messages import SamplingParams
+from worker.engine.limits import EngineLimits
 from worker.engine.randomness import uniform
 from worker.engine.rows import Rows
 from worker.engine.sampler import Sampler
-from worker.engine.scheduler import EngineLimits
 from worker.engine.sequence import Sequence, SequenceGroup
 
 VOCAB = 40

@@ -9,7 +9,7 @@ import pytest
 from shared.messages import StepItem
 from tests.worker.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
 from worker.engine.engine import Engine
-from worker.engine.scheduler import RequestRefused
+from worker.engine.limits import RequestRefused
 from worker.engine.sequence import GroupState
 
 

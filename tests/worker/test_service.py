@@ -15,7 +15,7 @@ from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, 
 from shared.redis_clients import command_client, pubsub_client
 from tests.worker.mock_model import EOS, MockModel, continuation
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.service import EngineDied, WorkerService
 
 MODEL = "mock"

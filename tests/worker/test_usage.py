@@ -11,7 +11,7 @@ import pytest
 from shared.messages import GenerationRequest, SamplingParams
 from tests.worker.mock_model import EOS, MockModel
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.engine.usage import Usage, block_map, usage
 
 SIZE = 4

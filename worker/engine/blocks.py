@@ -129,6 +129,10 @@ class BlockManager:
     def num_pinned(self) -> int:
         return len({block for prefix in self.pinned for block in prefix.blocks})
 
+    def known(self) -> set[int]:
+        """Blocks that the prefix cache finds, in use or not."""
+        return set(self._hash_of)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
@@ -234,12 +238,12 @@ class BlockManager:
         sequence.num_stored = prefix.num_tokens
         sequence.num_sealed = prefix.num_tokens // self.block_size
 
-    def seal(self, sequence: Sequence) -> None:
-        """Make the full and computed blocks of the sequence findable. One that is known already stays with its first
-        owner."""
+    def seal(self, sequence: Sequence, num_computed: int) -> None:
+        """Make the full blocks of the sequence's first `num_computed` tokens findable. One that is known already stays
+        with its first owner."""
         if not self.prefix_caching:
             return
-        full = sequence.num_computed // self.block_size
+        full = num_computed // self.block_size
         for index in range(sequence.num_sealed, full):
             key, block = self._hash(sequence, index), sequence.block_table[index]
             if key not in self._block_of and block not in self._hash_of:
@@ -332,7 +336,7 @@ class BlockManager:
             self._free_host_table(sequence)
             # The copies come before anything is read: what they bring back may be found at once.
             sequence.num_sealed = 0
-            self.seal(sequence)
+            self.seal(sequence, sequence.num_computed)
         self.counters.swapped_in += len(copies)
         return copies
 

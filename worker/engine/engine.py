@@ -6,7 +6,9 @@ order. Requests of which the best of several sequences are wanted (best_of, beam
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as SequenceOf
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +20,14 @@ from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, S
 from shared.stopping import StopStringFilter
 from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
+from worker.engine.integrity import check_scheduler
+from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
-from worker.engine.scheduler import EngineLimits, RequestRefused, Scheduler, Step
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, SequenceGroup
+from worker.engine.step import Active, Step
 
 _new = tuple.__new__
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
@@ -38,11 +43,20 @@ class Completion(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The sequences whose next token a step gives, and where their logits and parameters are."""
+    """The sequences whose next token a step gives, and their logits."""
 
-    sequences: list[Sequence]
-    rows: np.ndarray  # int64 [R], of the persistent arrays
+    active: Active
     logits: torch.Tensor  # float32 [R, V]
+
+
+class _Deltas(dict[int, tuple[Delta]]):
+    """What a step adds to a request with one sequence: a token. Made once for each token, and not in every step."""
+
+    def __missing__(self, token: int) -> tuple[Delta]:
+        if len(self) >= 1 << 16:
+            self.clear()
+        made = self[token] = (Delta(0, (token,), None, None, None),)
+        return made
 
 
 class Engine:
@@ -84,6 +98,7 @@ class Engine:
         self._is_eos[[token for token in eos_token_ids if token < self.vocab_size]] = True
         self._arrivals = 0
         self._stops: dict[Sequence, StopWatch] = {}
+        self._deltas = _Deltas()
 
     # --- requests in --------------------------------------------------------------------------------------------------
 
@@ -177,11 +192,10 @@ class Engine:
         self.num_steps += 1
         self.num_decode_tokens += len(step.decodes)
         self.num_prefill_tokens += step.num_prefill_tokens
-        sequences, rows = step.decodes, step.rows
-        self._seal_decodes(sequences, rows)
+        self._seal_decodes(step.decodes)
         if not step.chunks:
-            return Sampled(sequences, rows, logits)
-        sequences = [*sequences]
+            return Sampled(step.decodes, logits)
+        sequences = [*step.decodes.sequences]
         sources = list(range(len(sequences)))
         at = len(sequences)
         for chunk in step.chunks:
@@ -189,7 +203,7 @@ class Engine:
             sequence.num_computed += chunk.num_tokens
             sequence.num_stored = max(sequence.num_stored, sequence.num_computed)
             if not sequence.group.beams or not sequence.num_output_tokens:
-                self.scheduler.blocks.seal(sequence)
+                self.scheduler.blocks.seal(sequence, sequence.num_computed)
             group = sequence.group
             ready = []
             if chunk.is_sampled:
@@ -208,15 +222,15 @@ class Engine:
                     self.scheduler.begin_decoding(beam)
         if sources != list(range(at)):
             logits = logits[sources]
-        return Sampled(sequences, np.array([sequence.row for sequence in sequences], dtype=np.int64), logits)
+        return Sampled(Active.of(sequences), logits)
 
-    def _seal_decodes(self, sequences: list[Sequence], rows: np.ndarray) -> None:
+    def _seal_decodes(self, decodes: Active) -> None:
         """Let the prefix cache know the blocks that this step's decodes have filled."""
-        full = np.flatnonzero((self.rows.lengths[rows] % self.limits.block_size == 0) & ~self.rows.is_beam[rows])
-        for index in full:
-            sequence = sequences[index]
-            sequence.num_computed = len(sequence.token_ids)
-            self.scheduler.blocks.seal(sequence)
+        lengths = self.rows.lengths[decodes.rows]
+        full = np.flatnonzero((lengths % self.limits.block_size == 0) & ~self.rows.is_beam[decodes.rows])
+        for index in full.tolist():
+            sequence = decodes.sequences[index]
+            self.scheduler.blocks.seal(sequence, len(sequence.token_ids))
 
     def _ready(self, sequence: Sequence) -> list[Sequence]:
         """Who draws from the logits of a sequence whose chunks are all computed."""
@@ -230,60 +244,60 @@ class Engine:
     def _commit(self, sampled: Sampled) -> list[StepItem]:
         """Draw, append, finish what ends here, and say what is new."""
         items: list[StepItem] = []
-        is_beam = self.rows.is_beam[sampled.rows]
+        is_beam = self.rows.is_beam[sampled.active.rows]
         if is_beam.any():
             searching, sampled = _split(sampled, is_beam)
             for group, part in _by_group(searching):
                 if best := self._search(group, part):
                     items.append(self._item(group, best))
-        if sampled.sequences:
+        if sampled.active:
             self._draw(sampled, items)
         return items
 
     def _draw(self, sampled: Sampled, items: list[StepItem]) -> None:
         """One token for each sequence, and one item for each group that streams or ends."""
-        sequences, at, logits = sampled
+        active, logits = sampled
+        sequences, at = active.sequences, active.rows
         tokens = self.sampler.sample(logits, at, sequences)
         rows = self.rows
         lengths = rows.lengths[at] + 1
         rows.lengths[at] = lengths
         rows.last_tokens[at] = tokens
-        is_eos = self._is_eos[tokens] & ~rows.ignores_eos[at]
-        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (lengths >= rows.max_lengths[at]))
         drawn = tokens.tolist()
-        for sequence, token in zip(sequences, drawn, strict=True):
-            token_ids = sequence.token_ids
-            sequence.num_computed = len(token_ids)
-            token_ids.append(token)
+        # A loop without Python's: of what a step costs, this and the items below grow with the sequences.
+        deque(map(list.append, active.token_ids, drawn), maxlen=0)
         for index in np.flatnonzero(rows.is_adjusted[at]):
             if (counts := sequences[index].output_counts) is not None:
                 counts[drawn[index]] += 1
-        several: dict[SequenceGroup, list[Delta]] = {}
-        for index in ending:
-            sequence = sequences[index]
-            if self._is_over(sequence, drawn[index]) and not sequence.group.is_streamed and sequence.group.is_finished:
-                several[sequence.group] = _best(sequence.group)
-        # The ordinary case, one sequence that goes on, is most of what a step costs: tuples are made without a detour.
-        for sequence, token in zip(sequences, drawn, strict=True):
-            group = sequence.group
-            if group.is_single and sequence.finish_reason is None:
-                delta = _new(Delta, (0, (token,), None, None, None))
-                items.append(_new(StepItem, (group.request_id, group.num_emitted, (delta,), None)))
-                group.num_emitted += 1
-            elif group.is_streamed:
-                delta = Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
-                several.setdefault(group, []).append(delta)
-        for group, deltas in several.items():
-            items.append(self._item(group, deltas))
+        is_eos = self._is_eos[tokens] & ~rows.ignores_eos[at]
+        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (lengths >= rows.max_lengths[at]))
+        over = [index for index in ending.tolist() if self._is_over(sequences[index], drawn[index])]
+        if active.are_single:
+            starts = (lengths - rows.prompt_lengths[at] - 1).tolist()
+            deltas = map(self._deltas.__getitem__, drawn)
+            fields = zip(active.request_ids, starts, deltas, repeat(None))
+            plain: list[StepItem] = list(map(_new, repeat(StepItem), fields))
+            for index in over:
+                plain[index] = self._item(sequences[index].group, [_delta(sequences[index])])
+            items += plain
+            return
+        new: dict[SequenceGroup, list[Delta]] = {}
+        for sequence in sequences:
+            if sequence.group.is_streamed:
+                new.setdefault(sequence.group, []).append(_delta(sequence))
+        for group in dict.fromkeys(sequences[index].group for index in over):
+            if not group.is_streamed and group.is_finished:
+                new[group] = _best(group)
+        for group, made in new.items():
+            items.append(self._item(group, made))
 
     def _item(self, group: SequenceGroup, deltas: list[Delta]) -> StepItem:
         """What is new of a group; the last of it if the group has ended."""
         outcome = _outcome(group, deltas) if group.is_finished else None
-        item = StepItem(group.request_id, group.num_emitted, tuple(deltas), outcome)
-        group.num_emitted = item.end
+        start = group.num_emitted - len(deltas) if group.is_streamed else 0
         if outcome is not None:
             self._forget(group)
-        return item
+        return StepItem(group.request_id, start, tuple(deltas), outcome)
 
     def _is_over(self, sequence: Sequence, token: int) -> bool:
         """Whether a sequence ends with the token that it has just drawn. Then it is let go of."""
@@ -305,14 +319,12 @@ class Engine:
 
     def _search(self, group: SequenceGroup, sampled: Sampled) -> list[Delta]:
         """One step of a beam search; its results, if it ends here."""
-        search, beams = group.beams, sampled.sequences
+        search, beams = group.beams, sampled.active.sequences
         assert search is not None
         if len(beams) < len(group.unfinished):
             raise AssertionError("the beams of a group are not in step")
         count = min(search.num_candidates, self.vocab_size)
-        logprobs, token_ids = self.sampler.top_logprobs(sampled.logits, sampled.rows, beams, count)
-        for beam in beams:
-            beam.num_computed = beam.num_stored = len(beam.token_ids)
+        logprobs, token_ids = self.sampler.top_logprobs(sampled.logits, sampled.active.rows, beams, count)
         going_on = search.advance(logprobs, token_ids, [beam.output for beam in beams])
         if going_on is None:
             for beam in beams:
@@ -354,7 +366,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise unless all bookkeeping agrees."""
-        self.scheduler.check_integrity()
+        check_scheduler(self.scheduler)
         known = {id(group) for group in self.groups.values()}
         held = {id(group) for group in self.scheduler.all_groups()}
         assert known == held, "scheduler and engine disagree on what is unfinished"
@@ -389,19 +401,24 @@ def _split(sampled: Sampled, mask: np.ndarray) -> tuple[Sampled, Sampled]:
     for wanted in (mask, ~mask):
         at = np.flatnonzero(wanted)
         logits = sampled.logits if len(at) == len(mask) else sampled.logits[torch.from_numpy(at)]
-        parts.append(Sampled([sampled.sequences[i] for i in at], sampled.rows[at], logits))
+        parts.append(Sampled(Active.of([sampled.active.sequences[i] for i in at]), logits))
     return parts[0], parts[1]
 
 
 def _by_group(sampled: Sampled) -> list[tuple[SequenceGroup, Sampled]]:
     """The part of each group. A group's sequences lie next to each other."""
-    groups = [sequence.group for sequence in sampled.sequences]
+    sequences = sampled.active.sequences
+    groups = [sequence.group for sequence in sequences]
     starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
-    parts = []
-    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
-        part = Sampled(sampled.sequences[start:end], sampled.rows[start:end], sampled.logits[start:end])
-        parts.append((groups[start], part))
-    return parts
+    return [
+        (groups[start], Sampled(Active.of(sequences[start:end]), sampled.logits[start:end]))
+        for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)
+    ]
+
+
+def _delta(sequence: Sequence) -> Delta:
+    """The token that a sequence has just drawn."""
+    return Delta(sequence.choice, (sequence.token_ids[-1],), sequence.finish_reason, sequence.matched_stop)
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:

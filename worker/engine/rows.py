@@ -13,7 +13,7 @@ import numpy as np
 from worker.engine.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
-    from worker.engine.scheduler import EngineLimits
+    from worker.engine.limits import EngineLimits
 
 
 class Rows:
@@ -25,6 +25,7 @@ class Rows:
         self.block_size = limits.block_size
         self.block_tables = np.zeros((count, columns), dtype=np.int32)
         self.lengths = np.zeros(count, dtype=np.int32)  # tokens that are known
+        self.prompt_lengths = np.zeros(count, dtype=np.int32)
         self.capacities = np.zeros(count, dtype=np.int32)  # slots of the blocks in the table
         # Whether the block that the next token is written into may have other owners.
         self.shares_tail = np.zeros(count, dtype=np.bool_)
@@ -61,6 +62,7 @@ class Rows:
         self.block_tables[row, : len(table)] = table
         self.capacities[row] = len(table) * self.block_size
         self.lengths[row] = len(sequence.token_ids)
+        self.prompt_lengths[row] = sequence.num_prompt_tokens
         self.last_tokens[row] = sequence.token_ids[-1]
         self.shares_tail[row] = False
         self.temperatures[row] = params.temperature

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from worker.engine.limits import EngineLimits
 from worker.engine.rows import Rows
-from worker.engine.scheduler import EngineLimits, Step
+from worker.engine.step import Step
 from worker.models.batch import ForwardBatch
 
 # A token that is computed but whose K and V are not written.
@@ -51,14 +52,14 @@ class Runner:
 
     def _build(self, step: Step) -> ForwardBatch:
         rows, size = self.rows, self.limits.block_size
-        at = len(step.decodes)
-        lengths = rows.lengths[step.rows]
+        at, decoding = len(step.decodes), step.decodes.rows
+        lengths = rows.lengths[decoding]
         positions = lengths - 1
-        self._token_ids[:at] = rows.last_tokens[step.rows]
+        self._token_ids[:at] = rows.last_tokens[decoding]
         self._positions[:at] = positions
-        self._slots[:at] = rows.block_tables[step.rows, positions // size] * size + positions % size
+        self._slots[:at] = rows.block_tables[decoding, positions // size] * size + positions % size
         if not step.chunks:
-            table_rows, starts, sampled = step.rows, np.arange(at + 1, dtype=np.int32), np.arange(at)
+            table_rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
             for sequence, count, is_sampled in ((c.sequence, c.num_tokens, c.is_sampled) for c in step.chunks):
@@ -75,8 +76,8 @@ class Runner:
                 if is_sampled:
                     chunk_sampled.append(end - 1)
                 at = end
-            decodes = len(step.decodes)
-            table_rows = np.concatenate([step.rows, chunk_rows]).astype(np.int64)
+            decodes = len(decoding)
+            table_rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
             lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
             starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
             sampled = np.concatenate([np.arange(decodes), chunk_sampled]).astype(np.int64)

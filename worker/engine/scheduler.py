@@ -17,14 +17,16 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
-from worker.engine.blocks import BlockManager, Copy, Prefix
+from worker.engine.blocks import BlockManager, Prefix
+from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.rows import Rows
 from worker.engine.sequence import GroupState, Sequence, SequenceGroup
+from worker.engine.step import Active, Chunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
@@ -32,61 +34,6 @@ WATERMARK = 0.01
 NUM_PRIORITIES = 3
 
 _order = attrgetter("order")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What the engine can hold at once, and in one step; and how it behaves at these limits.
-
-    max_prefill_tokens: prompt tokens of a step in which others decode, 0 for all that the budget leaves. It bounds the
-    time between two tokens of a running stream.
-    preemption: "recompute", "swap", or "auto": groups are swapped, single sequences recomputed (paper section 4.5).
-    """
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    num_host_blocks: int = 0
-    prefix_caching: bool = True
-    max_prefill_tokens: int = 0
-    preemption: str = "auto"
-
-
-class RequestRefused(ValueError):
-    """A request that could never run here, however empty the engine: which limit, and by how much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of a sequence that are computed in one step: of a prompt, or of what preemption lost."""
-
-    sequence: Sequence
-    num_tokens: int
-    # Whether these are the last of its known tokens, so that their logits give the next one.
-    is_sampled: bool
-
-
-@dataclass(slots=True)
-class Step:
-    """What the runner does in one iteration: moves of blocks, then decodes (one token each), then chunks."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of the decodes
-    chunks: list[Chunk] = field(default_factory=list)
-    # In this order: what is swapped out makes room for what is swapped in, and both for copies.
-    swap_out: list[Copy] = field(default_factory=list)
-    swap_in: list[Copy] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_prefill_tokens
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 @dataclass(slots=True)
@@ -120,8 +67,7 @@ class Scheduler:
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._reserve = max(1, int(WATERMARK * limits.num_blocks))
         # The running sequences, made anew only after one has come, gone, or begun to decode.
-        self._decodes: list[Sequence] = []
-        self._decode_rows = np.zeros(0, dtype=np.int64)
+        self.decodes = Active.of([])
         self._prefills: list[Sequence] = []
         self._is_stale = True
 
@@ -214,14 +160,14 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step. Without tokens only if there is nothing to do."""
-        step = Step()
+        step = Step(self.decodes)
         self._displace(step)
         preemptions = self.num_preemptions
         self._make_room(step)
         self._refresh()
-        step.decodes, step.rows = self._decodes, self._decode_rows
-        budget = self.limits.max_num_batched_tokens - len(step.decodes)
-        if step.decodes:
+        step.decodes = self.decodes
+        budget = self.limits.max_num_batched_tokens - len(self.decodes)
+        if self.decodes:
             budget = min(budget, self.max_prefill_tokens)
         prefills = self._prefills
         # Who was just preempted must not push out others by coming straight back.
@@ -239,12 +185,13 @@ class Scheduler:
         if not self._is_stale:
             return
         self._is_stale = False
-        self._decodes, self._prefills = [], []
+        decodes: list[Sequence] = []
+        self._prefills = []
         for group in self.running:
             for sequence in group.sequences:
                 if sequence.row >= 0:
-                    (self._decodes if sequence.is_decoding else self._prefills).append(sequence)
-        self._decode_rows = np.array([sequence.row for sequence in self._decodes], dtype=np.int64)
+                    (decodes if sequence.is_decoding else self._prefills).append(sequence)
+        self.decodes = Active.of(decodes)
 
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         left = self._goal(sequence) - sequence.num_computed
@@ -270,10 +217,10 @@ class Scheduler:
     def _make_room(self, step: Step) -> None:
         """Give every running sequence the blocks for the tokens it knows; preempt the newest until they suffice."""
         self._refresh()
-        rows, at = self.rows, self._decode_rows
+        rows, at = self.rows, self.decodes.rows
         is_full = rows.lengths[at] > rows.capacities[at]
         shares = rows.shares_tail[at]
-        hungry = [self._decodes[i] for i in np.flatnonzero(is_full | shares)]
+        hungry = [self.decodes.sequences[i] for i in np.flatnonzero(is_full | shares)]
         resumed = [
             sequence
             for sequence in self._prefills
@@ -510,55 +457,16 @@ class Scheduler:
         for choice, index in enumerate(parents):
             parent = child = beams[index]
             if index in parents[:choice]:
-                child = parent.copy(choice)
-                self.blocks.fork(parent, child, parent.num_computed)
+                child, count = parent.copy(choice), len(parent.token_ids)
+                self.blocks.fork(parent, child, count)
                 self.rows.assign(child)
                 child.is_decoding = True
                 for sequence in (parent, child):
-                    self.rows.shares_tail[sequence.row] = parent.num_computed % self.limits.block_size != 0
+                    self.rows.shares_tail[sequence.row] = count % self.limits.block_size != 0
             child.choice = choice
             group.sequences.append(child)
         group.is_forked = True
         self._is_stale = True
-
-    # --- checks -------------------------------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise BlockError or AssertionError unless the invariants hold."""
-        groups = self.all_groups()
-        assert len({id(group) for group in groups}) == len(groups), "a group is in two places"
-        sequences = [sequence for group in groups for sequence in group.sequences]
-        self.blocks.check_integrity(sequences)
-        rows = [sequence.row for sequence in sequences if sequence.row >= 0]
-        assert sorted(rows + self.rows._free) == list(range(self.limits.max_num_seqs)), "rows leak"
-        assert self.rows.num_reserved == sum(group.num_reserved_rows for group in groups), "kept rows leak"
-        assert self.rows.num_free >= 0, "more rows are kept than there are"
-        for group in (*self.swapped, *self.all_waiting()):
-            assert all(sequence.row < 0 and not sequence.block_table for sequence in group.sequences), "blocks kept"
-        for group in self.running:
-            for sequence in group.sequences:
-                if sequence.row >= 0:
-                    self._check_row(sequence)
-        for line in (self.running, self.swapped, *self.waiting):
-            orders = [group.order for group in line]
-            assert orders == sorted(orders), "not in order"
-        for group in self.running:
-            assert group.state is GroupState.RUNNING
-            assert group.num_reserved_rows == 0 or not group.is_forked or group.sampling.beam_width
-
-    def _check_row(self, sequence: Sequence) -> None:
-        row, rows, size = sequence.row, self.rows, self.limits.block_size
-        waste = len(sequence.block_table) * size - len(sequence.token_ids)
-        assert waste < size, f"{sequence} holds an empty block"
-        assert rows.block_tables[row, : len(sequence.block_table)].tolist() == sequence.block_table, sequence
-        assert rows.lengths[row] == len(sequence.token_ids)
-        assert rows.capacities[row] == len(sequence.block_table) * size
-        assert rows.last_tokens[row] == sequence.token_ids[-1]
-        if sequence.is_decoding:
-            assert sequence.num_computed == len(sequence.token_ids) - 1
-            index = sequence.num_computed // size
-            if index < len(sequence.block_table) and self.blocks.refs[sequence.block_table[index]] > 1:
-                assert rows.shares_tail[row], f"{sequence} would write into a block of others"
 
 
 def _is_resumed_beam(sequence: Sequence) -> bool:

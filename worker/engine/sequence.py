@@ -28,6 +28,7 @@ class Sequence:
     """One choice of a request, or one beam."""
 
     __slots__ = (
+        "_num_computed",
         "block_hashes",
         "block_table",
         "choice",
@@ -37,7 +38,6 @@ class Sequence:
         "is_decoding",
         "logprob",
         "matched_stop",
-        "num_computed",
         "num_prompt_tokens",
         "num_sealed",
         "num_stored",
@@ -53,7 +53,7 @@ class Sequence:
         self.choice = choice
         self.token_ids: list[int] = [*prompt, *output]
         self.num_prompt_tokens = len(prompt)
-        self.num_computed = 0
+        self._num_computed = 0
         # Tokens whose K and V are in the blocks. More than num_computed only where a whole prompt was found in the
         # prefix cache: its last token is computed once more for its logits, and not written.
         self.num_stored = 0
@@ -83,6 +83,15 @@ class Sequence:
         child.logprob = self.logprob
         child.output_counts = None if self.output_counts is None else self.output_counts.copy()
         return child
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K and V the model has computed; of a decoding sequence, between steps, all but the last."""
+        return len(self.token_ids) - 1 if self.is_decoding else self._num_computed
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        self._num_computed = count
 
     @property
     def num_output_tokens(self) -> int:
@@ -140,8 +149,6 @@ class SequenceGroup:
     beams: BeamSearch | None = None
     # Name under which the blocks of the prompt stay in the cache for ever.
     pin_as: str | None = None
-    # Tokens of all choices that were handed out as results so far.
-    num_emitted: int = 0
     # Whether tokens leave step by step; and whether there is one sequence only, whose tokens do.
     is_streamed: bool = True
     is_single: bool = False
@@ -156,7 +163,6 @@ class SequenceGroup:
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
-        self.num_emitted = sum(sequence.num_output_tokens for sequence in self.sequences)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -175,6 +181,11 @@ class SequenceGroup:
     @property
     def is_finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens of all choices that left as results, between steps."""
+        return sum(sequence.num_output_tokens for sequence in self.sequences) if self.is_streamed else 0
 
     @property
     def num_rows(self) -> int:

@@ -205,7 +205,7 @@ def snapshot(engine: Engine) -> BlockSnapshot:
         for sequence in group.unfinished
     ]
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
-    return BlockSnapshot(usage(engine), blocks.refs.copy(), set(blocks._hash_of), pinned, sequences)
+    return BlockSnapshot(usage(engine), blocks.refs.copy(), blocks.known(), pinned, sequences)
 
 
 def block_map(engine: Engine) -> dict[str, Any]:

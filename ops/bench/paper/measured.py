@@ -20,7 +20,7 @@ from ops.bench.paper.profiles import Linear, Work
 from ops.bench.paper.simulation import NullModel, work_of
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
-from worker.engine.scheduler import EngineLimits
+from worker.engine.limits import EngineLimits
 from worker.main import choose_dtype
 from worker.models.decoder import Decoder
 

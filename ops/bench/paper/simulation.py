@@ -19,8 +19,9 @@ from ops.bench.paper.profiles import OPT_13B_SLOTS, Profile, Work
 from ops.bench.paper.workloads import CONTEXT, Request
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
 from worker.engine.rows import Rows
-from worker.engine.scheduler import EngineLimits, Step
+from worker.engine.step import Step
 
 QUIRE = "Quire"
 FASTER_TRANSFORMER = "FasterTransformer"
@@ -101,7 +102,7 @@ def work_of(step: Step, rows: Rows) -> Work:
         chunk_context += first + count
         sampled += chunk.is_sampled
     decodes = len(step.decodes)
-    context = int(rows.lengths[step.rows].sum()) if decodes else 0
+    context = int(rows.lengths[step.decodes.rows].sum()) if decodes else 0
     return Work(decodes, context, len(step.chunks), prefill, attended, chunk_context, decodes + sampled)
 
 
