@@ -35,9 +35,16 @@ class GatewaySettings:
     max_queued_tokens: int = option(
         2_000_000, minimum=1, maximum=10**12, help="Tokens (prompts and what they ask for) that may wait in Redis."
     )
-    max_n: int = option(16, minimum=1, maximum=128, help="Largest `n`: completions of one prompt.")
+    max_n: int = option(
+        16, minimum=1, maximum=128, help="Largest `n`, `best_of` or `beam_width`: sequences of one prompt."
+    )
     max_prompts: int = option(64, minimum=1, maximum=1024, help="Longest list of prompts in one call.")
-    max_choices: int = option(128, minimum=1, maximum=4096, help="Largest number of prompts times `n` in one call.")
+    max_choices: int = option(
+        128,
+        minimum=1,
+        maximum=4096,
+        help="Largest number of sequences in one call: prompts times `n`, `best_of` or `beam_width`.",
+    )
     body_timeout_s: float = option(20.0, minimum=0.1, maximum=3600, help="Time that a client has to send its body.")
     write_timeout_s: float = option(
         60.0, minimum=0.1, maximum=3600, help="Time that a client may stall before its stream is cut."

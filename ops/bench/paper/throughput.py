@@ -119,12 +119,12 @@ def capacity(case: Case) -> float:
     return len(outcome.normalised) / outcome.seconds
 
 
-def _crossing(points: dict[float, float], low: float, high: float, limit: float) -> float:
-    """Where the latency crosses the limit between two rates; logarithms are interpolated."""
+def _crossing(points: dict[float, float], low: float, high: float, limit: float) -> float | None:
+    """Where the latency crosses the limit between two rates; logarithms are interpolated. None if no rate is so low."""
     if not math.isfinite(points[high]):
         return (low * high) ** 0.5
     if not points[low] < limit <= points[high]:
-        return low if points[low] < limit else 0.0
+        return low if points[low] < limit else None
     share = math.log(limit / points[low]) / math.log(points[high] / points[low])
     return float(low * (high / low) ** share)
 
