@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         model = Path(args.model) if args.model else make_checkpoint(Path(folder) / args.shape, args.shape)
-        engine = build_engine(WorkerSettings(model=str(model)))
+        engine = build_engine(WorkerSettings(model=str(model)), "bench")
         print(f"{os.cpu_count()} cores, {engine.runner.model.dtype}, kernels {engine.runner.model.ops.name}")
         beams(engine, args.rounds)
         prefix(engine, args.rounds)
