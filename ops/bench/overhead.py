@@ -2,7 +2,7 @@
 
 schedule   who runs, and new blocks where the last one is full
 batch      the inputs of the model, from the persistent arrays
-book       blocks that became full are hashed and made findable
+book       counts, and what was computed
 tokens     argmax, appending, ends, and an item for each request
 
 python -m ops.bench.overhead                       256 and 1,024 sequences

@@ -19,6 +19,7 @@ import torch
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.runner import Runner
 from worker.models.batch import ForwardBatch
 
 VOCAB = 97
@@ -183,7 +184,7 @@ class Letters:
         return "".join(chr(97 + token % 26) for token in ids)
 
 
-def make_engine(branches: bool = False, **limits: Any) -> Engine:
+def make_engine(branches: bool = False, runner: type[Runner] = Runner, **limits: Any) -> Engine:
     """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
     roomy = {
         "num_blocks": 64,
@@ -193,7 +194,8 @@ def make_engine(branches: bool = False, **limits: Any) -> Engine:
         "max_model_len": 128,
         "prefix_caching": False,
     }
-    engine = Engine(MockModel(branches=branches), EngineLimits(**(roomy | limits)), (EOS,), Letters())
+    model = MockModel(branches=branches)
+    engine = Engine(model, EngineLimits(**(roomy | limits)), (EOS,), Letters(), runner=runner)
     engine.checks_itself = True
     return engine
 

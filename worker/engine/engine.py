@@ -2,12 +2,18 @@
 
 `step()` schedules, executes, samples and commits. Its results are `StepItem`s: the new tokens of each request, in
 order. Requests of which the best of several sequences are wanted (best_of, beam search) have one item, at their end.
+
+On a device that works on its own (`DeviceRunner`) a step is launched before the tokens of the one before are known, and
+these are its results. Until they are known they stand as PENDING in their sequences. A sequence that turns out to have
+ended took part in one step too many; what that drew is dropped. While a request runs that needs its tokens before its
+next step (beams, penalties, best_of) every step is waited for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -20,13 +26,14 @@ from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, S
 from shared.stopping import StopStringFilter
 from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
+from worker.engine.device_runner import DeviceRunner, Tokens
 from worker.engine.integrity import check_scheduler
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, SequenceGroup
+from worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from worker.engine.step import Active, Step
 
 _new = tuple.__new__
@@ -49,6 +56,27 @@ class Sampled(NamedTuple):
     logits: torch.Tensor  # float32 [R, V]
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched: who draws a token in it, and what was known of them then. Arrays are [R]."""
+
+    active: Active
+    tokens: Tokens | np.ndarray
+    lengths: np.ndarray  # tokens that each had
+    prompt_lengths: np.ndarray
+    # Whether this token is the last that was asked for; whether its text is looked at; whether an end token ends it.
+    is_last: np.ndarray
+    is_watched: np.ndarray
+    heeds_eos: np.ndarray
+
+    def without(self, gone: set[Sequence]) -> tuple[Flight, np.ndarray]:
+        """What is left of it without some sequences, and where that was."""
+        at = np.array([i for i, one in enumerate(self.active.sequences) if one not in gone], dtype=np.int64)
+        arrays = (self.lengths, self.prompt_lengths, self.is_last, self.is_watched, self.heeds_eos)
+        kept = Active.of([self.active.sequences[i] for i in at])
+        return Flight(kept, self.tokens, *(array[at] for array in arrays)), at
+
+
 class _Deltas(dict[int, tuple[Delta]]):
     """What a step adds to a request with one sequence: a token. Made once for each token, and not in every step."""
 
@@ -65,6 +93,7 @@ class Engine:
     tokenizer: turns ids into text for requests with stop strings; others are never detokenized here.
     name: of the model, for the hashes of cached prefixes.
     blocks: another allocator than the paged one, for comparison.
+    runner: DeviceRunner where the host should be a step ahead.
     """
 
     def __init__(
@@ -75,6 +104,7 @@ class Engine:
         tokenizer: TextDecoder | None,
         name: str = "",
         blocks: BlockManager | None = None,
+        runner: type[Runner] = Runner,
     ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -83,7 +113,7 @@ class Engine:
         self.name = name
         self.scheduler = Scheduler(limits, blocks)
         self.rows = self.scheduler.rows
-        self.runner = Runner(model, limits, self.rows)
+        self.runner = runner(model, limits, self.rows)
         self.sampler = Sampler(model.ops, eos_token_ids, self.rows)
         self.groups: dict[str, SequenceGroup] = {}
         self.num_steps = 0
@@ -99,6 +129,12 @@ class Engine:
         self._arrivals = 0
         self._stops: dict[Sequence, StopWatch] = {}
         self._deltas = _Deltas()
+        # The step whose tokens are not known yet; results that were found outside of a step; sequences that ended while
+        # a step with them was under way; and requests that need their tokens before they can go on.
+        self._flight: Flight | None = None
+        self._landed: list[StepItem] = []
+        self._gone: set[Sequence] = set()
+        self._bound: set[str] = set()
 
     # --- requests in --------------------------------------------------------------------------------------------------
 
@@ -129,6 +165,8 @@ class Engine:
                 watch = self._stops[sequence] = StopWatch(self.tokenizer, request.sampling.stop)
                 watch.push(sequence.token_ids[sequence.num_prompt_tokens :])
         self.groups[request.id] = group
+        if not group.is_streamed or group.has_penalties or request.sampling.min_tokens:
+            self._bound.add(request.id)
         self.scheduler.add(group)
 
     def _check_tokens(self, prompt: SequenceOf[int], *outputs: SequenceOf[int]) -> None:
@@ -140,15 +178,25 @@ class Engine:
                 raise RequestRefused(f"token id {max(token_ids)} is outside the vocabulary of {self.vocab_size}")
 
     def finish(self, request_id: str, outcome: str, detail: str = "") -> StepItem | None:
-        """End a request from outside (cancelled, deadline, error): free all it holds, return its last item."""
+        """End a request from outside (cancelled, deadline, error): free all it holds, return its last item.
+
+        None if it has ended by itself, also if the step under way says so; the results of the next `step` have that.
+        """
+        self._landed += self._land()
         group = self.groups.get(request_id)
         if group is None:
             return None
         self._forget(group)
-        return StepItem(request_id, group.num_emitted, (), Outcome(outcome, detail))
+        end = Outcome(outcome, detail)
+        for index, item in enumerate(self._landed):
+            if item.request_id == request_id:
+                return self._landed.pop(index)._replace(outcome=end)
+        return StepItem(request_id, group.num_emitted, (), end)
 
     def drop(self, request_id: str) -> None:
         """Forget a request that another worker has taken over."""
+        self._landed += self._land()
+        self._landed = [item for item in self._landed if item.request_id != request_id]
         if group := self.groups.get(request_id):
             self._forget(group)
 
@@ -164,6 +212,7 @@ class Engine:
             raise RequestRefused(f"pinned prefix {name!r}: {error}") from None
         group = self.groups[request.id]
         group.pin_as = name
+        self._bound.add(request.id)
         while request.id in self.groups:
             self.step()
 
@@ -175,16 +224,69 @@ class Engine:
         if pacer is not None:
             started = pacer.clock()
             self.scheduler.max_prefill_tokens = pacer.allowance
+        items, self._landed = self._landed, []
+        is_ahead = self.runner.looks_ahead and not self._bound
+        if not is_ahead:
+            items += self._land()
         step = self.scheduler.schedule()
         if not step.num_tokens:
             self.runner.move_blocks(step)  # a group came back, and decodes from the next step on
-            return []
-        sampled = self._book(step, self.runner.execute(step))
-        items = self._commit(sampled)
+            return items + self._land()
+        if is_ahead:
+            flight = self._launch(step)
+            items += self._land()
+            self._flight = flight
+        else:
+            sampled = self._book(step, self.runner.execute(step))
+            items += self._commit(sampled)
         if pacer is not None:
             pacer.observe(len(step.decodes), step.num_prefill_tokens, pacer.clock() - started)
         if self.checks_itself:
             self.check_integrity()
+        return items
+
+    def _launch(self, step: Step) -> Flight | None:
+        """Have the device compute a step, without waiting for it. None if nobody draws a token."""
+        assert isinstance(self.runner, DeviceRunner)
+        tokens = self.runner.decode(step)
+        if tokens is not None:
+            active = step.decodes
+            self.num_steps += 1
+            self.num_decode_tokens += len(active)
+        else:
+            active, logits = self._book(step, self.runner.execute(step))
+            if not active:
+                return None
+            tokens = self.runner.draw(logits, active.rows)
+        flight = self._take_off(active, tokens)
+        self.rows.last_tokens[active.rows] = PENDING
+        deque(map(list.append, active.token_ids, repeat(PENDING)), maxlen=0)
+        for index in np.flatnonzero(flight.is_last).tolist():
+            self._leave(active.sequences[index])
+        return flight
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence that draws its last token out of the next step. Its blocks are free for later ones."""
+        group = sequence.group
+        self.scheduler.finish(sequence)
+        if all(one.row < 0 for one in group.sequences):
+            self.scheduler.remove(group)
+
+    def _land(self) -> list[StepItem]:
+        """Wait for the step under way, if there is one; its results."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return []
+        assert isinstance(flight.tokens, Tokens)
+        tokens = flight.tokens.wait()
+        gone, self._gone = self._gone, set()
+        if gone:
+            flight, at = flight.without(gone)
+            tokens = tokens[at]
+        drawn = tokens.tolist()
+        deque(map(list.__setitem__, flight.active.token_ids, flight.lengths.tolist(), drawn), maxlen=0)
+        items: list[StepItem] = []
+        self._finish_draw(flight, tokens, drawn, items)
         return items
 
     def _book(self, step: Step, logits: torch.Tensor) -> Sampled:
@@ -192,7 +294,6 @@ class Engine:
         self.num_steps += 1
         self.num_decode_tokens += len(step.decodes)
         self.num_prefill_tokens += step.num_prefill_tokens
-        self._seal_decodes(step.decodes)
         if not step.chunks:
             return Sampled(step.decodes, logits)
         sequences = [*step.decodes.sequences]
@@ -224,14 +325,6 @@ class Engine:
             logits = logits[sources]
         return Sampled(Active.of(sequences), logits)
 
-    def _seal_decodes(self, decodes: Active) -> None:
-        """Let the prefix cache know the blocks that this step's decodes have filled."""
-        lengths = self.rows.lengths[decodes.rows]
-        full = np.flatnonzero((lengths % self.limits.block_size == 0) & ~self.rows.is_beam[decodes.rows])
-        for index in full.tolist():
-            sequence = decodes.sequences[index]
-            self.scheduler.blocks.seal(sequence, len(sequence.token_ids))
-
     def _ready(self, sequence: Sequence) -> list[Sequence]:
         """Who draws from the logits of a sequence whose chunks are all computed."""
         group = sequence.group
@@ -257,34 +350,45 @@ class Engine:
     def _draw(self, sampled: Sampled, items: list[StepItem]) -> None:
         """One token for each sequence, and one item for each group that streams or ends."""
         active, logits = sampled
-        sequences, at = active.sequences, active.rows
-        tokens = self.sampler.sample(logits, at, sequences)
-        rows = self.rows
-        lengths = rows.lengths[at] + 1
-        rows.lengths[at] = lengths
-        rows.last_tokens[at] = tokens
+        tokens = self.sampler.sample(logits, active.rows, active.sequences)
+        flight = self._take_off(active, tokens)
+        self.rows.last_tokens[active.rows] = tokens
         drawn = tokens.tolist()
-        # A loop without Python's: of what a step costs, this and the items below grow with the sequences.
+        # A loop without Python's: of what a step costs, this and the items grow with the sequences.
         deque(map(list.append, active.token_ids, drawn), maxlen=0)
-        for index in np.flatnonzero(rows.is_adjusted[at]):
-            if (counts := sequences[index].output_counts) is not None:
+        for index in np.flatnonzero(self.rows.is_adjusted[active.rows]):
+            if (counts := active.sequences[index].output_counts) is not None:
                 counts[drawn[index]] += 1
-        is_eos = self._is_eos[tokens] & ~rows.ignores_eos[at]
-        ending = np.flatnonzero(is_eos | rows.is_watched[at] | (lengths >= rows.max_lengths[at]))
-        over = [index for index in ending.tolist() if self._is_over(sequences[index], drawn[index])]
+        self._finish_draw(flight, tokens, drawn, items)
+
+    def _take_off(self, active: Active, tokens: Tokens | np.ndarray) -> Flight:
+        """Note that these sequences have one token more, whatever it is."""
+        rows, at = self.rows, active.rows
+        lengths = rows.lengths[at]
+        rows.lengths[at] = lengths + 1
+        is_last = lengths + 1 >= rows.max_lengths[at]
+        return Flight(
+            active, tokens, lengths, rows.prompt_lengths[at], is_last, rows.is_watched[at], ~rows.ignores_eos[at]
+        )
+
+    def _finish_draw(self, flight: Flight, tokens: np.ndarray, drawn: list[int], items: list[StepItem]) -> None:
+        """The tokens are known: finish what ends here, and say what is new."""
+        active, sequences = flight.active, flight.active.sequences
+        ending = np.flatnonzero((self._is_eos[tokens] & flight.heeds_eos) | flight.is_watched | flight.is_last)
+        outputs = flight.lengths - flight.prompt_lengths
+        over = [i for i in ending.tolist() if self._is_over(sequences[i], drawn[i], int(outputs[i]) + 1)]
         if active.are_single:
-            starts = (lengths - rows.prompt_lengths[at] - 1).tolist()
             deltas = map(self._deltas.__getitem__, drawn)
-            fields = zip(active.request_ids, starts, deltas, repeat(None))
+            fields = zip(active.request_ids, outputs.tolist(), deltas, repeat(None))
             plain: list[StepItem] = list(map(_new, repeat(StepItem), fields))
             for index in over:
-                plain[index] = self._item(sequences[index].group, [_delta(sequences[index])])
+                plain[index] = self._item(sequences[index].group, [_delta(sequences[index], drawn[index])])
             items += plain
             return
         new: dict[SequenceGroup, list[Delta]] = {}
-        for sequence in sequences:
+        for sequence, token in zip(sequences, drawn, strict=True):
             if sequence.group.is_streamed:
-                new.setdefault(sequence.group, []).append(_delta(sequence))
+                new.setdefault(sequence.group, []).append(_delta(sequence, token))
         for group in dict.fromkeys(sequences[index].group for index in over):
             if not group.is_streamed and group.is_finished:
                 new[group] = _best(group)
@@ -299,20 +403,23 @@ class Engine:
             self._forget(group)
         return StepItem(group.request_id, start, tuple(deltas), outcome)
 
-    def _is_over(self, sequence: Sequence, token: int) -> bool:
-        """Whether a sequence ends with the token that it has just drawn. Then it is let go of."""
+    def _is_over(self, sequence: Sequence, token: int, count: int) -> bool:
+        """Whether a sequence ends with its output token number `count`, which it has drawn. Then it is let go of."""
         params = sequence.group.sampling
         watch = self._stops.get(sequence)
         if token in self.eos_token_ids and not params.ignore_eos:
             sequence.finish_reason = "stop"
         elif watch is not None and (matched := watch.push([token])) is not None:
             sequence.finish_reason, sequence.matched_stop = "stop", matched
-        elif sequence.num_output_tokens >= params.max_tokens:
+        elif count >= params.max_tokens:
             sequence.finish_reason = "length"
         else:
             return False
         if sequence.group.pin_as is not None:
             self.scheduler.blocks.pin(sequence.group.pin_as, sequence)
+        if self.runner.looks_ahead:
+            self._gone.add(sequence)
+            del sequence.token_ids[sequence.num_prompt_tokens + count :]
         self.scheduler.finish(sequence)
         self._stops.pop(sequence, None)
         return True
@@ -344,6 +451,7 @@ class Engine:
 
     def _forget(self, group: SequenceGroup) -> None:
         del self.groups[group.request_id]
+        self._bound.discard(group.request_id)
         for sequence in group.sequences:
             self._stops.pop(sequence, None)
         self.scheduler.remove(group)
@@ -352,7 +460,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.groups)
+        return bool(self.groups or self._flight or self._landed)
 
     def room(self) -> int:
         """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
@@ -369,7 +477,8 @@ class Engine:
         check_scheduler(self.scheduler)
         known = {id(group) for group in self.groups.values()}
         held = {id(group) for group in self.scheduler.all_groups()}
-        assert known == held, "scheduler and engine disagree on what is unfinished"
+        leaving = {id(one.group) for one in self._flight.active.sequences} if self._flight else set()
+        assert held <= known <= held | leaving, "scheduler and engine disagree on what is unfinished"
         live = {id(sequence) for group in self.groups.values() for sequence in group.unfinished}
         assert {id(sequence) for sequence in self._stops} <= live, "a finished sequence is still watched"
 
@@ -416,9 +525,9 @@ def _by_group(sampled: Sampled) -> list[tuple[SequenceGroup, Sampled]]:
     ]
 
 
-def _delta(sequence: Sequence) -> Delta:
+def _delta(sequence: Sequence, token: int) -> Delta:
     """The token that a sequence has just drawn."""
-    return Delta(sequence.choice, (sequence.token_ids[-1],), sequence.finish_reason, sequence.matched_stop)
+    return Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:

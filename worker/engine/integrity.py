@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.engine.sequence import GroupState, Sequence
+from worker.engine.sequence import PENDING, GroupState, Sequence
 
 if TYPE_CHECKING:
     from worker.engine.scheduler import Scheduler
@@ -40,7 +40,7 @@ def _check_row(scheduler: Scheduler, sequence: Sequence) -> None:
     assert rows.block_tables[row, : len(sequence.block_table)].tolist() == sequence.block_table, sequence
     assert rows.lengths[row] == len(sequence.token_ids)
     assert rows.capacities[row] == len(sequence.block_table) * size
-    assert rows.last_tokens[row] == sequence.token_ids[-1]
+    assert rows.last_tokens[row] in (sequence.token_ids[-1], PENDING)
     if sequence.is_decoding:
         index = sequence.num_computed // size
         if index < len(sequence.block_table) and scheduler.blocks.refs[sequence.block_table[index]] > 1:

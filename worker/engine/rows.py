@@ -45,6 +45,9 @@ class Rows:
         self.is_scored = np.zeros(count, dtype=np.bool_)  # best_of: log-probabilities are summed
         self.is_beam = np.zeros(count, dtype=np.bool_)
         self.ignores_eos = np.zeros(count, dtype=np.bool_)
+        # Entries of block_tables that changed, as rows and columns; a runner that keeps the tables elsewhere sets and
+        # empties it.
+        self.changes: list[tuple[np.ndarray, np.ndarray]] | None = None
         self.num_reserved = 0
         self._free = list(range(count - 1, -1, -1))
 
@@ -60,6 +63,8 @@ class Rows:
         row = sequence.row = self._free.pop()
         table = sequence.block_table
         self.block_tables[row, : len(table)] = table
+        if self.changes is not None:
+            self.changes.append((np.full(len(table), row), np.arange(len(table))))
         self.capacities[row] = len(table) * self.block_size
         self.lengths[row] = len(sequence.token_ids)
         self.prompt_lengths[row] = sequence.num_prompt_tokens
@@ -94,15 +99,20 @@ class Rows:
     def add_block(self, sequence: Sequence) -> None:
         """The last block of the table is new."""
         row, count = sequence.row, len(sequence.block_table)
-        self.block_tables[row, count - 1] = sequence.block_table[-1]
         self.capacities[row] = count * self.block_size
+        self.replace_block(sequence, count - 1)
 
     def add_blocks(self, at: np.ndarray, blocks: list[int]) -> None:
         """One more block for each of the rows `at`."""
         capacities = self.capacities[at]
-        self.block_tables[at, capacities // self.block_size] = blocks
+        columns = capacities // self.block_size
+        self.block_tables[at, columns] = blocks
+        if self.changes is not None:
+            self.changes.append((at, columns))
         self.capacities[at] = capacities + self.block_size
 
     def replace_block(self, sequence: Sequence, index: int) -> None:
         """A block of the table has become another one."""
         self.block_tables[sequence.row, index] = sequence.block_table[index]
+        if self.changes is not None:
+            self.changes.append((np.array([sequence.row]), np.array([index])))

@@ -21,7 +21,12 @@ NOWHERE = -1
 
 
 class Runner:
-    """Owns the model and the cache that its sequences' block tables point into."""
+    """Owns the model and the cache that its sequences' block tables point into.
+
+    looks_ahead: whether a step may be launched before the tokens of the one before are known (`DeviceRunner`).
+    """
+
+    looks_ahead = False
 
     def __init__(self, model: Any, limits: EngineLimits, rows: Rows) -> None:
         self.model = model

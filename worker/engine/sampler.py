@@ -45,11 +45,11 @@ class Sampler:
         if len(drawn) == len(at):
             tokens = self._draw(logits, at)
         else:
-            tokens = self._ops.argmax(logits).numpy()
+            tokens = self._ops.argmax(logits).cpu().numpy()
             if len(drawn):
                 tokens[drawn] = self._draw(logits[torch.from_numpy(drawn)], at[drawn])
         if plain is not None:
-            logprobs = self._ops.logprobs_of(plain, torch.from_numpy(tokens[scored]))
+            logprobs = self._ops.logprobs_of(plain, torch.from_numpy(tokens[scored]).to(logits.device))
             for row, logprob in zip(scored, logprobs.tolist(), strict=True):
                 sequences[row].logprob += logprob
         return tokens
@@ -59,13 +59,12 @@ class Sampler:
         numbers = uniform(rows.seeds[at], rows.choices[at], rows.lengths[at].astype(np.uint64))
         drawn = self._ops.sample(
             logits,
-            torch.from_numpy(rows.temperatures[at]),
-            torch.from_numpy(rows.top_ks[at]),
-            torch.from_numpy(rows.top_ps[at]),
-            torch.from_numpy(rows.min_ps[at]),
-            torch.from_numpy(numbers),
+            *(
+                torch.from_numpy(column).to(logits.device)
+                for column in (rows.temperatures[at], rows.top_ks[at], rows.top_ps[at], rows.min_ps[at], numbers)
+            ),
         )
-        tokens: np.ndarray = drawn.numpy()
+        tokens: np.ndarray = drawn.cpu().numpy()
         return tokens
 
     def top_logprobs(
@@ -79,12 +78,12 @@ class Sampler:
         with torch.inference_mode():
             if not self._rows.is_adjusted[at].any():
                 values, token_ids = self._ops.top_logprobs(logits, count)
-                return values.numpy(), token_ids.numpy()
+                return values.cpu().numpy(), token_ids.cpu().numpy()
             logprobs = torch.log_softmax(logits, dim=-1)
             for row, sequence in zip(logprobs, sequences, strict=True):
                 self.adjust(row, sequence)
             values, indices = torch.topk(logprobs, count, dim=-1)
-            return values.numpy(), indices.to(torch.int32).numpy()
+            return values.cpu().numpy(), indices.to(torch.int32).cpu().numpy()
 
     def adjust(self, logits: torch.Tensor, sequence: Sequence) -> None:
         """Penalties and bans of one row. logits: [V] float32, changed in place."""

@@ -25,7 +25,7 @@ import numpy as np
 from worker.engine.blocks import BlockManager, Prefix
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.rows import Rows
-from worker.engine.sequence import GroupState, Sequence, SequenceGroup
+from worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
 from worker.engine.step import Active, Chunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
@@ -140,7 +140,18 @@ class Scheduler:
         if sequence.row >= 0:
             self.rows.release(sequence)
             self._is_stale = True
+        self._seal(sequence)
         self.blocks.free(sequence)
+
+    def _seal(self, sequence: Sequence) -> None:
+        """Let others find what a sequence that gives its blocks up has computed, as far as its tokens are known.
+
+        Prompts are findable as they are computed. What is drawn matters to others only afterwards, when a conversation
+        goes on: so no step has to hash it.
+        """
+        if sequence.block_table and sequence.group.beams is None:
+            known = len(sequence.token_ids) - sequence.token_ids[-2:].count(PENDING)
+            self.blocks.seal(sequence, min(sequence.num_computed, known))
 
     def remove(self, group: SequenceGroup) -> None:
         """Forget a group and all its sequences."""
@@ -406,6 +417,7 @@ class Scheduler:
         swaps = mode == "swap" or (mode == "auto" and len(group.unfinished) > 1)
         for sequence in live:
             self.rows.release(sequence)
+            self._seal(sequence)
         self.rows.reserve(group, -group.num_reserved_rows)
         self.running.remove(group)
         self._is_stale = True

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from worker.engine.beams import BeamSearch
 
 
+# A token that is drawn and not yet known to the host.
+PENDING = -1
+
+
 class Sequence:
     """One choice of a request, or one beam."""
 
@@ -184,8 +188,10 @@ class SequenceGroup:
 
     @property
     def num_emitted(self) -> int:
-        """Tokens of all choices that left as results, between steps."""
-        return sum(sequence.num_output_tokens for sequence in self.sequences) if self.is_streamed else 0
+        """Tokens of all choices that left as results, between steps; those that are not known yet did not."""
+        if not self.is_streamed:
+            return 0
+        return sum(one.num_output_tokens - one.token_ids[-2:].count(PENDING) for one in self.sequences)
 
     @property
     def num_rows(self) -> int:

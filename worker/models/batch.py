@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -22,3 +22,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # int32 [S], the context with this step's tokens
     query_start_loc: torch.Tensor  # int32 [S + 1]
     logits_rows: torch.Tensor  # int64 [R], rows of T whose logits are wanted
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same on another device."""
+        return ForwardBatch(**{one.name: getattr(self, one.name).to(device) for one in fields(self)})

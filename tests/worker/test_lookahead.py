@@ -1,0 +1,134 @@
+"""An engine that launches a step before it knows the tokens of the one before gives what any other engine gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.messages import Delta, StepItem
+from tests.worker.mock_model import EOS, assert_idle, continuation, make_engine, request, run, steps
+from worker.engine.device_runner import DeviceRunner
+from worker.engine.engine import Engine
+
+
+def ahead(**limits: Any) -> Engine:
+    return make_engine(runner=DeviceRunner, **limits)
+
+
+def tokens(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
+    """The tokens of a choice, whose items must follow each other without a gap."""
+    mine = [item for item in items if item.request_id == name]
+    at = 0
+    for item in mine:
+        assert item.start == at
+        at += sum(len(delta.token_ids) for delta in item.deltas)
+    deltas = [delta for item in mine for delta in item.deltas if delta.choice == choice]
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def last(items: list[StepItem], name: str) -> StepItem:
+    ended = [item for item in items if item.request_id == name and item.outcome is not None]
+    assert len(ended) == 1
+    return ended[0]
+
+
+def ends_early(least: int = 2, most: int = 10) -> tuple[int, ...]:
+    """A prompt whose text ends by itself after some tokens, and not with the last that is asked for."""
+    for first in range(1, 97):
+        found = continuation((first, 5), 16)
+        if found[-1] == EOS and least <= len(found) <= most:
+            return first, 5
+    raise AssertionError("no such prompt")
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at() -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2, 3), ignore_eos=True))
+    assert engine.step() == []  # the prompt is under way
+    first = engine.step()
+    assert engine.num_steps == 2
+    assert first == [StepItem("r", 0, (Delta(0, (continuation((1, 2, 3), 1)[0],), None, None, None),), None)]
+    items = first + run(engine)
+    assert tokens(items, "r") == continuation((1, 2, 3), 8, ignore_eos=True)
+    # The length of a text is known before its last token is: no step is computed in vain.
+    assert engine.runner.model.num_computed == 3 + 7
+
+
+def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped() -> None:
+    prompt = ends_early()
+    engine = ahead(prefix_caching=True)
+    engine.add(request("r", prompt, max_tokens=16))
+    items = run(engine)
+    text = continuation(prompt, 16)
+    assert tokens(items, "r") == text
+    assert last(items, "r").outcome.name == "stop"
+    assert engine.runner.model.num_computed == len(prompt) + len(text) - 1 + 1
+    engine.add(request("again", (*prompt, *text), max_tokens=4))
+    assert tokens(run(engine), "again") == continuation((*prompt, *text), 4)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_texts_are_unchanged_where_blocks_run_out(preemption: str) -> None:
+    engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)
+    prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(12)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=20))
+    items = run(engine)
+    assert engine.scheduler.num_preemptions > 0
+    for name, prompt in prompts.items():
+        assert tokens(items, name) == continuation(prompt, 20)
+
+
+def test_choices_that_stream_together_end_one_by_one() -> None:
+    plain, other = make_engine(), ahead()
+    for engine in (plain, other):
+        engine.add(request("r", (4, 5, 6, 7, 8), n=3, temperature=1.0, seed=5, max_tokens=30))
+    expected, items = run(plain), run(other)
+    assert [tokens(items, "r", choice) for choice in range(3)] == [tokens(expected, "r", i) for i in range(3)]
+    assert last(items, "r").outcome == last(expected, "r").outcome
+
+
+def test_stop_strings_end_a_text_where_they_are_complete() -> None:
+    plain, other = make_engine(), ahead()
+    for engine in (plain, other):
+        engine.add(request("r", (9, 5, 6), stop=("e", "xy"), max_tokens=40, ignore_eos=True))
+        engine.add(request("s", (2, 5, 6), max_tokens=40, ignore_eos=True))
+    expected, items = run(plain), run(other)
+    for name in ("r", "s"):
+        assert tokens(items, name) == tokens(expected, name)
+        assert last(items, name).deltas[-1].matched_stop == last(expected, name).deltas[-1].matched_stop
+
+
+def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_again() -> None:
+    plain, other = make_engine(branches=True), ahead(branches=True)
+    for engine in (plain, other):
+        engine.add(request("long", (3, 4), max_tokens=40, ignore_eos=True))
+    items = steps(other, 3)
+    for engine in (plain, other):
+        engine.add(request("beams", (5, 6, 7), beam_width=3, n=2, max_tokens=6))
+        engine.add(request("penalty", (5, 6, 8), presence_penalty=1.0, max_tokens=6))
+    items += steps(other, 2)
+    assert other._flight is None
+    items += steps(other, 12)
+    assert other._flight is not None
+    items += run(other)
+    expected = run(plain)
+    for name in ("long", "beams", "penalty"):
+        assert tokens(items, name) == tokens(expected, name)
+
+
+def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way() -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
+    engine.add(request("s", (1, 3), max_tokens=6, ignore_eos=True))
+    items = steps(engine, 4)
+    ended = engine.finish("r", "cancelled")
+    assert ended is not None
+    assert engine._flight is None
+    items += [ended, *run(engine)]
+    assert last(items, "r") is ended
+    # Four steps: the prompt, and three tokens behind the one that it gave.
+    assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
+    assert tokens(items, "s") == continuation((1, 3), 6, ignore_eos=True)
+    assert_idle(engine)
