@@ -1,7 +1,7 @@
 """The arithmetic of the decoder, and nothing of the project: `select_ops` gives the best implementation for a device.
 
 `kernels.ops.Ops` is the contract, `kernels.reference` its definition in plain torch, `kernels.cpu` the fast one for
-x86-64.
+x86-64, `kernels.gpu` the one in Triton for CUDA devices.
 """
 
 import logging
@@ -21,6 +21,7 @@ __all__ = [
     "num_threads",
     "select_ops",
     "set_num_threads",
+    "triton_ops",
 ]
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,16 @@ def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto") -> Ops:
                 raise
             log.warning("kernels: plain torch instead of the C++ kernels: %s", error)
     return ReferenceOps(device, dtype)
+
+
+def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, batch_invariant: bool = False) -> Ops:
+    """The Triton kernels on a CUDA device. Raises Unavailable where Triton is not installed."""
+    try:
+        from kernels.gpu import TritonOps
+    except ImportError as error:
+        raise Unavailable(f"Triton cannot be imported ({error})") from error
+    kv_dtype = torch.float8_e4m3fn if fp8_cache else None
+    return TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
 
 
 def num_threads() -> int:

@@ -143,7 +143,7 @@ class EngineLoop(threading.Thread):
             self._room = self._engine.room()
             if commits or stepped:
                 self._emit(commits)
-            if not self._engine.has_work:
+            if not self._engine.has_work and not self._engine.prepare():
                 with self._wake:
                     if not self._commands and not self._calls and not self._stopping:
                         self._wake.wait(IDLE_TICK_S)
@@ -203,9 +203,7 @@ class EngineLoop(threading.Thread):
             # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error, and
             # the engine, whose blocks are all free again, goes on with the next.
             log.exception("step failed; %d requests end with an error", len(self._engine.groups))
-            detail = "the engine failed in a step of this request"
-            ended = [self._engine.finish(request_id, "error", detail) for request_id in list(self._engine.groups)]
-            return [item for item in ended if item]
+            return self._engine.fail("the engine failed in a step of this request")
         finally:
             self._slowest_step_s = max(self._slowest_step_s, time.monotonic() - started)
 

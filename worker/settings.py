@@ -21,10 +21,18 @@ class WorkerSettings:
     dtype: str = option(
         "auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="Type of weights and KV cache; auto is bfloat16 where the processor has it, else float32.",
+        help="Type of weights and KV cache; auto is bfloat16 where the device has it, else float16 or (CPU) float32.",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        choices=("auto", "fp8"),
+        help="Type of the KV cache; auto is --dtype, fp8 (e4m3, CUDA) is half as large.",
     )
     max_model_len: int = option(0, minimum=0, help="Longest context in tokens; 0 is the model's own.")
     block_size: int = option(16, choices=(8, 16, 32, 64, 128), help="Tokens per block of the KV cache.")
+    gpu_memory_utilization: float = option(
+        0.9, minimum=0.05, maximum=0.99, help="Share of a GPU's memory for weights, a step and the KV cache."
+    )
     kv_cache_gb: float = option(0.0, minimum=0, help="Memory for the KV cache in GiB; 0 chooses.")
     num_blocks: int = option(0, minimum=0, help="Blocks of the KV cache, instead of --kv-cache-gb.")
     swap_gb: float = option(
@@ -42,9 +50,14 @@ class WorkerSettings:
         choices=("auto", "recompute", "swap"),
         help="How sequences come back that had to give way; auto swaps requests of several sequences.",
     )
-    max_num_seqs: int = option(64, minimum=1, maximum=4096, help="Sequences that run at once.")
+    max_num_seqs: int = option(
+        0, minimum=0, maximum=4096, help="Sequences that run at once; 0 is 64 on a CPU, 256 on a GPU."
+    )
     max_num_batched_tokens: int = option(
-        256, minimum=1, maximum=1_048_576, help="Token budget of one step: decodes first, then chunks of prompts."
+        0,
+        minimum=0,
+        maximum=1_048_576,
+        help="Token budget of one step: decodes first, then chunks of prompts; 0 is 256 on a CPU, 8192 on a GPU.",
     )
     max_prefill_tokens: int = option(
         0,
@@ -60,7 +73,13 @@ class WorkerSettings:
         "off.",
     )
     threads: int = option(0, minimum=0, maximum=1024, help="Threads that compute; 0 is one per core.")
-    kernels: str = option("auto", choices=("auto", "cpu", "reference"), help="Implementation of the operations.")
+    kernels: str = option(
+        "auto", choices=("auto", "cpu", "triton", "reference"), help="Implementation of the operations."
+    )
+    cuda_graphs: bool = option(True, help="Whether decode steps on a GPU are replayed as graphs.")
+    batch_invariant: bool = option(
+        False, help="Same bits for a request alone, in a batch, in chunks or resumed. On a GPU that costs speed."
+    )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default host name and slot 0.")
     internal_host: str = option(
         "127.0.0.1", help="Address of /metrics, /health and /debug/blocks; they are for operators, not for clients."

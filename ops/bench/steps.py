@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ops.bench.checkpoint import SHAPES, make_checkpoint
 from shared.messages import GenerationRequest, SamplingParams
+from worker.build import build_engine
 from worker.engine.engine import Engine
-from worker.main import build_engine
 from worker.settings import WorkerSettings
 
 STEPS = 48

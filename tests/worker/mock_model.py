@@ -184,7 +184,7 @@ class Letters:
         return "".join(chr(97 + token % 26) for token in ids)
 
 
-def make_engine(branches: bool = False, runner: type[Runner] = Runner, **limits: Any) -> Engine:
+def make_engine(branches: bool = False, runner: Any = Runner, **limits: Any) -> Engine:
     """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
     roomy = {
         "num_blocks": 64,

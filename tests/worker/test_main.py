@@ -8,11 +8,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import QuireProcess, StartQuire
-from worker import main
-from worker.main import GIB, StartError, check, choose_num_host_blocks
+from worker import build
+from worker.build import GIB, check, choose_num_host_blocks
+from worker.errors import StartError
 from worker.settings import WorkerSettings
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -98,17 +102,17 @@ def test_a_pinned_prefix_that_does_not_fit(
 
 def test_swapping_without_memory_for_it() -> None:
     with pytest.raises(StartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
-        check(WorkerSettings(preemption="swap", swap_gb=0))
-    check(WorkerSettings(preemption="auto", swap_gb=0))
+        check(WorkerSettings(preemption="swap", swap_gb=0), CPU)
+    check(WorkerSettings(preemption="auto", swap_gb=0), CPU)
 
 
 def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_most(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def blocks(free: int, **settings: object) -> int:
-        monkeypatch.setattr(main, "available_memory", lambda: free)
-        chosen = WorkerSettings(max_num_seqs=10, **settings)  # type: ignore[arg-type]
-        return choose_num_host_blocks(chosen, GIB // 1024, num_blocks=1024, max_model_len=1600)
+        monkeypatch.setattr(build, "available_memory", lambda: free)
+        chosen = WorkerSettings(**settings)  # type: ignore[arg-type]
+        return choose_num_host_blocks(chosen, GIB // 1024, taken=GIB, sequences=10, max_model_len=1600)
 
     assert blocks(100 * GIB, swap_gb=0.5) == 512
     assert blocks(100 * GIB, swap_gb=4) == 1000, "ten sequences of a hundred blocks"

@@ -90,12 +90,12 @@ class Tokens:
 class DeviceRunner(Runner):
     """Owns the model, its cache and, on the device, block tables and the last token of every running sequence.
 
-    buckets: numbers of sequences for which a CUDA graph is captured (`capture`); a step is padded to the next of them.
+    graph_sizes: numbers of sequences for which CUDA graphs are captured; a step is padded to the next of them.
     """
 
     looks_ahead = True
 
-    def __init__(self, model: Any, limits: EngineLimits, rows: Rows, buckets: tuple[int, ...] = ()) -> None:
+    def __init__(self, model: Any, limits: EngineLimits, rows: Rows, graph_sizes: tuple[int, ...] = ()) -> None:
         super().__init__(model, limits, rows)
         self.device = torch.device(getattr(model.ops, "device", "cpu"))
         count, columns = limits.max_num_seqs, rows.block_tables.shape[1]
@@ -109,7 +109,7 @@ class DeviceRunner(Runner):
         self._drawn = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         pinned = self.device.type == "cuda"
         self._hosts = deque(torch.zeros(count + 1, dtype=torch.int32, pin_memory=pinned) for _ in range(IN_FLIGHT))
-        self._buckets = tuple(sorted(bucket for bucket in buckets if bucket <= count))
+        self._graph_sizes = tuple(sorted(graph_sizes))
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._pool: Any = None
         rows.changes = []
@@ -126,15 +126,14 @@ class DeviceRunner(Runner):
         self._send_last(at)
         is_drawn = bool(self.rows.is_drawn[at].any())
         count = len(at)
-        bucket = next((bucket for bucket in self._buckets if bucket >= count), count)
-        graph = self._graphs.get((bucket, is_drawn))
-        width = bucket if graph is not None else count
-        self._staging.send(self._columns(at, width, is_drawn))
+        size = next((size for size in self._graph_sizes if size >= count), 0)
+        graph = self._graph(size, is_drawn) if size else None
+        self._staging.send(self._columns(at, size or count, is_drawn))
         if graph is not None:
             graph.replay()
         else:
             with torch.inference_mode():
-                self._decode(width, is_drawn)
+                self._decode(size or count, is_drawn)
         return self._fetch(count)
 
     def _columns(self, at: np.ndarray, width: int, is_drawn: bool) -> dict[str, np.ndarray]:
@@ -245,25 +244,36 @@ class DeviceRunner(Runner):
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 
-    def capture(self, is_drawn: bool) -> None:
-        """Capture the graphs of steps that only decode, the largest first, in one pool of memory. CUDA only.
+    def _graph(self, size: int, is_drawn: bool) -> Any:
+        """The graph of a step that only decodes, captured when it is first needed. CUDA only."""
+        if (graph := self._graphs.get((size, is_drawn))) is None:
+            graph = self._graphs[size, is_drawn] = self._capture(size, is_drawn)
+        return graph
 
-        Each runs once before, so that its kernels are compiled; on rows of padding, which leave no trace.
-        """
-        for bucket in reversed(self._buckets):
-            padding = np.full(bucket, self._padding, dtype=np.int64)
-            ones = np.ones(bucket, dtype=np.int32)
-            self._staging.send({"rows": padding, "lengths": ones})
-            stream = torch.cuda.Stream(self.device)
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                self._decode(bucket, is_drawn)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(), torch.cuda.graph(graph, pool=self._pool):
-                self._decode(bucket, is_drawn)
-            self._pool = self._pool or graph.pool()
-            self._graphs[bucket, is_drawn] = graph
+    def capture_next(self) -> bool:
+        """Capture one more graph, the largest first; False if all are there. For the time between requests."""
+        for size, is_drawn in ((size, is_drawn) for size in reversed(self._graph_sizes) for is_drawn in (True, False)):
+            if (size, is_drawn) not in self._graphs:
+                self._graph(size, is_drawn)
+                return True
+        return False
+
+    def _capture(self, size: int, is_drawn: bool) -> Any:
+        # Once without a graph, so that all kernels are compiled; on rows of padding, which leave no trace.
+        self._staging.send({"rows": np.full(size, self._padding), "lengths": np.ones(size, dtype=np.int32)})
+        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        side.wait_stream(current)
+        with torch.inference_mode(), torch.cuda.stream(side):
+            self._decode(size, is_drawn)
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            self._decode(size, is_drawn)
+        self._pool = self._pool or graph.pool()
+        return graph
 
     # --- what the device must know ------------------------------------------------------------------------------------
 

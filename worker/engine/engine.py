@@ -12,6 +12,7 @@ next step (beams, penalties, best_of) every step is waited for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import repeat
@@ -30,6 +31,7 @@ from worker.engine.device_runner import DeviceRunner, Tokens
 from worker.engine.integrity import check_scheduler
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.pacing import PrefillPacer
+from worker.engine.rows import Rows
 from worker.engine.runner import Runner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
@@ -93,7 +95,7 @@ class Engine:
     tokenizer: turns ids into text for requests with stop strings; others are never detokenized here.
     name: of the model, for the hashes of cached prefixes.
     blocks: another allocator than the paged one, for comparison.
-    runner: DeviceRunner where the host should be a step ahead.
+    runner: makes the runner; a DeviceRunner where the host should be a step ahead.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Engine:
         tokenizer: TextDecoder | None,
         name: str = "",
         blocks: BlockManager | None = None,
-        runner: type[Runner] = Runner,
+        runner: Callable[[Any, EngineLimits, Rows], Runner] = Runner,
     ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -193,6 +195,12 @@ class Engine:
                 return self._landed.pop(index)._replace(outcome=end)
         return StepItem(request_id, group.num_emitted, (), end)
 
+    def fail(self, detail: str) -> list[StepItem]:
+        """End all requests after a step that failed, whatever is under way."""
+        self._flight, landed, self._landed = None, self._landed, []
+        ended = (self.finish(request_id, "error", detail) for request_id in list(self.groups))
+        return landed + [item for item in ended if item]
+
     def drop(self, request_id: str) -> None:
         """Forget a request that another worker has taken over."""
         self._landed += self._land()
@@ -215,6 +223,10 @@ class Engine:
         self._bound.add(request.id)
         while request.id in self.groups:
             self.step()
+
+    def prepare(self) -> bool:
+        """Do, while nothing runs, one thing that makes later steps faster; False if there is nothing left to do."""
+        return self.runner.capture_next()
 
     # --- one step -----------------------------------------------------------------------------------------------------
 

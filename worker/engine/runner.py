@@ -96,3 +96,7 @@ class Runner:
             query_start_loc=torch.from_numpy(starts),
             logits_rows=torch.from_numpy(sampled),
         )
+
+    def capture_next(self) -> bool:
+        """Prepare one more thing that makes later steps faster; False if there is nothing left (`DeviceRunner`)."""
+        return False

@@ -157,7 +157,7 @@ class Decoder:
         """Zeroed caches of all layers, and room for `num_host_blocks` in host memory (`Ops.alloc_host_blocks`)."""
         config = self.config
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        caches = [self.ops.alloc_kv_cache(*shape, self.dtype) for _ in self._layers]
+        caches = [self.ops.alloc_kv_cache(*shape) for _ in self._layers]
         stack = self.ops.stack_layers(
             self._layers,
             self._norm,
@@ -174,7 +174,7 @@ class Decoder:
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Memory of a block's keys and values, over all layers."""
         elements = 2 * len(self._layers) * self.config.kv_size * block_size
-        return elements * self.dtype.itemsize
+        return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Run the tokens of a step, write their keys and values into the cache, and return logits: float32 [R, V].

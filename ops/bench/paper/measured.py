@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import kernels
 from ops.bench.checkpoint import make_checkpoint
@@ -19,9 +20,9 @@ from ops.bench.paper.context import Context
 from ops.bench.paper.profiles import Linear, Work
 from ops.bench.paper.simulation import NullModel, work_of
 from shared.messages import GenerationRequest, SamplingParams
+from worker.devices import choose_dtype
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
-from worker.main import choose_dtype
 from worker.models.decoder import Decoder
 
 SHAPE, QUICK_SHAPE = "llama135m", "tiny"
@@ -39,7 +40,7 @@ def load(context: Context) -> Decoder:
 
 
 def load_from(folder: Path) -> Decoder:
-    dtype = choose_dtype("auto")
+    dtype = choose_dtype("auto", torch.device("cpu"))
     return Decoder.load(folder, kernels.select_ops("cpu", dtype), dtype, "cpu")
 
 

@@ -1,0 +1,238 @@
+"""From settings to an engine that is warmed up: device, model, memory, limits, pinned prefixes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import kernels
+from shared.messages import SamplingParams
+from shared.templates import load_chat_template
+from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from worker import devices
+from worker.engine.device_runner import DeviceRunner
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.engine.pacing import PrefillPacer
+from worker.engine.runner import Runner
+from worker.errors import StartError
+from worker.models.decoder import Decoder
+from worker.models.loader import resolve
+from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
+from worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from worker.prefixes import Prefix
+
+log = logging.getLogger(__name__)
+
+GIB = 1024**3
+# On a CPU the cache shares the memory with everything else on the machine.
+CPU_CACHE_LIMIT = 2 * GIB
+CPU_CACHE_SHARE = 0.3
+# Of what is free beside that, for blocks that are swapped out.
+CPU_SWAP_SHARE = 0.2
+
+
+def build_engine(settings: WorkerSettings, name: str) -> Engine:
+    """The engine that the settings ask for, warmed up, with its pinned prefixes. Raises StartError, CheckpointError."""
+    device = devices.choose_device(settings.device)
+    check(settings, device)
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    path = resolve(settings.model)
+    texts = read_texts(settings, path)
+    dtype = devices.choose_dtype(settings.dtype, device)
+    ops = devices.make_ops(settings, device, dtype)
+    if isinstance(ops, kernels.CpuOps):
+        kernels.set_num_threads(threads)
+    where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
+    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], ops.name, where)
+    model = Decoder.load(path, ops, dtype, device, settings.max_model_len, LoadingLog())
+    if isinstance(ops, kernels.CpuOps):
+        # What is left for torch is small, and its idle threads would spin against those of the kernels.
+        torch.set_num_threads(1)
+    limits = choose_limits(settings, model, device)
+    log_limits(model, limits)
+    runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_sizes=graph_sizes(settings, limits))
+    engine = Engine(model, limits, model.config.eos_token_ids, texts.tokenizer, name, runner=runner)
+    warm_up(engine)
+    if settings.itl_target_ms:
+        limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
+        engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
+    pin(engine, texts.prefixes)
+    return engine
+
+
+def check(settings: WorkerSettings, device: torch.device) -> None:
+    """Raise StartError for settings that contradict each other."""
+    tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
+    if tokens < sequences:
+        raise StartError(
+            f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
+            "token of every step; raise the first"
+        )
+    if settings.preemption == "swap" and not settings.swap_gb:
+        raise StartError(
+            "--preemption swap needs host memory, and --swap-gb is 0: raise it, or take --preemption recompute"
+        )
+
+
+def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device) -> EngineLimits:
+    """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
+    max_model_len = settings.max_model_len or model.config.max_position_embeddings
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    if device.type == "cuda":
+        room, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
+        remedy = "raise --gpu-memory-utilization, take --kv-cache-dtype fp8"
+    else:
+        longest = -(-max_model_len // settings.block_size)
+        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * available_memory()))
+        room = min(budget, sequences * longest * bytes_per_block)
+        remedy = "raise --kv-cache-gb"
+    num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, room, remedy)
+    num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
+    return EngineLimits(
+        num_blocks=num_blocks,
+        num_host_blocks=choose_num_host_blocks(settings, bytes_per_block, num_device_bytes, sequences, max_model_len),
+        block_size=settings.block_size,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        max_model_len=max_model_len,
+        prefix_caching=settings.prefix_caching,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        preemption=settings.preemption,
+    )
+
+
+def log_limits(model: Decoder, limits: EngineLimits) -> None:
+    bytes_per_block = model.kv_bytes_per_block(limits.block_size)
+    log.info(
+        "%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; host memory for %d blocks, %.0f MiB; "
+        "context %d tokens; %d sequences and %d tokens in a step at most",
+        model.weight_bytes / 2**20,
+        limits.num_blocks,
+        limits.block_size,
+        limits.num_blocks * bytes_per_block / 2**20,
+        limits.num_host_blocks,
+        limits.num_host_blocks * bytes_per_block / 2**20,
+        limits.max_model_len,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+    )
+
+
+def graph_sizes(settings: WorkerSettings, limits: EngineLimits) -> tuple[int, ...]:
+    return devices.graph_sizes(limits.max_num_seqs) if settings.cuda_graphs else ()
+
+
+@dataclass(frozen=True)
+class ModelTexts:
+    """What turns text into tokens, and the prefixes that are to be pinned."""
+
+    tokenizer: Tokenizer
+    prefixes: list[Prefix]
+
+
+def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
+    """The tokenizer of a model folder, and the pinned prefixes in its tokens. Raises StartError and ModelError."""
+    config = read_json(path / "tokenizer_config.json")
+    special_tokens = read_special_tokens(path, config)
+    tokenizer = load_tokenizer(path, special_tokens)
+    if not settings.pinned_prefixes:
+        return ModelTexts(tokenizer, [])
+    template = load_chat_template(path, config, special_tokens)
+    declared = read_json(path / "config.json", required=True).get("vocab_size")
+    vocab_size = declared if type(declared) is int else tokenizer.get_vocab_size()
+    try:
+        file = Path(settings.pinned_prefixes).expanduser()
+        return ModelTexts(tokenizer, load_prefixes(file, tokenizer, template, vocab_size))
+    except PrefixError as error:
+        raise StartError(str(error)) from error
+
+
+def pin(engine: Engine, prefixes: list[Prefix]) -> None:
+    """Compute the pinned prefixes. Raises StartError for one that does not fit."""
+    try:
+        pin_prefixes(engine, prefixes)
+    except PrefixError as error:
+        raise StartError(str(error)) from error
+
+
+class LoadingLog:
+    """Says how far the loading of a large checkpoint is, every two seconds."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._said >= 2:
+            self._said = time.monotonic()
+            log.info("loaded %d of %d MiB (%d %%)", done >> 20, total >> 20, 100 * done // max(total, 1))
+
+
+def choose_num_blocks(
+    settings: WorkerSettings, bytes_per_block: int, max_model_len: int, room: int, remedy: str
+) -> int:
+    """Blocks of the cache: as set, else what fits into `room` bytes.
+
+    Raises StartError where not even one sequence of the maximum length fits.
+    """
+    longest = -(-max_model_len // settings.block_size)
+    if settings.num_blocks:
+        blocks = settings.num_blocks
+    elif settings.kv_cache_gb:
+        blocks = int(settings.kv_cache_gb * GIB) // bytes_per_block
+    else:
+        blocks = room // bytes_per_block
+    if blocks < longest:
+        need = longest * bytes_per_block / GIB
+        raise StartError(
+            f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
+            f"{longest} blocks ({need:.2f} GiB): {remedy}, or lower --max-model-len to "
+            f"{max(blocks, 1) * settings.block_size}"
+        )
+    return blocks
+
+
+def choose_num_host_blocks(
+    settings: WorkerSettings, bytes_per_block: int, taken: int, sequences: int, max_model_len: int
+) -> int:
+    """Blocks of host memory for swapping: within --swap-gb, a share of the memory that is free but for the `taken`
+    bytes, and what all sequences need at their longest. 0 where nothing is ever swapped."""
+    if settings.preemption == "recompute" or not settings.swap_gb:
+        return 0
+    asked = int(settings.swap_gb * GIB) // bytes_per_block
+    free = int(CPU_SWAP_SHARE * max(0, available_memory() - taken)) // bytes_per_block
+    longest = -(-max_model_len // settings.block_size)
+    if free < min(asked, sequences * longest):
+        log.warning("--swap-gb %g is more than memory allows: %.2f GiB", settings.swap_gb, free * bytes_per_block / GIB)
+    return min(asked, free, sequences * longest)
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping (Linux: MemAvailable)."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def warm_up(engine: Engine) -> None:
+    """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use."""
+    prompt = (0,) * max(1, min(8, engine.limits.max_model_len - 2))
+    for temperature in (0.0, 1.0) if engine.limits.max_model_len > 2 else ():
+        engine.generate([prompt] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))

@@ -1,0 +1,169 @@
+"""Where the model runs: the device, the type of its numbers, the operations, and the memory that a cache may take."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import kernels
+from worker.errors import StartError
+from worker.models.batch import ForwardBatch
+from worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from worker.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Compute capabilities from which on a GPU computes in bfloat16, and converts 8-bit floats.
+BFLOAT16_SINCE, FP8_SINCE = (8, 0), (8, 9)
+# What --max-num-seqs 0 and --max-num-batched-tokens 0 stand for.
+CPU_SEQUENCES, CPU_TOKENS = 64, 256
+CUDA_SEQUENCES, CUDA_TOKENS = 256, 8192
+# The token budget is not cut below this where memory is short.
+LEAST_TOKENS = 256
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of --device; `auto` is a CUDA device where there is one. Raises StartError."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise StartError(
+            "--device cuda: the installed torch computes on CPUs only; install its CUDA build, or use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise StartError(
+            "--device cuda: torch finds no CUDA device; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type of --dtype; `auto` is bfloat16 where the device computes with it, else the next best. StartError."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        has_bfloat16 = capability >= BFLOAT16_SINCE
+        if name == "bfloat16" and not has_bfloat16:
+            raise StartError(
+                f"--dtype bfloat16 needs compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}; use "
+                "--dtype float16"
+            )
+        return DTYPES.get(name, torch.bfloat16 if has_bfloat16 else torch.float16)
+    if name == "float16":
+        raise StartError("--dtype float16 is for GPUs: on a CPU use --dtype bfloat16 or float32, or auto")
+    if name != "auto":
+        return DTYPES[name]
+    try:
+        kernels.CpuOps(torch.bfloat16)
+        return torch.bfloat16
+    except kernels.Unavailable:
+        return torch.float32
+
+
+def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> kernels.Ops:
+    """The operations of --kernels for a device. Raises StartError."""
+    prefer, is_cuda = settings.kernels, device.type == "cuda"
+    if is_cuda != (prefer == "triton") and prefer in ("cpu", "triton"):
+        raise StartError(f"--kernels {prefer} do not run on the {device.type} device; use --kernels auto")
+    if settings.batch_invariant and prefer == "reference":
+        raise StartError("--batch-invariant: the reference kernels are not; use --kernels auto")
+    if settings.kv_cache_dtype == "fp8":
+        if not is_cuda:
+            raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
+        if torch.cuda.get_device_capability(device) < FP8_SINCE:
+            raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
+    try:
+        if is_cuda and prefer != "reference":
+            return kernels.triton_ops(device, dtype, settings.kv_cache_dtype == "fp8", settings.batch_invariant)
+        return kernels.select_ops(str(device), dtype, prefer)
+    except kernels.Unavailable as error:
+        raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
+
+
+def max_num_seqs(settings: WorkerSettings, device: torch.device) -> int:
+    return settings.max_num_seqs or (CUDA_SEQUENCES if device.type == "cuda" else CPU_SEQUENCES)
+
+
+def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+    chosen = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
+    return settings.max_num_batched_tokens or max(chosen, max_num_seqs(settings, device))
+
+
+def measure_step(model: Decoder, num_tokens: int, num_rows: int, max_model_len: int, block_size: int) -> int:
+    """Bytes of device memory that the largest step takes beside weights and cache: measured by running it.
+
+    `num_tokens` of prompts whose keys go nowhere, and logits and a draw for `num_rows` of them.
+    """
+    device = model.ops.device
+    cache = model.alloc_kv_cache(1, block_size)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        logits = model.forward(_prompts(num_tokens, num_rows, max_model_len, block_size).to(device), cache)
+        ones = torch.ones(len(logits), device=device)
+        zeros = torch.zeros(len(logits), dtype=torch.int32, device=device)
+        model.ops.sample(logits, ones, zeros, ones, ones * 0, ones.double() * 0.5)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _prompts(num_tokens: int, num_rows: int, longest: int, block_size: int) -> ForwardBatch:
+    """Prompts as long as they may be, one after the other."""
+    lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return ForwardBatch(
+        token_ids=torch.zeros(num_tokens, dtype=torch.int32),
+        positions=torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
+        slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int32),
+        block_tables=torch.zeros(len(lengths), -(-max(lengths) // block_size), dtype=torch.int32),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        query_start_loc=starts.to(torch.int32),
+        logits_rows=torch.arange(min(num_rows, num_tokens)),
+    )
+
+
+def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> tuple[int, int]:
+    """Bytes for the cache, and the token budget of a step, which is halved until the largest step fits.
+
+    The cache takes --gpu-memory-utilization of the card, less weights, the largest step, and what others use.
+    """
+    device = model.ops.device
+    tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
+    while True:
+        try:
+            step = measure_step(model, tokens, rows, max_model_len, settings.block_size)
+            break
+        except torch.OutOfMemoryError:
+            if tokens // 2 < max(LEAST_TOKENS, rows):
+                raise StartError(
+                    f"a step of {tokens} tokens does not fit into the device's memory beside the weights: lower "
+                    "--max-num-batched-tokens and --max-num-seqs, or take a smaller model"
+                ) from None
+            tokens //= 2
+            log.warning("out of device memory: the token budget of a step is now %d", tokens)
+            torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    room = int(total * settings.gpu_memory_utilization) - others - torch.cuda.memory_allocated(device) - step
+    log.info("device memory: %.1f of %.1f GiB free, largest step %.2f GiB", free / 2**30, total / 2**30, step / 2**30)
+    return max(0, room), tokens
+
+
+def graph_sizes(count: int) -> tuple[int, ...]:
+    """Numbers of sequences for which a decode step is captured: close together where padding would cost most."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 4097, 32)]
+    return (*(size for size in sizes if size < count), count)
+
+
+def describe(device: torch.device) -> str:
+    """The device, for the log."""
+    if device.type == "cpu":
+        return "CPU"
+    properties: Any = torch.cuda.get_device_properties(device)
+    return f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)"
