@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test lint format bench paper clean distclean
+.PHONY: help run setup test lint format bench paper gpu-check clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,11 @@ bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and laten
 
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m ops.bench.paper $(ARGS)
+
+# A bare machine with CUDA, torch, triton and transformers needs no installation; what else is missing may be unpacked
+# in .gpu-check/.
+gpu-check: ## Prove and measure on a GPU what cannot be on a CPU; under 9 minutes (ARGS="--rehearse" on a CPU).
+	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; exec $$python -m ops.gpu_check $(ARGS)
 
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

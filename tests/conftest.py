@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from redis import Redis
 
-from ops.embedded_redis import EmbeddedRedis
 from ops.processes import dying_with_parent
+
+if TYPE_CHECKING:
+    from ops.embedded_redis import EmbeddedRedis
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -162,6 +164,8 @@ def start_quire() -> Iterator[StartQuire]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """A Redis of this test run, on a private socket."""
+    from ops.embedded_redis import EmbeddedRedis  # here: tests of the kernels run where the packages for it are missing
+
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -171,6 +175,8 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
     """The URL of an empty Redis."""
+    from redis import Redis
+
     with Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url

@@ -129,7 +129,7 @@ class Decoder:
             dtype,
             embedding=table,
             # A layer's tensors are packed and dropped before those of the next are read.
-            layers=[_load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
+            layers=[load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
             norm=read(FINAL_NORM),
             head=ops.pack_linear(table if head == embedding else read(head)),
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
@@ -225,9 +225,10 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _load_layer(
+def load_layer(
     config: ModelConfig, ops: Ops, read: Callable[[str], torch.Tensor], index: int, max_model_len: int
 ) -> Layer:
+    """One layer; `read` gives a tensor by its name in the checkpoint."""
     prefix = f"model.layers.{index}"
 
     def merged(block: str, *names: str, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,107 @@
+"""Decoders with random weights at published shapes, made where they run: nothing is read, nothing written."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.ops import Ops
+from worker.models.config import ModelConfig, read_config
+from worker.models.decoder import EMBEDDING, FINAL_NORM, HEAD, Decoder, load_layer, tensor_shapes
+from worker.models.rope import cos_sin_table
+
+# As in the config.json of each on Hugging Face.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    # For rehearsals.
+    "small": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+}
+COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+
+
+def config_json(name: str) -> str:
+    return json.dumps(COMMON | CONFIGS[name], indent=1)
+
+
+def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) -> Decoder:
+    """A model of a published shape on the device of `ops`. Weights are normal, about as large as trained ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config_json(name))
+        config = read_config(Path(folder))
+    read = partial(random_tensor, shapes=shapes_of(config), dtype=dtype, device=ops.device)
+    table = read(EMBEDDING)
+    return Decoder(
+        config,
+        ops,
+        dtype,
+        embedding=table,
+        layers=[load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
+        norm=read(FINAL_NORM),
+        head=ops.pack_linear(table if config.tie_word_embeddings else read(HEAD)),
+        cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(ops.device),
+    )
+
+
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """All tensors of a checkpoint, by name."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes = tensor_shapes(config) | {EMBEDDING: table}
+    return shapes if config.tie_word_embeddings else shapes | {HEAD: table}
+
+
+def random_tensor(
+    name: str, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """Ones for the norms, a normal distribution for the rest."""
+    shape = shapes[name]
+    if len(shape) == 1 and name.endswith("norm.weight"):
+        return torch.ones(shape, dtype=dtype, device=device)
+    return torch.randn(shape, dtype=dtype, device=device) * 0.02

