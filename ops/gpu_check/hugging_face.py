@@ -49,14 +49,17 @@ def generate_continuously(model: Any, load: Load, device: torch.device) -> float
     mean = round(sum(one.sampling.max_tokens for one in asked) / len(asked))
     config = transformers.GenerationConfig(max_new_tokens=mean, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = [list(one.prompt) for one in asked]
-    with torch.inference_mode():
+    with torch.no_grad():  # it keeps tensors and changes them later, which inference mode forbids
         model.generate_batch(inputs=prompts[:2], generation_config=config)
         _wait(device)
         started = time.perf_counter()
         outputs = model.generate_batch(inputs=prompts, generation_config=config)
         _wait(device)
     seconds = time.perf_counter() - started
-    return sum(len(one.generated_tokens) for one in outputs.values()) / seconds
+    tokens = sum(len(one.generated_tokens) for one in outputs.values())
+    if tokens < mean * len(asked):
+        raise RuntimeError(f"generate_batch gave {tokens} of {mean * len(asked)} tokens")
+    return tokens / seconds
 
 
 def _wait(device: torch.device) -> None:

@@ -152,7 +152,7 @@ def test_the_parts_of_the_memory_add_up(sharegpt_memory, allocator):
 
 def test_paging_sustains_a_higher_rate_than_the_best_reservation():
     rates = [
-        throughput.sustained(throughput.Case("12", system, "Alpaca", OPT_13B, 4.0))["sustained"]
+        throughput.sustained(throughput.Case("12", system, "Alpaca", OPT_13B, 4.0))["sustained"] or 0.0
         for system in (FASTER_TRANSFORMER, "Orca (Max)", QUIRE)
     ]
     assert rates == sorted(rates)

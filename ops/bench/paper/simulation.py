@@ -82,6 +82,8 @@ class NullModel:
 class NullRunner:
     """Stands where the engine's runner stands: computes nothing, and notes what it would have computed."""
 
+    looks_ahead = False
+
     def __init__(self, model: NullModel, engine: Engine) -> None:
         self.model = model
         self.rows = engine.rows
