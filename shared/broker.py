@@ -17,7 +17,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from shared.keys import DEFAULT_CLASS, GROUP, PRIORITY_CLASSES, LaneKeys, gateway_lease
+from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys, gateway_lease
 from shared.messages import MessageError, StepItem, WorkerCard, decode_items
 
 # How long the hash and the output log of a finished request stay: a client may come back for what it missed.
@@ -26,6 +26,16 @@ RETENTION_S = 600
 WORKER_TTL_S = 5
 GATEWAY_TTL_S = 10
 BEAT_S = 1.0
+
+
+# How long an idempotency key is remembered, at most: no longer than its request is.
+IDEMPOTENCY_S = 86_400
+# A request is given up with this death of a worker that ran it, counted anew when it made progress.
+MAX_DEATHS = 3
+
+
+class IdempotencyConflict(Exception):
+    """The idempotency key stands for a call with another body."""
 
 
 class QueueFull(Exception):
@@ -47,9 +57,9 @@ class QueueBounds:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A stream entry that this consumer was handed and has yet to claim."""
+    """A stream entry that this consumer was handed and has yet to claim. `queue` is one of QUEUES."""
 
-    priority_class: str
+    queue: str
     entry_id: str
     request_id: str
     cost: int
@@ -57,19 +67,45 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted."""
+    """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted.
+
+    deaths: workers that died with it since it last made progress.
+    """
 
     request_id: str
     attempt: str
     gateway: str
+    priority_class: str
     body: bytes
     emitted: int
     waited_ms: int
+    deaths: int
     logged: tuple[bytes, ...]
 
     def items(self) -> tuple[StepItem, ...]:
         """The items of the output log. Raises MessageError."""
         return tuple(item for data in self.logged for item in decode_items(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A request that a gateway has joined: whether it is done, and what the first gateway noted about the call."""
+
+    is_done: bool
+    about: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRequest:
+    """An entry of the dead stream."""
+
+    entry_id: str
+    request_id: str
+    priority_class: str
+    worker: str
+    emitted: int
+    body: bytes
+    about: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +147,9 @@ class Broker:
         self._claim = script("claim")
         self._commit_step = script("commit_step")
         self._cancel = script("cancel")
+        self._renew = script("renew")
+        self._release = script("release")
+        self._attach = script("attach")
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -124,14 +163,35 @@ class Broker:
         bounds: QueueBounds,
         priority_class: str = DEFAULT_CLASS,
         deadline_ms: int = 0,
-    ) -> None:
-        """Accept a request into the queue, once however often it is called. Raises QueueFull."""
-        keys = [self.keys.request(request_id), self.keys.queue(priority_class)]
+        about: bytes = b"",
+        is_background: bool = False,
+        idempotency_key: str = "",
+        fingerprint: str = "",
+    ) -> str:
+        """Accept a request into the queue, once however often it is called.
+
+        deadline_ms: from now, 0 for none. about: what `attach` returns. is_background: it runs on without a client.
+        idempotency_key and fingerprint: a key that the client chose, and a hash of what it asked for.
+        Returns the id of the request that stands for the call: another one if the key was used before. Raises QueueFull
+        and IdempotencyConflict.
+        """
+        request = self.keys.request(request_id)
+        keys = [request, self.keys.queue(priority_class)]
+        keys.append(self.keys.idempotency(idempotency_key) if idempotency_key else request)
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
-        args += [cost, bounds.requests, bounds.tokens, deadline_ms]
+        args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
+        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S]
         reply = await self._submit(keys=keys, args=args)
         if reply[0] == b"full":
             raise QueueFull(int(reply[1]), int(reply[2]))
+        if reply[0] == b"conflict":
+            raise IdempotencyConflict(idempotency_key)
+        return _text(reply[1]) if reply[0] == b"same" else request_id
+
+    async def attach(self, request_id: str, gateway: str) -> Attachment | None:
+        """Have the output of a request published to `gateway` from now on; None if it is unknown."""
+        reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
+        return Attachment(reply[0] == b"done", reply[1]) if reply else None
 
     async def cancel(self, request_id: str) -> str:
         """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'."""
@@ -151,6 +211,31 @@ class Broker:
     async def refresh_gateway(self, gateway_id: str) -> None:
         """Renew the gateway's lease."""
         await self.client.set(gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
+
+    async def read_totals(self) -> dict[str, int]:
+        """How many requests of this lane were accepted, and ended, by outcome, since Redis was empty."""
+        totals: Any = await self.client.hgetall(self.keys.totals)
+        return {_text(name): int(count) for name, count in totals.items()}
+
+    async def read_dead(self, count: int = 100) -> list[DeadRequest]:
+        """The newest entries of the dead stream."""
+        entries: Any = await self.client.xrevrange(self.keys.dead, count=count)
+        return [
+            DeadRequest(
+                _text(entry_id),
+                _text(fields[b"id"]),
+                _text(fields[b"class"]),
+                _text(fields[b"worker"]),
+                int(fields[b"emitted"]),
+                fields[b"body"],
+                fields[b"about"],
+            )
+            for entry_id, fields in entries
+        ]
+
+    async def drop_dead(self, entry_id: str) -> bool:
+        """Remove an entry of the dead stream; False if there is none."""
+        return bool(await self.client.xdel(self.keys.dead, entry_id))
 
     async def live_workers(self) -> list[WorkerCard]:
         """The cards of the workers of this lane whose engine has made progress within WORKER_TTL_S."""
@@ -178,26 +263,88 @@ class Broker:
 
     async def create_groups(self) -> None:
         """Make the queues and their consumer group where they are missing."""
-        for priority_class in PRIORITY_CLASSES:
+        for name in QUEUES:
             try:
-                await self.client.xgroup_create(self.keys.queue(priority_class), GROUP, id="0", mkstream=True)
+                await self.client.xgroup_create(self.keys.queue(name), GROUP, id="0", mkstream=True)
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    async def claim(self, delivery: Delivery, worker_id: str, attempt: str) -> Claim | None:
-        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do."""
-        keys = [
-            self.keys.request(delivery.request_id),
-            self.keys.queue(delivery.priority_class),
-            self.keys.output(delivery.request_id),
+    async def claim(self, delivery: Delivery, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
+        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do.
+
+        incarnation: names this process, by default as its worker; a request that another one had has seen a death.
+        """
+        request_id = delivery.request_id
+        keys = [self.keys.request(request_id), self.keys.output(request_id)]
+        args: list[Any] = [
+            self.keys.prefix,
+            request_id,
+            delivery.queue,
+            delivery.entry_id,
+            worker_id,
+            incarnation or worker_id,
         ]
-        args = [self.keys.prefix, delivery.request_id, delivery.entry_id, worker_id, attempt, RETENTION_S]
-        reply = await self._claim(keys=keys, args=args)
+        reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
         if reply[0] == b"dropped":
             return None
-        _, body, gateway, emitted, waited_ms, logged = reply
-        return Claim(delivery.request_id, attempt, _text(gateway), body, int(emitted), int(waited_ms), tuple(logged))
+        _, body, gateway, priority_class, emitted, waited_ms, deaths, logged = reply
+        return Claim(
+            request_id,
+            attempt,
+            _text(gateway),
+            _text(priority_class),
+            body,
+            int(emitted),
+            int(waited_ms),
+            int(deaths),
+            tuple(logged),
+        )
+
+    async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Keep the leases of running requests, (id, attempt) each; returns those that are another's by now."""
+        args = [self.keys.prefix, worker_id, *(part for attempt in attempts for part in attempt)]
+        lost = [_text(part) for part in await self._renew(keys=[self.keys.load], args=args)] if attempts else []
+        return list(zip(lost[::2], lost[1::2], strict=True))
+
+    async def release(self, attempts: Sequence[tuple[str, str]]) -> int:
+        """Hand running requests back, (id, attempt) each, for another worker to go on with; returns how many."""
+        args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
+        return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
+
+    async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[Delivery]:
+        """Take over up to `count` requests whose workers have not renewed them for `lease_ms`."""
+        found: list[Delivery] = []
+        for name in QUEUES:
+            start: Any = "0-0"
+            while len(found) < count:
+                reply: Any = await self.client.xautoclaim(
+                    self.keys.queue(name), GROUP, worker_id, lease_ms, start_id=start, count=count - len(found)
+                )
+                start, entries = reply[0], reply[1]
+                found += [_delivery(name, entry_id, fields) for entry_id, fields in entries if entry_id is not None]
+                if _text(start) == "0-0":
+                    break
+        return found
+
+    async def gateways_of(self, request_ids: Sequence[str]) -> dict[str, str]:
+        """The gateway that waits for each of these requests; '' for one that runs in the background or is unknown."""
+        pipe = self.client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.hmget(self.keys.request(request_id), "gateway", "background")
+        replies = await pipe.execute() if request_ids else []
+        return {
+            request_id: "" if background or gateway is None else _text(gateway)
+            for request_id, (gateway, background) in zip(request_ids, replies, strict=True)
+        }
+
+    async def live_gateways(self, gateway_ids: Sequence[str]) -> set[str]:
+        """Those of these gateways that hold their lease."""
+        pipe = self.client.pipeline(transaction=False)
+        for gateway_id in gateway_ids:
+            pipe.exists(gateway_lease(gateway_id))
+        replies = await pipe.execute() if gateway_ids else []
+        return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
 
     async def commit_step(self, worker_id: str, commits: Sequence[StepCommit]) -> StepReply:
         """Log and publish one step's tokens under the fence. Repeat the identical call if it fails."""
@@ -234,6 +381,12 @@ class Broker:
         await pipe.execute()
 
 
+def _delivery(queue: str, entry_id: Any, fields: Any) -> Delivery:
+    fields = fields or {}  # the entry was deleted while it was pending: claim removes it
+    request_id, cost = _text(fields.get(b"id", b"")), fields.get(b"cost", b"0")
+    return Delivery(queue, _text(entry_id), request_id, int(cost) if cost.isdigit() else 0)
+
+
 class QueueReader:
     """Reads the queues of a lane for one worker over its own blocking connection. Never cancel `read`."""
 
@@ -252,38 +405,32 @@ class QueueReader:
     async def pending(self) -> list[Delivery]:
         """What this worker was handed before and has not finished: read at start and after any failed read."""
         self._connection_id = await self.client.client_id()
-        return await self._read(PRIORITY_CLASSES, start="0", count=None, block_ms=None)
+        return await self._read(QUEUES, start="0", count=None, block_ms=None)
 
-    async def read(self, count: int, block_ms: int) -> list[Delivery]:
-        """Up to `count` new requests, higher classes first; waits up to `block_ms` if there are none.
+    async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[Delivery]:
+        """Up to `count` new requests, of the first of `queues` first; waits up to `block_ms` if there are none.
 
-        A read that waited can return one request of each class, so at most two more than `count`.
+        A read that waited can return one request of each queue.
         """
         found: list[Delivery] = []
-        for priority_class in PRIORITY_CLASSES:
+        for name in queues:
             if len(found) < count:
-                found += await self._read((priority_class,), start=">", count=count - len(found), block_ms=None)
+                found += await self._read((name,), start=">", count=count - len(found), block_ms=None)
         if found or block_ms <= 0:
             return found
-        return await self._read(PRIORITY_CLASSES, start=">", count=1, block_ms=block_ms)
+        return await self._read(queues, start=">", count=1, block_ms=block_ms)
 
     async def _read(
-        self, classes: Sequence[str], *, start: str, count: int | None, block_ms: int | None
+        self, queues: Sequence[str], *, start: str, count: int | None, block_ms: int | None
     ) -> list[Delivery]:
-        streams: dict[Any, Any] = {self.keys.queue(name): start for name in classes}
-        by_stream = {self.keys.queue(name): name for name in classes}
+        streams: dict[Any, Any] = {self.keys.queue(name): start for name in queues}
+        by_stream = {self.keys.queue(name): name for name in queues}
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
-        found = []
-        for stream, entries in reply or []:
-            for entry_id, fields in entries:
-                if not fields:
-                    fields = {}  # the entry was deleted while it was pending: claim removes it
-                request_id = _text(fields.get(b"id", b""))
-                cost = fields.get(b"cost", b"0")
-                found.append(
-                    Delivery(by_stream[_text(stream)], _text(entry_id), request_id, int(cost) if cost.isdigit() else 0)
-                )
-        return found
+        return [
+            _delivery(by_stream[_text(stream)], entry_id, fields)
+            for stream, entries in reply or []
+            for entry_id, fields in entries
+        ]
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,9 @@ GROUP = "workers"
 # Queues in the order in which workers look at them.
 PRIORITY_CLASSES = ("interactive", "standard", "batch")
 DEFAULT_CLASS = "standard"
+# Requests that a worker handed back unfinished; read before all classes.
+HANDED = "handed"
+QUEUES = (HANDED, *PRIORITY_CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +27,26 @@ class LaneKeys:
     def prefix(self) -> str:
         return f"{NAMESPACE}:{{{self.lane}}}:"
 
-    def queue(self, priority_class: str = DEFAULT_CLASS) -> str:
-        """Stream of waiting and running requests of a class; entries hold `id` and `cost` only."""
-        return f"{self.prefix}queue:{priority_class}"
+    def queue(self, name: str = DEFAULT_CLASS) -> str:
+        """Stream of waiting and running requests, one of QUEUES; entries hold `id` and `cost` only."""
+        return f"{self.prefix}queue:{name}"
 
     def request(self, request_id: str) -> str:
-        """Hash: body, state, attempt, owner, gateway, emitted, outcome."""
+        """Hash: body, about, state, attempt, owner, gateway, emitted, deaths, outcome."""
         return f"{self.prefix}req:{request_id}"
 
     def output(self, request_id: str) -> str:
         """Stream: the output log, entry id `<tokens so far>-0`."""
         return f"{self.prefix}out:{request_id}"
+
+    def idempotency(self, key: str) -> str:
+        """Hash with a TTL: which call an idempotency key stands for."""
+        return f"{self.prefix}idem:{key}"
+
+    @property
+    def dead(self) -> str:
+        """Stream: requests that were given up because their workers died."""
+        return f"{self.prefix}dead"
 
     @property
     def load(self) -> str:

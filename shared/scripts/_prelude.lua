@@ -14,13 +14,18 @@ local function add_load(prefix, class, requests, tokens)
     redis.call('HINCRBY', load, 'tokens:' .. class, tokens)
 end
 
+-- Remove an entry from a queue and from the list of what its workers have pending.
+local function take_off_queue(prefix, queue, entry)
+    local stream = prefix .. 'queue:' .. queue
+    redis.call('XACK', stream, 'workers', entry)
+    redis.call('XDEL', stream, entry)
+end
+
 -- End a request: outcome, entry off the queue, counter, expiry. The caller has checked that it is not done yet.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
-    local queued = redis.call('HMGET', req, 'class', 'entry')
-    local queue = prefix .. 'queue:' .. queued[1]
-    redis.call('XACK', queue, 'workers', queued[2])
-    redis.call('XDEL', queue, queued[2])
+    local queued = redis.call('HMGET', req, 'queue', 'entry')
+    take_off_queue(prefix, queued[1], queued[2])
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
     redis.call('EXPIRE', req, retention_s)
@@ -38,4 +43,13 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
     end
     redis.call('PUBLISH', prefix .. 'gateway:' .. req[2], item)
     finish(prefix, id, outcome, retention_s)
+end
+
+-- Count that an attempt ended because its worker died or lost its lease. Without a new token since the last time the
+-- same may happen for ever: true from the `limit`th time on, and after ten times in all.
+local function has_died_too_often(req, emitted, limit)
+    local seen = redis.call('HMGET', req, 'deaths', 'died_at')
+    local deaths = (emitted > tonumber(seen[2] or -1)) and 1 or tonumber(seen[1] or 0) + 1
+    redis.call('HSET', req, 'deaths', deaths, 'died_at', emitted)
+    return redis.call('HINCRBY', req, 'all_deaths', 1) >= 10 or deaths >= limit
 end

@@ -1,24 +1,26 @@
 -- Take a delivered request for one attempt, with the tokens that earlier attempts emitted.
---   KEYS  request hash, queue stream, output log
---   ARGV  prefix, id, entry id, worker, attempt token (random, one per delivery, never reused), retention (s)
---   ->    {'claimed', body, gateway, emitted, waited_ms, {item, ...}} | {'dropped', why}
+--   KEYS  request hash, output log
+--   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery, never
+--         reused), retention (s), deaths after which a request is quarantined
+--   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, {item, ...}} | {'dropped', why}
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
--- An owner before this one finds its attempt token in its mailbox: that attempt is over.
-local prefix, id, entry, worker, attempt, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+-- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
+-- worker died, or seemed to, with this request in its hands.
+local prefix, id, queue, entry, worker, incarnation, attempt, retention, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4],
+    ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 
 local function drop(why)
-    redis.call('XACK', KEYS[2], 'workers', entry)
-    redis.call('XDEL', KEYS[2], entry)
+    take_off_queue(prefix, queue, entry)
     return {'dropped', why}
 end
 
-local req = redis.call('HMGET', KEYS[1],
-    'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt', 'body', 'gateway', 'emitted', 'created')
-local state, cancel, deadline = req[1], req[3], tonumber(req[4] or 0)
+local req = redis.call('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
+    'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about')
+local state, cancel, deadline, emitted = req[1], req[3], tonumber(req[4] or 0), tonumber(req[11] or 0)
 if not state then
     return drop('unknown')
 end
-if state == 'done' or req[2] ~= entry then
+if state == 'done' or req[2] ~= entry or req[14] ~= queue then
     return drop(state)
 end
 local now = now_ms()
@@ -34,14 +36,23 @@ if deadline > 0 and now > deadline then
     return {'dropped', 'deadline'}
 end
 if req[8] ~= attempt then
-    if state == 'running' and req[7] and req[7] ~= worker then
-        redis.call('HSET', prefix .. 'worker:' .. req[7] .. ':mailbox', id, req[8])
+    if state == 'running' and req[13] ~= incarnation then
+        if req[7] ~= worker then
+            redis.call('HSET', prefix .. 'worker:' .. req[7] .. ':mailbox', id, req[8])
+        end
+        if has_died_too_often(KEYS[1], emitted, limit) then
+            redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', 1000, '*', 'id', id, 'class', req[5], 'worker', req[7],
+                'emitted', emitted, 'body', req[9], 'about', req[15])
+            finish_unowned(prefix, id, 'quarantined', 'the worker died each time it ran this request', retention)
+            return {'dropped', 'quarantined'}
+        end
     end
-    redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker)
+    redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker, 'incarnation', incarnation)
     redis.call('HINCRBY', KEYS[1], 'deliveries', 1)
 end
 local items = {}
-for _, logged in ipairs(redis.call('XRANGE', KEYS[3], '-', '+')) do
+for _, logged in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
     items[#items + 1] = logged[2][2]
 end
-return {'claimed', req[9], req[10], tonumber(req[11]), now - tonumber(req[12]), items}
+local deaths = tonumber(redis.call('HGET', KEYS[1], 'deaths') or 0)
+return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, items}

@@ -1,13 +1,27 @@
 -- Accept a request: hash, queue entry and load, or nothing.
---   KEYS  request hash, queue stream
---   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none)
---   ->    {'accepted', now_ms} | {'duplicate'} | {'full', queued requests, queued tokens}
--- Repeatable: the same id is accepted once, so a caller that lost the reply asks again.
+--   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
+--   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none),
+--         about (what a gateway must know to render the answer again), background ('1': runs on without a client),
+--         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s)
+--   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         | {'full', queued requests, queued tokens}
+-- Repeatable: the same id is accepted once, so a caller that lost the reply asks again. An idempotency key whose request
+-- is forgotten counts as unused.
 local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local fingerprint = ARGV[12]
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
     return {'duplicate'}
+end
+if fingerprint ~= '' then
+    local first = redis.call('HMGET', KEYS[3], 'id', 'fingerprint')
+    if first[1] and redis.call('EXISTS', prefix .. 'req:' .. first[1]) == 1 then
+        if first[2] ~= fingerprint then
+            return {'conflict'}
+        end
+        return {'same', first[1]}
+    end
 end
 local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
 local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
@@ -17,8 +31,13 @@ if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) 
 end
 local now = now_ms()
 local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
-redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'cost', cost,
-    'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0)
+redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
+    'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
+    'about', ARGV[10], 'background', ARGV[11])
+if fingerprint ~= '' then
+    redis.call('HSET', KEYS[3], 'id', id, 'fingerprint', fingerprint)
+    redis.call('EXPIRE', KEYS[3], ARGV[13])
+end
 add_load(prefix, class, 1, cost)
 redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
 return {'accepted', now}

@@ -1,0 +1,21 @@
+-- Hand running requests back with all their tokens, for any other worker to go on at once; it does not count as a death.
+--   KEYS  any of the lane (a cluster finds the node by it)
+--   ARGV  prefix, then for each request: id, attempt token
+--   ->    how many were handed back
+-- They go to a queue that is read before all others: their clients wait in the middle of an answer. Repeatable.
+local prefix = ARGV[1]
+local released = 0
+for i = 2, #ARGV, 2 do
+    local id = ARGV[i]
+    local key = prefix .. 'req:' .. id
+    local req = redis.call('HMGET', key, 'attempt', 'state', 'queue', 'entry', 'class', 'cost')
+    if req[1] == ARGV[i + 1] and req[2] == 'running' then
+        take_off_queue(prefix, req[3], req[4])
+        local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', req[6])
+        redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry)
+        redis.call('HDEL', key, 'attempt', 'owner', 'incarnation')
+        add_load(prefix, req[5], 1, tonumber(req[6]))
+        released = released + 1
+    end
+end
+return released
