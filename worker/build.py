@@ -81,6 +81,11 @@ def check(settings: WorkerSettings, device: torch.device) -> None:
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
             "token of every step; raise the first"
         )
+    if settings.beat_s > settings.lease_s / 2:
+        raise StartError(
+            f"--beat-s {settings.beat_s:g} is more than half of --lease-s {settings.lease_s:g}: a worker would "
+            "lose its requests by one late beat; lower the first or raise the second"
+        )
     if settings.preemption == "swap" and not settings.swap_gb:
         raise StartError(
             "--preemption swap needs host memory, and --swap-gb is 0: raise it, or take --preemption recompute"

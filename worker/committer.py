@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -67,6 +67,17 @@ class Committer:
     def num_running(self) -> int:
         return len(self._attempts)
 
+    @property
+    def attempts(self) -> list[tuple[str, str]]:
+        """The requests that run here, each with its attempt token."""
+        return [(request_id, attempt.token) for request_id, attempt in self._attempts.items()]
+
+    def lose(self, lost: Iterable[tuple[str, str]], engine: EngineLoop) -> None:
+        """Let go of attempts that are over."""
+        for request_id, token in lost:
+            if self._token(request_id) == token:
+                self._lose(request_id, engine)
+
     def put(self, commits: list[StepCommit]) -> None:
         """Take the results of a step; those of attempts that are over fall away. Call it on the event loop."""
         for commit in commits:
@@ -124,9 +135,7 @@ class Committer:
 
     def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
-        for request_id, token in reply.lost:
-            if self._token(request_id) == token:
-                self._lose(request_id, engine)
+        self.lose(reply.lost, engine)
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:

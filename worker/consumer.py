@@ -3,16 +3,22 @@
 A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it
 ends by itself within BLOCK_S. After a failed read the worker looks at its own pending entries once, for the same
 reason.
+
+Higher classes are read first, and a full engine still takes what may displace lower ones. So that nobody starves, every
+fourth read takes one standard request first and every eighth one of batch, and these count as of the highest class.
+
+What another worker has not renewed in time is taken over. A request with which workers have died twice runs alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 
 from redis.exceptions import RedisError, ResponseError
 
-from shared.broker import Broker, Delivery, QueueReader, StepCommit, new_id
+from shared.broker import Broker, Claim, Delivery, QueueReader, StepCommit, new_id
 from shared.keys import PRIORITY_CLASSES
 from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from shared.redis_clients import BLOCK_S
@@ -21,30 +27,55 @@ from worker.engine_loop import EngineLoop
 
 log = logging.getLogger(__name__)
 
-# How soon a full engine is asked again for room.
+# How soon a full engine is asked again for room, and how soon higher classes are looked at that may displace others.
 FULL_S = 0.01
+DISPLACE_S = 0.05
 RETRY_S = 0.2
 RETRY_LIMIT_S = 2.0
+# Every so many reads a lower class comes first, with one request.
+TURNS = ((8, "batch"), (4, "standard"))
+# From this death of a worker on its requests are run alone, so that the innocent finish.
+ALONE_AFTER_DEATHS = 2
 
 
 class Consumer:
-    """Claims deliveries and hands them to the engine."""
+    """Claims deliveries and hands them to the engine. `incarnation` names this process."""
 
-    def __init__(self, broker: Broker, reader: QueueReader, committer: Committer, engine: EngineLoop) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        reader: QueueReader,
+        committer: Committer,
+        engine: EngineLoop,
+        incarnation: str,
+        lease_s: float,
+    ) -> None:
         self._broker = broker
         self._reader = reader
         self._committer = committer
         self._engine = engine
+        self._incarnation = incarnation
+        self._lease_s = lease_s
         self._stopping = False
         self._look_back = True
+        self._reads = 0
+        # Requests that must run alone, with their logs; the first of them runs if `_is_alone`.
+        self._suspects: deque[tuple[Claim, GenerationRequest, tuple[StepItem, ...]]] = deque()
+        self._is_alone = False
+        # Not before a lease after Redis was away: nobody could renew, and that is no sign of death.
+        self._reclaims_at = 0.0
 
     def look_back(self) -> None:
         """Look at what is pending for this worker with the next read: something of it may be there to take again."""
         self._look_back = True
 
     def stop(self) -> None:
-        """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending for our return."""
+        """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending until its lease ends."""
         self._stopping = True
+
+    def redis_was_away(self) -> None:
+        """Give every worker a lease's time to renew before anything is taken from it."""
+        self._reclaims_at = asyncio.get_running_loop().time() + self._lease_s
 
     async def run(self) -> None:
         """Read until `stop`."""
@@ -55,11 +86,18 @@ class Consumer:
                     self._look_back = False
                     await self._broker.create_groups()
                     await self._take(await self._reader.pending())
-                room = self._engine.room
-                if room <= 0:
+                if self._suspects:
+                    self._run_suspects()
                     await asyncio.sleep(FULL_S)
                     continue
-                await self._take(await self._reader.read(room, int(1000 * BLOCK_S)))
+                room = self._engine.room
+                if room <= 0:
+                    await self._displace()
+                    continue
+                if await self._take_turn():
+                    room -= 1
+                if room > 0:
+                    await self._take(await self._reader.read(room, int(1000 * BLOCK_S)))
                 delay = RETRY_S
             except (RedisError, OSError) as error:
                 if isinstance(error, ResponseError) and "NOGROUP" not in str(error):
@@ -67,16 +105,60 @@ class Consumer:
                 else:
                     log.warning("reading the queue failed (%s); again in %.1f s", error, delay)
                 self._look_back = True
+                self.redis_was_away()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
 
-    async def _take(self, deliveries: list[Delivery]) -> None:
+    async def run_reclaim(self) -> None:
+        """Take over what other workers have not renewed, until `stop`."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            await asyncio.sleep(self._lease_s / 10)
+            room = self._engine.room
+            if room <= 0 or self._suspects or loop.time() < self._reclaims_at:
+                continue
+            try:
+                lease_ms = int(1000 * self._lease_s)
+                found = await self._broker.reclaim(self._reader.worker_id, lease_ms, room)
+                others = [delivery for delivery in found if not self._committer.runs(delivery.request_id)]
+                if others:
+                    log.warning(
+                        "taking over %d requests whose workers were silent for %g s", len(others), self._lease_s
+                    )
+                    await self._take(others)
+            except (RedisError, OSError) as error:
+                if not (isinstance(error, ResponseError) and "NOGROUP" in str(error)):
+                    log.warning("taking over requests failed: %s", error)
+                self.redis_was_away()
+                self._look_back = True
+
+    async def _take_turn(self) -> bool:
+        """One request of a lower class, if it is its turn and there is one."""
+        self._reads += 1
+        for every, name in TURNS:
+            if self._reads % every == 0:
+                found = await self._reader.read(1, 0, (name,))
+                await self._take(found, priority=0)
+                return bool(found)
+        return False
+
+    async def _displace(self) -> None:
+        """Take requests for which a full engine has room by displacing lower classes."""
+        for priority, room in enumerate(self._engine.displaceable):
+            if room > 0:
+                found = await self._reader.read(1, 0, (PRIORITY_CLASSES[priority],))
+                if found:
+                    await self._take(found)
+                    return
+        await asyncio.sleep(DISPLACE_S if any(self._engine.displaceable) else FULL_S)
+
+    async def _take(self, deliveries: list[Delivery], priority: int | None = None) -> None:
         for delivery in deliveries:
             if self._stopping:
                 return
             if self._committer.runs(delivery.request_id):
                 continue
-            claim = await self._broker.claim(delivery, self._reader.worker_id, new_id())
+            claim = await self._broker.claim(delivery, self._reader.worker_id, new_id(), self._incarnation)
             if claim is None:
                 continue
             try:
@@ -90,6 +172,31 @@ class Consumer:
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
             wanted = self._committer.register(claim, logged)
-            self._engine.add(request, claim.attempt, logged, PRIORITY_CLASSES.index(delivery.priority_class))
+            if claim.deaths >= ALONE_AFTER_DEATHS:
+                log.warning("request %s has seen %d workers die: it runs alone", claim.request_id, claim.deaths)
+                self._suspects.append((claim, request, logged))
+                continue
+            self._start(claim, request, logged, priority)
             if not wanted:
                 self._engine.finish(request.id, "cancelled")
+
+    def _start(
+        self,
+        claim: Claim,
+        request: GenerationRequest,
+        logged: tuple[StepItem, ...],
+        priority: int | None = None,
+    ) -> None:
+        if priority is None:
+            priority = PRIORITY_CLASSES.index(claim.priority_class)
+        self._engine.add(request, claim.attempt, logged, priority)
+
+    def _run_suspects(self) -> None:
+        """Start the first of those that must run alone once nothing else runs; forget those that are over."""
+        running = [suspect for suspect in self._suspects if self._committer.runs(suspect[0].request_id)]
+        if len(running) < len(self._suspects):
+            self._is_alone = self._is_alone and bool(running) and running[0] is self._suspects[0]
+            self._suspects = deque(running)
+        if running and not self._is_alone and self._committer.num_running == len(running):
+            self._is_alone = True
+            self._start(*running[0], priority=0)

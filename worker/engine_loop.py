@@ -68,6 +68,8 @@ class EngineLoop(threading.Thread):
         self._known = 0
         self._adding = 0
         self._room = engine.room()
+        # Rows that a request of each class but the last may take from lower ones.
+        self.displaceable = (0, 0)
         self._slowest_step_s = 0.0
         self.failure: BaseException | None = None
         self.ticks = 0
@@ -141,6 +143,7 @@ class EngineLoop(threading.Thread):
             self.ticked_at = time.monotonic()
             self.status = self._read_status()
             self._room = self._engine.room()
+            self.displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
             if commits or stepped:
                 self._emit(commits)
             if not self._engine.has_work and not self._engine.prepare():

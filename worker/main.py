@@ -46,7 +46,7 @@ def serve(settings: WorkerSettings) -> None:
 
     from worker.build import build_engine
     from worker.internal import PortError, bind
-    from worker.service import WorkerService
+    from worker.service import Leases, WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
@@ -59,7 +59,12 @@ def serve(settings: WorkerSettings) -> None:
     engine = build_engine(settings, name)
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
     service = WorkerService(
-        engine, model_name=name, worker_id=settings.name, redis_url=settings.redis_url, listener=listener
+        engine,
+        model_name=name,
+        worker_id=settings.name,
+        redis_url=settings.redis_url,
+        listener=listener,
+        leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
     )
     # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
@@ -18,12 +19,28 @@ from worker.consumer import Consumer
 from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
 from worker.internal import InternalServer
+from worker.orphans import Orphans
+from worker.watch import Watch
 
 log = logging.getLogger(__name__)
 
 
+# How long tasks may take to end after a failure.
+END_TIMEOUT_S = 3.0
+
+
 class EngineDied(RuntimeError):
     """The engine's thread has ended by itself. The process must end too: its requests go on in the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Times in seconds; see the settings of the same names."""
+
+    lease_s: float = 3.0
+    beat_s: float = BEAT_S
+    watchdog_s: float = 0.0
+    orphan_s: float = 30.0
 
 
 class WorkerService:
@@ -37,7 +54,9 @@ class WorkerService:
         worker_id: str,
         redis_url: str,
         listener: socket.socket | None = None,
+        leases: Leases = Leases(),
     ) -> None:
+        self._leases = leases
         self._model_name = model_name
         self._worker_id = worker_id
         self._redis_url = redis_url
@@ -71,13 +90,17 @@ class WorkerService:
 
         engine = EngineLoop(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
-        consumer = Consumer(broker, reader, committer, engine)
+        consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s)
+        watch = Watch(engine, self._leases.watchdog_s)
         internal = InternalServer(engine, self._listener) if self._listener else None
         engine.start()
+        watch.start()
         tasks = [
             asyncio.create_task(consumer.run(), name="consumer"),
             asyncio.create_task(committer.run(engine), name="committer"),
-            asyncio.create_task(self._heartbeat(broker, engine), name="heartbeat"),
+            asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
+            asyncio.create_task(consumer.run_reclaim(), name="reclaim"),
+            asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         dead = asyncio.create_task(died.wait(), name="engine")
@@ -102,6 +125,10 @@ class WorkerService:
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
+            await tasks[1]
+            if committer.attempts:
+                released = await broker.release(committer.attempts)
+                log.info("%d requests are handed back; other workers go on with them", released)
             self._ended.set()
             await asyncio.wait(tasks)
             for task in tasks:
@@ -111,8 +138,12 @@ class WorkerService:
             log.error("Redis failed while the worker was ending: %s", error)
         finally:
             engine.stop()
+            watch.stop()
+            self._ended.set()
+            consumer.stop()
             for task in (*tasks, stopped, dead):
                 task.cancel()
+            await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
             if internal:
                 await internal.close()
             await commands.aclose()
@@ -123,14 +154,11 @@ class WorkerService:
             async with asyncio.timeout(drain_s):
                 await committer.all_ended()
         except TimeoutError:
-            log.warning(
-                "%d requests still ran; they stay in the queue and go on when worker %s is back",
-                committer.num_running,
-                self._worker_id,
-            )
+            log.info("%d requests still run after %.1f s", committer.num_running, drain_s)
 
-    async def _heartbeat(self, broker: Broker, engine: EngineLoop) -> None:
-        """Beat only if the engine has ticked since the last beat: a worker that hangs stops counting as live.
+    async def _heartbeat(self, broker: Broker, engine: EngineLoop, committer: Committer, consumer: Consumer) -> None:
+        """Beat and renew leases, but only if the engine has ticked since the last time: a worker that hangs does not
+        count as live, and loses its requests.
 
         Ends by a flag: redis-py can swallow a cancellation that arrives inside a command.
         """
@@ -139,13 +167,15 @@ class WorkerService:
             if engine.ticks != seen:
                 seen = engine.ticks
                 try:
+                    committer.lose(await broker.renew(self._worker_id, committer.attempts), engine)
                     await broker.beat(self._card(engine), engine.status.slowest_step_s)
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
+                    consumer.redis_was_away()
             else:
-                log.warning("the engine has not moved for %.0f s", BEAT_S)
+                log.warning("the engine has not moved for %.0f s", self._leases.beat_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(self._leases.beat_s):
                     await self._ended.wait()
 
     def _card(self, engine: EngineLoop) -> WorkerCard:

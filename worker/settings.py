@@ -90,7 +90,27 @@ class WorkerSettings:
         maximum=65535,
         help="Their port; 0 takes a free one, which the log names. More workers of `quire serve` take the next ones.",
     )
-    drain_s: float = option(2.0, minimum=0, maximum=86400, help="Time that running requests get when told to stop.")
+    drain_s: float = option(
+        2.0,
+        minimum=0,
+        maximum=86400,
+        help="Time that running requests get when told to stop; then other workers go on with them.",
+    )
+    lease_s: float = option(
+        3.0, minimum=0.5, maximum=3600, help="A worker that is silent for so long loses its requests to others."
+    )
+    beat_s: float = option(
+        1.0, minimum=0.05, maximum=600, help="How often a worker renews its leases; below --lease-s."
+    )
+    watchdog_s: float = option(
+        30.0, minimum=0, maximum=86400, help="A worker whose engine stands still for so long ends itself; 0 is never."
+    )
+    orphan_s: float = option(
+        30.0,
+        minimum=0,
+        maximum=86400,
+        help="A running request whose gateway is gone is cancelled after so long, unless a client comes back for it.",
+    )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
 
     @property

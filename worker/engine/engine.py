@@ -484,6 +484,13 @@ class Engine:
             return 0
         return max(0, scheduler.rows.num_free - scheduler.num_waiting)
 
+    def displaceable(self, priority: int) -> int:
+        """Rows that a request of this class may take from lower ones, less those that wait for them already."""
+        scheduler = self.scheduler
+        lower = sum(group.num_rows for group in scheduler.running if group.priority > priority)
+        waiting = sum(group.num_rows for group in scheduler.all_waiting() if group.priority <= priority)
+        return max(0, lower - waiting)
+
     def check_integrity(self) -> None:
         """Raise unless all bookkeeping agrees."""
         check_scheduler(self.scheduler)
