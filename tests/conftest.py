@@ -49,9 +49,11 @@ def children_of(pid: int) -> dict[int, str]:
 class QuireProcess:
     """A running `quire ...`. Its output is collected while it runs; `wait_for` waits for a line instead of a time."""
 
-    def __init__(self, arguments: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None, module: str = "ops.cli"
+    ) -> None:
         self.process = subprocess.Popen(
-            dying_with_parent([sys.executable, "-m", "ops.cli", *arguments]),  # also if the test run is killed
+            dying_with_parent([sys.executable, "-m", module, *arguments]),  # also if the test run is killed
             env=dict(environ),
             cwd=cwd,
             stdin=subprocess.DEVNULL,

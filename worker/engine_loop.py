@@ -25,7 +25,7 @@ from worker.engine.limits import RequestRefused
 log = logging.getLogger(__name__)
 
 # How often an idle engine shows that it lives. Far below the time after which a worker counts as stuck.
-IDLE_TICK_S = 0.25
+IDLE_TICK_S = 0.1
 
 T = TypeVar("T")
 

@@ -1,0 +1,38 @@
+"""`quire worker` with faults on order: steps that take their time, and prompts that kill or hang the process.
+
+The environment says which: TEST_STEP_S seconds for each step; a prompt with the token TEST_DEADLY_TOKEN kills the
+process as a defect in a kernel would; one with TEST_HANGING_TOKEN makes its step hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from ops.cli import main
+from worker.models.batch import ForwardBatch
+from worker.models.decoder import Decoder, KVCache
+
+STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
+DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))
+HANGING = int(os.environ.get("TEST_HANGING_TOKEN", "-1"))
+
+_forward = Decoder.forward
+
+
+def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+    time.sleep(STEP_S)
+    if (batch.token_ids == DEADLY).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (batch.token_ids == HANGING).any():
+        time.sleep(3600)
+    return _forward(self, batch, kv_cache)
+
+
+if __name__ == "__main__":
+    Decoder.forward = forward  # type: ignore[method-assign]
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Real processes to break, real clients to watch, and the invariants that hold afterwards."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from ops.embedded_redis import EmbeddedRedis
+from shared.keys import GROUP, QUEUES, LaneKeys
+from tests.conftest import QuireProcess, clean_environ
+
+MODEL = "tiny"
+KEYS = LaneKeys(MODEL)
+STEP_S = 0.01
+
+
+@dataclass
+class Event:
+    """One SSE event, and when it came."""
+
+    at: float
+    id: str
+    data: str
+
+
+@dataclass
+class Stream:
+    """A client that reads an answer in a thread."""
+
+    url: str
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+    path: str = "/v1/completions"
+    method: str = "POST"
+
+    def __post_init__(self) -> None:
+        self.events: list[Event] = []
+        self.status = 0
+        self.failure: BaseException | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._response: http.client.HTTPResponse | None = None
+        self._changed = threading.Condition()
+        self._over = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+            body = json.dumps(self.body) if self.method == "POST" else None
+            self._connection.request(self.method, self.path, body, {"Content-Type": "application/json", **self.headers})
+            response = self._response = self._connection.getresponse()
+            self.status = response.status
+            event_id = ""
+            while line := response.readline():
+                if line.startswith(b"id: "):
+                    event_id = line[4:].decode().strip()
+                elif line.startswith(b"data: "):
+                    with self._changed:
+                        self.events.append(Event(time.monotonic(), event_id, line[6:].decode().strip()))
+                        self._changed.notify_all()
+        except (OSError, http.client.HTTPException) as error:
+            self.failure = error
+        finally:
+            if self._response is not None:
+                self._response.close()
+            if self._connection is not None:
+                self._connection.close()
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Go away as a client that is killed does."""
+        if self._connection is not None and self._connection.sock is not None:
+            self._connection.sock.shutdown(2)
+
+    def wait_events(self, count: int, timeout_s: float = 20) -> Stream:
+        """Wait until so many events with text have come."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.pieces) >= count or self._over, timeout_s), "no events"
+        return self
+
+    def wait_end(self, timeout_s: float = 40) -> Stream:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"the stream did not end; it has {len(self.events)} events"
+        return self
+
+    @property
+    def pieces(self) -> list[tuple[int, str]]:
+        """(choice, text) of each event."""
+        found = []
+        for event in self.events:
+            if event.data != "[DONE]":
+                for choice in json.loads(event.data).get("choices", ()):
+                    text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+                    if text:
+                        found.append((choice["index"], text))
+        return found
+
+    def text(self, choice: int = 0) -> str:
+        return "".join(text for index, text in self.pieces if index == choice)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        if self.events and self.events[-1].data != "[DONE]":
+            found: dict[str, Any] | None = json.loads(self.events[-1].data).get("error")
+            return found
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.events) and self.events[-1].data == "[DONE]"
+
+    @property
+    def longest_pause_s(self) -> float:
+        times = [event.at for event in self.events]
+        return max((b - a for a, b in pairwise(times)), default=0.0)
+
+
+class FaultStack:
+    """One Redis, and as many gateways and workers of the tiny model as a test starts."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.model = model
+        self.redis_server = EmbeddedRedis(folder)
+        self.redis_server.start()
+        self.redis = Redis.from_url(self.redis_server.url)
+        self.processes: list[QuireProcess] = []
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+        self.redis.close()
+        self.redis_server.stop()
+
+    def _start(self, module: str, arguments: tuple[str, ...], environ: dict[str, str]) -> QuireProcess:
+        common = ("--redis-url", self.redis_server.url, "--served-model-name", MODEL)
+        process = QuireProcess((*arguments, *common), clean_environ(**environ), None, module)
+        self.processes.append(process)
+        return process
+
+    def worker(self, name: str, *flags: str, ready: bool = True, **environ: str) -> QuireProcess:
+        """A worker whose steps take STEP_S; see `broken_worker` for what else it can be told."""
+        arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
+        process = self._start(
+            "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ
+        )
+        if ready:
+            process.wait_for("ready: worker")
+        return process
+
+    def gateway(self, *flags: str) -> tuple[QuireProcess, str]:
+        """A gateway on a free port, and its URL."""
+        process = self._start("ops.cli", ("gateway", str(self.model), "--port", "0", *flags), {})
+        return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
+
+    def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.02)
+
+    def totals(self) -> dict[str, int]:
+        return {name.decode(): int(count) for name, count in self.redis.hgetall(KEYS.totals).items()}
+
+    def is_drained(self) -> bool:
+        """Nothing waits, runs or is pending."""
+        for name in QUEUES:
+            queue = KEYS.queue(name)
+            if self.redis.exists(queue) and (self.redis.xlen(queue) or self.redis.xpending(queue, GROUP)["pending"]):
+                return False
+        return all(int(count) == 0 for count in self.redis.hvals(KEYS.load))
+
+    def assert_invariants(self) -> None:
+        """I1, I2 and I5 of docs/protocol.md, once everything has ended."""
+        self.wait(self.is_drained)
+        totals = self.totals()
+        assert totals.pop("accepted") == sum(totals.values())
+        for key in self.redis.scan_iter(KEYS.prefix + "out:*"):
+            ends = [entry.decode().split("-") for entry, _ in self.redis.xrange(key)]
+            numbers = [int(end) for end, _ in ends]
+            assert numbers == sorted(numbers), "the log goes back"
+            assert [kind for _, kind in ends].count("1") == 1, "a log without exactly one end"
+            assert self.redis.ttl(key) > 0
+        for key in self.redis.scan_iter(KEYS.prefix + "req:*"):
+            assert self.redis.hget(key, "state") == b"done"
+            assert self.redis.ttl(key) > 0

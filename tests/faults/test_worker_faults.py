@@ -1,0 +1,199 @@
+"""Workers die, hang, sleep and leave. Their clients see a pause, and the text that they would have seen without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.conftest import QuireProcess
+from tests.faults.stack import KEYS, FaultStack, Stream
+
+# Greedy; drawn, with penalties, twice; with a stop string that is matched in pieces.
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "max_tokens": 150},
+    "drawn": {
+        "temperature": 1,
+        "seed": 7,
+        "n": 2,
+        "presence_penalty": 0.6,
+        "repetition_penalty": 1.1,
+        "max_tokens": 120,
+    },
+    "top": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 11, "max_tokens": 150, "min_tokens": 20},
+}
+FAST = ("--lease-s", "1", "--beat-s", "0.25")
+
+
+def body(name: str) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": f"w10 w20 w30 {name}", "ignore_eos": True, **REQUESTS[name]}
+
+
+def undisturbed(url: str, name: str) -> list[str]:
+    """The texts of a request that nothing happens to."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body(name)).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return [choice["text"] for choice in json.load(response)["choices"]]
+
+
+def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuireProcess]]:
+    """The URL of a gateway, and two workers behind it."""
+    _, url = stack.gateway()
+    workers = {name: stack.worker(name, *flags, ready=False) for name in ("a", "b")}
+    for worker in workers.values():
+        worker.wait_for("ready: worker")
+    return url, workers
+
+
+def start_streams(url: str) -> dict[str, Stream]:
+    """All requests at once, each in the middle of its answer."""
+    streams = {name: Stream(url, body(name) | {"stream": True}) for name in REQUESTS}
+    for stream in streams.values():
+        stream.wait_events(10)
+    return streams
+
+
+def owner(stack: FaultStack, workers: dict[str, QuireProcess]) -> QuireProcess:
+    """A worker that has some of the running requests in its hands; it is not asked for more than one."""
+    owners = [stack.redis.hget(key, "owner") for key in stack.redis.scan_iter(KEYS.prefix + "req:*")]
+    running = [name.decode() for name in owners if name is not None]
+    assert running, "nothing runs"
+    return workers[max(workers, key=running.count)]
+
+
+def assert_same(streams: dict[str, Stream], expected: dict[str, list[str]]) -> None:
+    for name, stream in streams.items():
+        stream.wait_end()
+        assert stream.is_complete, stream.error
+        assert [stream.text(index) for index in range(len(expected[name]))] == expected[name]
+
+
+def longest_pause(streams: dict[str, Stream]) -> float:
+    return max(stream.longest_pause_s for stream in streams.values())
+
+
+def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultStack) -> None:
+    url, workers = two_workers(stack, *FAST)
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    os.kill(owner(stack, workers).pid, signal.SIGKILL)
+    assert_same(streams, expected)
+    # The lease, and the time to notice that it is over and to compute what was there.
+    assert longest_pause(streams) < 1.0 + 1.0
+    stack.assert_invariants()
+
+
+def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    worker = stack.worker("a", *FAST)
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    os.kill(worker.pid, signal.SIGKILL)
+    stack.worker("a", *FAST)
+    assert_same(streams, expected)
+    stack.assert_invariants()
+
+
+def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: FaultStack) -> None:
+    url, workers = two_workers(stack, "--drain-s", "0.2")
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    leaving = owner(stack, workers)
+    leaving.send(signal.SIGTERM)
+    assert_same(streams, expected)
+    assert leaving.wait() == 0
+    leaving.wait_for("requests are handed back")
+    assert longest_pause(streams) < 1.0
+    assert {int(stack.redis.hget(key, "deaths") or 0) for key in stack.redis.scan_iter(KEYS.prefix + "req:*")} == {0}
+    stack.assert_invariants()
+
+
+def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack) -> None:
+    url, workers = two_workers(stack, *FAST)
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    sleeper = owner(stack, workers)
+    sleeper.send(signal.SIGSTOP)
+    time.sleep(1.6)
+    sleeper.send(signal.SIGCONT)
+    assert_same(streams, expected)
+    sleeper.wait_for("is over: Redis or another worker has it otherwise")
+    stack.assert_invariants()
+    # It is as good as any other again.
+    assert undisturbed(url, "greedy") == expected["greedy"]
+
+
+def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    first = stack.worker("a", *FAST, "--watchdog-s", "2", TEST_HANGING_TOKEN="33")
+    expected = {"greedy": undisturbed(url, "greedy")}
+    stream = Stream(url, body("greedy") | {"stream": True}).wait_events(10)
+    hanging = Stream(url, {"model": "tiny", "prompt": [33, 5], "max_tokens": 4, "stream": True, "temperature": 0})
+    stack.worker("b", *FAST)
+    assert_same({"greedy": stream}, expected)
+    assert hanging.wait_end().is_complete
+    assert first.wait() == 70
+    assert "the engine has not moved" in first.stderr
+    stack.assert_invariants()
+
+
+def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    first = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    deadly = Stream(url, {"model": "tiny", "prompt": [44, 5], "max_tokens": 4, "stream": True, "temperature": 0})
+    worker = first
+    for _ in range(3):
+        assert worker.wait(30) == -signal.SIGKILL
+        if stack.totals().get("quarantined"):
+            break
+        worker = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44", ready=False)
+    last = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")
+    deadly.wait_end()
+    assert deadly.error is not None
+    assert deadly.error["code"] == "quarantined"
+    assert_same(streams, expected)
+    assert last.process.poll() is None
+    assert stack.totals()["quarantined"] == 1
+    assert stack.redis.xlen(KEYS.dead) == 1
+    stack.assert_invariants()
+
+
+def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(stack: FaultStack) -> None:
+    gateway, url = stack.gateway()
+    stack.worker("a", "--orphan-s", "1")
+    stream = Stream(url, body("greedy") | {"stream": True, "max_tokens": 1500}).wait_events(5)
+    os.kill(gateway.pid, signal.SIGKILL)
+    stream.wait_end()
+    stack.wait(lambda: stack.totals().get("cancelled") == 1, 20)
+    stack.assert_invariants()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_redis_that_comes_back_with_its_data_costs_a_pause(stack: FaultStack, how: str) -> None:
+    _, url = stack.gateway()
+    stack.worker("a")
+    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    streams = start_streams(url)
+    process = stack.redis_server.process
+    assert process is not None
+    time.sleep(1.2)  # the append-only file is written out every second
+    if how == "killed":
+        process.kill()
+        process.wait()
+        time.sleep(0.5)
+        stack.redis_server.start()
+    else:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+    assert_same(streams, expected)
+    stack.assert_invariants()
