@@ -82,6 +82,18 @@ def _run_chat(settings: Any, environ: Mapping[str, str]) -> int:
     return chat(settings, environ)
 
 
+def _dead_settings() -> type:
+    from ops.settings import DeadSettings
+
+    return DeadSettings
+
+
+def _run_dead(settings: Any, environ: Mapping[str, str]) -> int:
+    from ops.dead import dead
+
+    return dead(settings)
+
+
 def _run_gateway(settings: Any, environ: Mapping[str, str]) -> int:
     from gateway.main import run
 
@@ -149,6 +161,18 @@ COMMANDS = {
         ),
         _chat_settings,
         _run_chat,
+    ),
+    "dead": Command(
+        "Look at requests that were given up.",
+        "Requests with which three workers died, one after the other, are given up: they are here, to look at, to "
+        "queue again (as new requests, whose output stays in Redis for ten minutes) or to drop.",
+        (
+            "quire dead",
+            "quire dead show --entry 1763740800000-0",
+            "quire dead retry --entry 1763740800000-0 --redis-url redis://127.0.0.1:6379/0",
+        ),
+        _dead_settings,
+        _run_dead,
     ),
 }
 

@@ -46,6 +46,26 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeadSettings:
+    """Requests that were given up."""
+
+    action: str = option(
+        "list",
+        positional=True,
+        variable="QUIRE_DEAD_ACTION",
+        metavar="ACTION",
+        choices=("list", "show", "retry", "drop"),
+        help="What to do: list them all; show, retry or drop one.",
+    )
+    entry: str = option("", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Which one, as `list` names it.")
+    redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
+    served_model_name: str = option("", metavar="NAME", help="Of this model only; by default of all.")
+    count: int = option(
+        100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="How many are listed, at most."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatSettings:
     """A conversation in the terminal with any server that speaks the OpenAI API."""
 

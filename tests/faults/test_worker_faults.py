@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from typing import Any
@@ -164,7 +166,26 @@ def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(st
     assert last.process.poll() is None
     assert stack.totals()["quarantined"] == 1
     assert stack.redis.xlen(KEYS.dead) == 1
+    last.send(signal.SIGTERM)
+    assert last.wait() == 0
+    stack.worker("a", *FAST)  # a version that can take it
+    assert_dead_commands(stack)
     stack.assert_invariants()
+
+
+def assert_dead_commands(stack: FaultStack) -> None:
+    """`quire dead` lists, shows and retries what was given up."""
+
+    def quire(*arguments: str) -> str:
+        command = [sys.executable, "-m", "ops.cli", "dead", *arguments, "--redis-url", stack.redis_server.url]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    (line,) = quire("list").splitlines()
+    entry = line.split()[0]
+    assert json.loads(quire("show", "--entry", entry))["prompt_tokens"] == [44, 5]
+    request_id = quire("retry", "--entry", entry).split()[-1]
+    stack.wait(lambda: stack.redis.hget(KEYS.request(request_id), "outcome") == b"length")
+    assert quire("list") == ""
 
 
 def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(stack: FaultStack) -> None:
