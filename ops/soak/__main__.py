@@ -6,7 +6,7 @@ make soak ARGS="--minutes 1"
 python -m ops.soak --minutes 10 --seed 3 --workers 3 --gateways 2
 
 Prints requests, tokens, faults, takeovers, resumes, lost (must be 0), doubled or changed (must be 0) and the longest
-pause; writes soak.json and a plot of the throughput with the faults marked. Exit code 1 if anything was lost or changed.
+pause; writes soak.json and a plot of the throughput with the faults marked. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client that never gives up: when its stream breaks it comes back with the last event that it has, to any gateway."""
+"""A client that never gives up: when its stream breaks it comes back with its last event, to any gateway."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -34,7 +35,7 @@ class Record:
     @property
     def worst_pause_s(self) -> float:
         times = self.tokens_at
-        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+        return max((b - a for a, b in pairwise(times)), default=0.0)
 
 
 async def ask(
