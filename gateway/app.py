@@ -38,6 +38,9 @@ def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application
         [
             web.post("/v1/chat/completions", gateway.chat),
             web.post("/v1/completions", gateway.completions),
+            # Not for HEAD, which would attach to the request.
+            web.get("/v1/chat/completions/{id}/stream", gateway.resume_chat, allow_head=False),
+            web.get("/v1/completions/{id}/stream", gateway.resume_completion, allow_head=False),
             web.get("/v1/models", gateway.models),
             web.get("/v1/models/{name:.+}", gateway.one_model),
             web.get("/healthz", gateway.healthz),
@@ -87,14 +90,15 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
-    line = (
+    line: str = (
         f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request[REQUEST_ID]} ms={duration_ms:.0f}"
     )
     answer = request.get(ANSWER)
     if answer is None:
         return line
     outcome = answer.outcome.name if answer.outcome else "none"
-    return f"{line} outcome={outcome} prompt_tokens={answer.call.prompt_tokens} tokens={answer.tokens}"
+    line = f"{line} outcome={outcome} prompt_tokens={answer.about.prompt_tokens} tokens={answer.tokens}"
+    return line + " background" * int(answer.about.is_background) + " joined" * int(answer.is_joined)
 
 
 class _Protocol(RequestHandler):
@@ -155,9 +159,9 @@ class Runner(web.AppRunner):
         return server
 
 
-async def start_site(runner: web.AppRunner, host: str, port: int) -> int:
-    """Listen; the port that was taken. Raises OSError."""
-    site = web.TCPSite(runner, host, port, backlog=1024)
+async def start_site(runner: web.AppRunner, host: str, port: int, reuse_port: bool = False) -> int:
+    """Listen; the port that was taken. Raises OSError. With `reuse_port` the kernel spreads connections."""
+    site = web.TCPSite(runner, host, port, backlog=1024, reuse_port=reuse_port)
     await site.start()
     sockets: Any = site._server.sockets  # type: ignore[union-attr]
     return int(sockets[0].getsockname()[1])

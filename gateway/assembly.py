@@ -11,10 +11,14 @@ from shared.stopping import StopStringFilter
 
 
 class Piece(NamedTuple):
-    """What one delta adds for the client. `position`: tokens of the request that the client has with this piece."""
+    """What one delta adds for the client. `position`: tokens of the request that the client has with this piece.
+
+    `text` is what these tokens made certain; `rest` is what was held back until the choice ended.
+    """
 
     choice: int
     text: str
+    rest: str
     finish_reason: str | None
     position: int
     score: float | None = None
@@ -47,11 +51,11 @@ class _ChoiceText:
         if delta.finish_reason == "stop" and delta.matched_stop is None and token_ids[-1:]:
             # The end-of-sequence token is no text, even where the tokenizer does not know that it is special.
             token_ids = token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
-        self.finish_reason = delta.finish_reason
-        return self._filter.push(self._detokenizer.push(token_ids)) + self.finish()
+        return self._filter.push(self._detokenizer.push(token_ids))
 
-    def finish(self) -> str:
-        """What was held back until the end."""
+    def finish(self, reason: str) -> str:
+        """End the choice: what was held back until now."""
+        self.finish_reason = reason
         return self._filter.push(self._detokenizer.flush()) + self._filter.flush()
 
 
@@ -74,14 +78,16 @@ class Assembly:
             if choice.finish_reason is not None:
                 continue
             text = choice.push(delta)
-            if text or delta.finish_reason is not None:
-                pieces.append(Piece(delta.choice, text, delta.finish_reason, position, delta.score))
+            reason = delta.finish_reason
+            rest = "" if reason is None else choice.finish(reason)
+            if text or reason is not None:
+                pieces.append(Piece(delta.choice, text, rest, reason, position, delta.score))
         self.tokens = position
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(self._choices):
                 if choice.finish_reason is None:
-                    choice.finish_reason = item.outcome.name
-                    pieces.append(Piece(index, choice.finish(), choice.finish_reason, position))
+                    rest = choice.finish(item.outcome.name)
+                    pieces.append(Piece(index, "", rest, item.outcome.name, position))
         return pieces
 
 

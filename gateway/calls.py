@@ -6,10 +6,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.about import About
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.options import Options
 from gateway.parameters import shown
 from shared.messages import GenerationRequest, SamplingParams
+
+
+def request_id(call_id: str, index: int) -> str:
+    """The id of a call's request for the prompt `index`; the first has the id of the call."""
+    return f"{call_id}-{index}" if index else call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +30,25 @@ class Call:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    @property
-    def choices(self) -> int:
-        return len(self.prompts) * self.options.n
+    def about(self, dialect: str, created: int) -> About:
+        """What another gateway must know to answer the call."""
+        options = self.options
+        return About(
+            dialect=dialect,
+            created=created,
+            n=options.n,
+            include_usage=options.include_usage,
+            stop=self.sampling[0].stop,
+            prompt_tokens=self.prompt_tokens,
+            requests=len(self.prompts),
+            is_background=options.background,
+        )
 
     def requests(self, call_id: str) -> list[GenerationRequest]:
-        """The requests; the first has the id of the call, which is in the headers and in the log."""
+        """The requests; the id of the call, which is that of the first, is in the headers and in the log."""
         return [
             GenerationRequest(
-                id=f"{call_id}-{index}" if index else call_id,
+                id=request_id(call_id, index),
                 model=self.options.model,
                 prompt=prompt,
                 sampling=sampling,

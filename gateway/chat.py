@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import parameters, sse
-from gateway.assembly import Choice, Piece
+from gateway.about import About
+from gateway.assembly import Choice
 from gateway.calls import Call, Limits
 from gateway.conversation import read_messages
 from gateway.options import read_options
@@ -24,45 +25,43 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
 
 
 class Format:
-    """Renders the answer to one call."""
+    """Renders the answer to one call, and each event of its stream; ids are put before events elsewhere."""
 
+    dialect = "chat"
     prefix = "chatcmpl-"
 
-    def __init__(
-        self, call_id: str, model: str, created: int, choices: int, include_usage: bool, mark: sse.Mark
-    ) -> None:
-        self.mark = mark
+    def __init__(self, call_id: str, model: str, about: About) -> None:
         self._id = self.prefix + call_id
         self._model = model
-        self._created = created
-        self._choices = choices
-        head = f'{{"id":{sse.quote(self._id)},"object":"chat.completion.chunk","created":{created},'
+        self._created = about.created
+        self._choices = about.choices
+        head = f'{{"id":{sse.quote(self._id)},"object":"chat.completion.chunk","created":{about.created},'
         self._head = head + f'"model":{sse.quote(model)},"choices":['
-        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
-        self._text_head = [f'data: {self._head}{{"index":{index},"delta":{{"content":' for index in range(choices)]
+        self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
+        self._text_head = [
+            f'data: {self._head}{{"index":{index},"delta":{{"content":' for index in range(about.choices)
+        ]
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def opening(self) -> str:
+    def opening(self) -> list[str]:
         """The first event of each choice: who speaks."""
-        return "".join(
-            f'{self.mark(0)}data: {self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},'
+        return [
+            f'data: {self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},'
             f'"logprobs":null,"finish_reason":null}}]{self._tail}'
             for index in range(self._choices)
+        ]
+
+    def text(self, index: int, text: str) -> str:
+        return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
+
+    def finish(self, index: int, reason: str) -> str:
+        return (
+            f'data: {self._head}{{"index":{index},"delta":{{}},"logprobs":null,'
+            f'"finish_reason":{sse.quote(reason)}}}]{self._tail}'
         )
 
-    def piece(self, index: int, piece: Piece, position: int) -> str:
-        text = ""
-        if piece.text:
-            text = f"{self.mark(position)}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
-        if piece.finish_reason is not None:
-            text += (
-                f'{self.mark(position)}data: {self._head}{{"index":{index},"delta":{{}},"logprobs":null,'
-                f'"finish_reason":{sse.quote(piece.finish_reason)}}}]{self._tail}'
-            )
-        return text
-
-    def usage(self, usage: dict[str, int], position: int) -> str:
-        return sse.event(self.mark(position), f'{self._head}],"usage":{sse.dumps(usage)}}}')
+    def usage(self, usage: dict[str, int]) -> str:
+        return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
     def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
         """The answer in one piece."""

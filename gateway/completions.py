@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from gateway import parameters, sse
-from gateway.assembly import Choice, Piece
+from gateway.about import About
+from gateway.assembly import Choice
 from gateway.calls import Call, Limits
 from gateway.options import read_options
 from gateway.rendering import Renderer, read_prompts
@@ -25,39 +26,32 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
 
 
 class Format:
-    """Renders the answer to one call."""
+    """Renders the answer to one call, and each event of its stream; ids are put before events elsewhere."""
 
+    dialect = "completion"
     prefix = "cmpl-"
 
-    def __init__(
-        self, call_id: str, model: str, created: int, choices: int, include_usage: bool, mark: sse.Mark
-    ) -> None:
-        self.mark = mark
+    def __init__(self, call_id: str, model: str, about: About) -> None:
         self._id = self.prefix + call_id
         self._model = model
-        self._created = created
-        head = f'{{"id":{sse.quote(self._id)},"object":"text_completion","created":{created},'
+        self._created = about.created
+        head = f'{{"id":{sse.quote(self._id)},"object":"text_completion","created":{about.created},'
         self._head = head + f'"model":{sse.quote(model)},"choices":['
-        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
-        self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(choices)]
+        self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
+        self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(about.choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def opening(self) -> str:
-        return ""
+    def opening(self) -> list[str]:
+        return []
 
-    def piece(self, index: int, piece: Piece, position: int) -> str:
-        text = ""
-        if piece.text:
-            text = f"{self.mark(position)}{self._text_head[index]}{sse.quote(piece.text)}{self._text_tail}"
-        if piece.finish_reason is not None:
-            text += (
-                f'{self.mark(position)}{self._text_head[index]}"","logprobs":null,'
-                f'"finish_reason":{sse.quote(piece.finish_reason)}}}]{self._tail}'
-            )
-        return text
+    def text(self, index: int, text: str) -> str:
+        return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
 
-    def usage(self, usage: dict[str, int], position: int) -> str:
-        return sse.event(self.mark(position), f'{self._head}],"usage":{sse.dumps(usage)}}}')
+    def finish(self, index: int, reason: str) -> str:
+        return f'{self._text_head[index]}"","logprobs":null,"finish_reason":{sse.quote(reason)}}}]{self._tail}'
+
+    def usage(self, usage: dict[str, int]) -> str:
+        return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
     def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
         """The answer in one piece."""

@@ -71,6 +71,12 @@ class BodyTimeout(ApiError):
     closes = True
 
 
+class IdempotencyKeyReused(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    code = "idempotency_conflict"
+
+
 class BodyTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"

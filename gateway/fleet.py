@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 
 from gateway.cancellation import check_cancelled
 from gateway.model import ServedModel
+from gateway.rates import ServiceRate
 from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
@@ -28,6 +29,7 @@ class Fleet:
         self._task: asyncio.Task[None] | None = None
         self._leased_at = float("-inf")
         self.workers: tuple[WorkerCard, ...] = ()
+        self.rate = ServiceRate()
         self.redis_answers = False
         self.max_model_len = self._own_limit
         self.max_num_seqs = MAX_CHOICES
@@ -58,6 +60,7 @@ class Fleet:
                 await self._broker.refresh_gateway(self._gateway_id)
                 self._leased_at = now
             workers = tuple(await self._broker.live_workers())
+            self.rate.sample(now, await self._broker.read_totals())
         except (RedisError, OSError) as error:
             if self.redis_answers:
                 log.warning("Redis does not answer: %s", error)

@@ -73,7 +73,7 @@ async def _check_redis(settings: GatewaySettings) -> str:
 
 async def _listen(runner: Runner, settings: GatewaySettings) -> int:
     try:
-        return await start_site(runner, settings.host, settings.port)
+        return await start_site(runner, settings.host, settings.port, settings.reuse_port)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise StartError(

@@ -50,6 +50,9 @@ class Options:
     max_tokens: int | None
     seed: int | None
     cache_salt: str
+    background: bool
+    priority: str
+    timeout_s: float | None
     values: Mapping[str, Any]
 
     @property
@@ -81,6 +84,11 @@ def read_options(values: Mapping[str, Any]) -> Options:
     """The options among the values that `parameters.read` returned. Raises InvalidRequest."""
     if values["stream_options"] is not None and not values["stream"]:
         raise _refused("stream_options", "stream_options is allowed only with stream: true.")
+    if values["background"] and not values["stream"]:
+        raise _refused(
+            "background",
+            "background is true, which is allowed only with stream: true: it is streams that can be taken up again.",
+        )
     old, new = values["max_tokens"], values["max_completion_tokens"]
     if old is not None and new is not None and old != new:
         raise _refused(
@@ -96,6 +104,9 @@ def read_options(values: Mapping[str, Any]) -> Options:
         max_tokens=new if new is not None else old,
         seed=values["seed"],
         cache_salt=values["cache_salt"],
+        background=values["background"],
+        priority=values["priority"],
+        timeout_s=values["timeout"],
         values=values,
     )
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import InvalidRequest
+from shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from shared.messages import (
     MAX_CHOICES,
     MAX_LENGTH_PENALTY,
@@ -114,6 +116,12 @@ def early_stopping(name: str, value: Any) -> str:
     return "never"
 
 
+def priority(name: str, value: Any) -> str:
+    if type(value) is not str or value not in PRIORITY_CLASSES:
+        raise invalid(name, value, f"one of {', '.join(PRIORITY_CLASSES)}")
+    return value
+
+
 def cache_salt(name: str, value: Any) -> str:
     salt = text(name, value)
     if not 1 <= len(salt) <= MAX_SALT_LENGTH:
@@ -164,6 +172,9 @@ COMMON: dict[str, Parameter] = {
     "length_penalty": Parameter(number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)),
     "early_stopping": Parameter(early_stopping),
     "cache_salt": Parameter(cache_salt, ""),
+    "background": Parameter(flag, False),
+    "priority": Parameter(priority, DEFAULT_CLASS),
+    "timeout": Parameter(number(0, sys.float_info.max)),
     "stop": Parameter(stop, ()),
     "max_tokens": Parameter(_TOKENS),
     "max_completion_tokens": Parameter(_TOKENS),

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from types import ModuleType
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+from redis.exceptions import RedisError
 
-from gateway import answers, chat, completions, sse
+from gateway import answers, chat, completions, joining, sse
 from gateway.answers import ANSWER, Answer
-from gateway.calls import Call, Limits
+from gateway.calls import Call, Limits, request_id
 from gateway.errors import REQUEST_ID
+from gateway.events import Events, stream
 from gateway.fleet import Fleet
+from gateway.joining import Known
 from gateway.model import ServedModel
 from gateway.parsing import read_object
 from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
-from gateway.streams import Fanout
-from gateway.submission import Submission
+from gateway.streams import Fanout, Outputs
+from gateway.submission import Submission, down
 from gateway.subscription import Subscription
+from gateway.terms import read_terms
 from shared.broker import Broker, QueueBounds, new_id
+from shared.messages import MessageError
 from shared.redis_clients import command_client, pubsub_client
 
 log = logging.getLogger("gateway")
@@ -31,6 +36,7 @@ log = logging.getLogger("gateway")
 CANCEL_TIMEOUT_S = 3.0
 
 Reader = Callable[[dict[str, Any], Limits, Renderer], Awaitable[Call]]
+FormatClass = type[chat.Format] | type[completions.Format]
 
 
 class Gateway:
@@ -42,6 +48,7 @@ class Gateway:
         self.id = settings.gateway_id or new_id()
         self.started = answers.created()
         self.draining = False
+        self.corrupt_abouts = 0
 
     async def start(self) -> None:
         settings = self.settings
@@ -53,7 +60,7 @@ class Gateway:
         self.fanout = Fanout(self.broker, settings.keepalive_s)
         self.subscription = Subscription(self._pubsub, self.broker.keys.channel(self.id), self.fanout)
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
-        self.submission = Submission(self.broker, self.id, bounds, self.subscription.ready)
+        self.submission = Submission(self.broker, self.id, bounds, self.fleet, self.subscription.ready, self.fanout.has)
         self.subscription.start()
         await self.fleet.start()
 
@@ -80,39 +87,119 @@ class Gateway:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        return await self._serve(request, chat.read, chat)
+        return await self._serve(request, chat.read, chat.Format)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        return await self._serve(request, completions.read, completions)
+        return await self._serve(request, completions.read, completions.Format)
 
-    async def _serve(self, request: web.Request, read: Reader, dialect: ModuleType) -> web.StreamResponse:
-        body = await read_object(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
+    async def resume_chat(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/chat/completions/{id}/stream"""
+        return await self._resume(request, chat.Format)
+
+    async def resume_completion(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/completions/{id}/stream"""
+        return await self._resume(request, completions.Format)
+
+    async def _serve(self, request: web.Request, read: Reader, format_: FormatClass) -> web.StreamResponse:
+        settings = self.settings
+        body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
         call = await read(body, self.limits, self.renderer)
+        terms = read_terms(
+            request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
+        )
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
-        options = call.options
-        mark = sse.mark_for(request.headers)
-        form = dialect.Format(call_id, self.model.name, answers.created(), call.choices, options.include_usage, mark)
-        outputs = self.fanout.open([item.id for item in requests])
-        answer = Answer(call, self.model, outputs)
+        about = call.about(format_.dialect, answers.created())
+        with self._listening([item.id for item in requests]) as outputs:
+            first = await self.submission.submit(requests, about.encode(), terms)
+            if first == call_id:
+                outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
+                outputs.is_background = terms.is_background
+                answer = Answer(about, self.model, outputs)
+                return await self._answer(
+                    request, answer, format_(call_id, self.model.name, about), call.options.stream
+                )
+        # The idempotency key was used before: this is the answer to that call.
+        ids = [request_id(first, index) for index in range(len(requests))]
+        with self._listening(ids) as outputs:
+            joined = await self._join(outputs, format_.dialect)
+            if joined is None:
+                raise down(f"request {first} of an idempotency key is gone")
+            known = joined[0]
+            request[REQUEST_ID] = first
+            answer = Answer(known.about, self.model, outputs, is_joined=True)
+            return await self._answer(
+                request, answer, format_(first, self.model.name, known.about), call.options.stream
+            )
+
+    async def _answer(
+        self, request: web.Request, answer: Answer, form: answers.Format, is_stream: bool
+    ) -> web.StreamResponse:
         request[ANSWER] = answer
-        try:
-            await self.submission.submit(requests)
-            outputs.accepted = True
-            if options.stream:
-                return await answers.stream(request, answer, form, self.settings.write_timeout_s)
+        if not is_stream:
             return await answers.collect(answer, form)
+        events = Events(answer, form, sse.takes_ids(request.headers))
+        return await stream(request, answer, events, events.opening(), self.settings.write_timeout_s)
+
+    async def _resume(self, request: web.Request, format_: FormatClass) -> web.StreamResponse:
+        after = joining.read_event_id(request)
+        call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
+        self.submission.check_subscribed()
+        with self._listening([call_id]) as outputs:
+            joined = await self._join(outputs, format_.dialect)
+            if joined is None:
+                raise joining.not_found()
+            known, is_done = joined
+            request[REQUEST_ID] = call_id
+            answer = Answer(known.about, self.model, outputs, is_joined=True)
+            request[ANSWER] = answer
+            form = format_(call_id, self.model.name, known.about)
+            events = Events(answer, form, sse.takes_ids(request.headers), after)
+            beginning = await joining.catch_up(answer, events, after, known, is_done)
+            return await stream(request, answer, events, beginning, self.settings.write_timeout_s)
+
+    async def _join(self, outputs: Outputs, dialect: str) -> tuple[Known, bool] | None:
+        """Have the requests of a call published to this gateway: what is known of the first, and whether it is done.
+
+        None if the call is unknown or of another dialect. Raises BrokerDown or InvalidRequest.
+        """
+        ids = list(outputs.cursors)
+        try:
+            known = await joining.look_up(self.broker, ids[0])
+            # Looked at before it is touched: to attach is to take the output away from another gateway.
+            if known is None or known.about.dialect != dialect:
+                return None
+            if known.about.requests != len(ids):
+                raise joining.several_prompts(known.about.requests)
+            attachments = [await self.broker.attach(id_, self.id) for id_ in ids]
+        except (RedisError, OSError) as error:
+            raise down(str(error)) from error
+        except MessageError as error:
+            self._note_corrupt_about(ids[0], error)
+            return None
+        if attachments[0] is None:
+            return None
+        outputs.accept(known.left_s, is_logged=True)
+        outputs.is_background = known.about.is_background
+        return known, attachments[0].is_done
+
+    def _note_corrupt_about(self, call_id: str, error: MessageError) -> None:
+        self.corrupt_abouts += 1
+        if self.corrupt_abouts == 1:
+            log.error("what is noted about call %s is corrupt (this is said once): %s", call_id, error)
+
+    @contextmanager
+    def _listening(self, ids: Sequence[str]) -> Iterator[Outputs]:
+        """The output of requests, for one HTTP request. What nobody here wants after it is cancelled."""
+        outputs = self.fanout.open(ids)
+        try:
+            yield outputs
         finally:
             self.fanout.close(outputs)
-            if outputs.accepted:
+            if outputs.accepted and not outputs.is_background:
                 # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
-                self.submission.canceller.cancel(outputs.unfinished)
-                self._count_ends(answer)
-
-    def _count_ends(self, answer: Answer) -> None:
-        for _ in range(len(answer.outputs.cursors) - len(answer.outputs.unfinished)):
-            self.submission.rate.count()
+                self.submission.canceller.cancel([id_ for id_ in outputs.unfinished if not self.fanout.has(id_)])
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""

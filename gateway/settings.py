@@ -21,6 +21,7 @@ class GatewaySettings:
     served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
     port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
+    reuse_port: bool = option(False, help="Let several gateways of this machine share the port (SO_REUSEPORT).")
     redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
     gateway_id: str = option("", help="Name of this gateway in the queue, unique; by default drawn at start.")
     max_model_len: int = option(
@@ -44,6 +45,12 @@ class GatewaySettings:
         minimum=1,
         maximum=4096,
         help="Largest number of sequences in one call: prompts times `n`, `best_of` or `beam_width`.",
+    )
+    default_timeout_s: float = option(
+        0.0, minimum=0, maximum=86400, help="Deadline of calls that name none, in seconds; 0 is none."
+    )
+    max_timeout_s: float = option(
+        3600.0, minimum=0.001, maximum=86400, help="Longest deadline that a call may name, in seconds."
     )
     body_timeout_s: float = option(20.0, minimum=0.1, maximum=3600, help="Time that a client has to send its body.")
     write_timeout_s: float = option(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,8 @@ MAX_WAITING = 256
 # A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
 SILENCE_S = 0.5
 MAX_SILENCE_S = 4.0
+# A request that has not ended so long after its deadline has no worker that would end it.
+OVERDUE_S = 1.0
 # Entries of the log that are read at once.
 PAGE = 256
 
@@ -60,6 +63,22 @@ class Cursor:
         return item
 
 
+def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
+    """The item in two where token `at` is inside it."""
+    if not item.start < at < item.end:
+        return (item,)
+    deltas: list[Delta] = []
+    count = at - item.start
+    for delta in item.deltas:
+        if count < len(delta.token_ids):
+            if count:
+                deltas.append(Delta(delta.choice, delta.token_ids[:count]))
+            break
+        deltas.append(delta)
+        count -= len(delta.token_ids)
+    return StepItem(item.request_id, item.start, tuple(deltas)), _without_first(item, at - item.start)
+
+
 def _without_first(item: StepItem, count: int) -> StepItem:
     """The item less its first `count` tokens; finish reasons stay."""
     deltas: list[Delta] = []
@@ -76,7 +95,8 @@ def _without_first(item: StepItem, count: int) -> StepItem:
 class Outputs:
     """What the requests of one call emit, for one consumer."""
 
-    def __init__(self, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
+    def __init__(self, fanout: Fanout, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
+        self._fanout = fanout
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
@@ -91,10 +111,20 @@ class Outputs:
         self._doubt = False
         # From here on the requests are in Redis; one that is not found there later is lost.
         self.accepted = False
+        self.is_background = False
+        # Requests that this side gave up; they may run on.
+        self._given_up: set[str] = set()
+        # When the requests must have ended by themselves, on the loop's clock.
+        self.overdue_at = math.inf
 
     @property
     def unfinished(self) -> list[str]:
-        return [cursor.request_id for cursor in self.cursors.values() if not cursor.ended]
+        """Requests that may run, as far as is known."""
+        return [
+            cursor.request_id
+            for cursor in self.cursors.values()
+            if not cursor.ended or cursor.request_id in self._given_up
+        ]
 
     # --- the side of the subscription: never blocks -------------------------------------------------------------------
 
@@ -109,6 +139,14 @@ class Outputs:
             self._waiting.append(new)
         self._doubt = self._doubt or cursor.behind
         self._wake()
+
+    def accept(self, left_s: float | None, *, is_logged: bool) -> None:
+        """The requests are in Redis. `left_s`: until their deadline; `is_logged`: there may be output already."""
+        self.accepted = True
+        if left_s is not None:
+            self.overdue_at = self._loop.time() + left_s + OVERDUE_S
+        if is_logged:
+            self.suspect()
 
     def suspect(self) -> None:
         """Messages may have been lost: compare everything with the log."""
@@ -125,9 +163,18 @@ class Outputs:
                     cursor.heard_at = now
                     self._silent.add(cursor)
                     self._doubt = True
+            if now >= self.overdue_at:
+                self._give_up_late()
         self._keepalive_due = now - self._gave_at >= self._keepalive_s
-        if self._silent or self._keepalive_due:
+        if self._silent or self._keepalive_due or self._waiting:
             self._wake()
+
+    def _give_up_late(self) -> None:
+        """End what has outlived its deadline: no worker was there to do it."""
+        self.overdue_at = math.inf
+        for cursor in self.cursors.values():
+            if not cursor.ended:
+                self._end(cursor, Outcome("deadline", "the deadline passed, and no worker took notice"))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -180,9 +227,9 @@ class Outputs:
         except (RedisError, OSError) as error:
             log.debug("the output of request %s cannot be read now: %s", cursor.request_id, error)
             return False
-        except MessageError as error:
-            log.error("the output log of request %s is corrupt: %s", cursor.request_id, error)
-            self._end(cursor, "the output log of the request is corrupt; send the request again")
+        except (MessageError, KeyError) as error:
+            self._fanout.note_corrupt_log(cursor.request_id, error)
+            self._end(cursor, Outcome("error", "the output log of the request is corrupt; send the request again"))
             return True
         for item in items:
             if (new := cursor.take(item)) is not None:
@@ -192,46 +239,66 @@ class Outputs:
         return True
 
     async def _check_alive(self, cursor: Cursor) -> None:
-        """End a request that Redis has no memory of: no worker will ever run it."""
+        """End a request that Redis has no memory of, or of its output: no worker will ever do it."""
         try:
-            known = await self._broker.client.exists(self._broker.keys.request(cursor.request_id))
+            state = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
             return
-        if not known and not cursor.ended:
-            self._end(cursor, "the request was lost together with the data of Redis; send it again")
+        if state == b"done" and not await self._read_log(cursor):
+            return
+        if state in (None, b"done") and not cursor.ended and not cursor.behind:
+            detail = "the request was lost together with the data of Redis; send it again"
+            self._end(cursor, Outcome("error", detail))
 
-    def _end(self, cursor: Cursor, detail: str) -> None:
+    def _end(self, cursor: Cursor, outcome: Outcome) -> None:
         cursor.ended = True
-        self._waiting.append(StepItem(cursor.request_id, cursor.next, (), Outcome("error", detail)))
+        self._given_up.add(cursor.request_id)
+        self._waiting.append(StepItem(cursor.request_id, cursor.next, (), outcome))
 
 
 class Fanout:
-    """Which call listens to which request."""
+    """Which calls listen to which request: usually one, more where clients came back or share a request."""
 
     def __init__(self, broker: Broker, keepalive_s: float) -> None:
         self._broker = broker
         self._keepalive_s = keepalive_s
-        self._by_request: dict[str, Outputs] = {}
+        self._by_request: dict[str, list[Outputs]] = {}
         self._open: set[Outputs] = set()
+        self.corrupt_logs = 0
 
     def open(self, request_ids: Sequence[str]) -> Outputs:
-        outputs = Outputs(self._broker, request_ids, self._keepalive_s)
+        outputs = Outputs(self, self._broker, request_ids, self._keepalive_s)
         self._open.add(outputs)
         for request_id in request_ids:
-            self._by_request[request_id] = outputs
+            self._by_request.setdefault(request_id, []).append(outputs)
         return outputs
 
     def close(self, outputs: Outputs) -> None:
-        self._open.discard(outputs)
+        if outputs not in self._open:
+            return
+        self._open.remove(outputs)
         for request_id in outputs.cursors:
-            self._by_request.pop(request_id, None)
+            listeners = self._by_request[request_id]
+            listeners.remove(outputs)
+            if not listeners:
+                del self._by_request[request_id]
+
+    def has(self, request_id: str) -> bool:
+        """Whether some call listens to the request."""
+        return request_id in self._by_request
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:
         find = self._by_request.get
         for item in items:
-            outputs = find(item.request_id)
-            if outputs is not None:  # else its client has gone, or the gateway was started anew
+            # Without any its client has gone, or the gateway was started anew.
+            for outputs in find(item.request_id, ()):
                 outputs.feed(item, now)
+
+    def note_corrupt_log(self, request_id: str, error: Exception) -> None:
+        """The output log of a request cannot be read; its calls end with an error."""
+        self.corrupt_logs += 1
+        if self.corrupt_logs == 1:
+            log.error("the output log of request %s is corrupt (this is said once): %s", request_id, error)
 
     def each(self, act: Callable[[Outputs], None]) -> None:
         for outputs in list(self._open):

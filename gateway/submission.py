@@ -3,54 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 
-from gateway.errors import BrokerDown, QueueIsFull
-from shared.broker import Broker, QueueBounds, QueueFull
+from gateway import calls
+from gateway.errors import BrokerDown, IdempotencyKeyReused, QueueIsFull
+from gateway.fleet import Fleet
+from gateway.terms import Terms
+from shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from shared.messages import GenerationRequest
 
 log = logging.getLogger("gateway")
 
 # A submission whose reply was lost may have been carried out; making it again is harmless.
 ATTEMPTS = 3
-MAX_RETRY_AFTER_S = 60
-RATE_WINDOW_S = 30.0
 # How long cancellations are tried while Redis is away, and how many may wait.
 CANCEL_PAUSE_S = 0.5
 MAX_CANCELLATIONS = 100_000
 
 
-class CompletionRate:
-    """Requests that this gateway saw end, per second, over the last RATE_WINDOW_S."""
-
-    def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=10_000)
-
-    def count(self) -> None:
-        self._ends.append(asyncio.get_running_loop().time())
-
-    def retry_after_s(self, waiting: int) -> int:
-        """When to try again, in seconds, with `waiting` requests in the queue."""
-        now = asyncio.get_running_loop().time()
-        while self._ends and now - self._ends[0] > RATE_WINDOW_S:
-            self._ends.popleft()
-        if not self._ends:
-            return 5
-        rate = len(self._ends) / max(1.0, now - self._ends[0])
-        # A tenth of the queue gone is room enough for the next attempt.
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(0.1 * waiting / rate)))
-
-
 class Canceller:
-    """Cancels in the background, for as long as Redis takes to answer."""
+    """Cancels in the background, for as long as Redis takes to answer.
 
-    def __init__(self, broker: Broker) -> None:
+    What has found a listener by then goes on, here (`is_wanted`) or on the gateway that has attached to it.
+    """
+
+    def __init__(self, broker: Broker, gateway_id: str, is_wanted: Callable[[str], bool]) -> None:
         self._broker = broker
+        self._gateway_id = gateway_id
+        self._is_wanted = is_wanted
         self._waiting: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -81,7 +66,7 @@ class Canceller:
             self._wake.clear()
             while self._waiting:
                 batch = list(self._waiting)[:16]
-                results = await asyncio.gather(*map(self._broker.cancel, batch), return_exceptions=True)
+                results = await asyncio.gather(*map(self._cancel, batch), return_exceptions=True)
                 for request_id, result in zip(batch, results, strict=True):
                     if isinstance(result, (RedisError, OSError)):
                         continue
@@ -92,59 +77,128 @@ class Canceller:
                     await asyncio.sleep(CANCEL_PAUSE_S)
             self._idle.set()
 
+    async def _cancel(self, request_id: str) -> None:
+        responsible = (await self._broker.gateways_of([request_id]))[request_id]
+        if responsible == self._gateway_id and not self._is_wanted(request_id):
+            await self._broker.cancel(request_id)
+
 
 class Submission:
     """Submits all requests of a call, or none of them."""
 
-    def __init__(self, broker: Broker, gateway_id: str, bounds: QueueBounds, subscribed: asyncio.Event) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        gateway_id: str,
+        bounds: QueueBounds,
+        fleet: Fleet,
+        subscribed: asyncio.Event,
+        is_wanted: Callable[[str], bool],
+    ) -> None:
         self._broker = broker
         self._gateway_id = gateway_id
         self._bounds = bounds
+        self._fleet = fleet
         self._subscribed = subscribed
-        self.rate = CompletionRate()
-        self.canceller = Canceller(broker)
+        self.canceller = Canceller(broker, gateway_id, is_wanted)
 
-    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Accept the requests into the queue. Raises BrokerDown or QueueIsFull; then nothing of them runs."""
+    def check_subscribed(self) -> None:
+        """Raises BrokerDown while nothing that is emitted would be heard."""
         if not self._subscribed.is_set():
-            raise _down("not connected")
+            raise down("not connected")
+
+    async def submit(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
+        """Accept the requests of a call into the queue.
+
+        Returns the id of the first one, which is another where the idempotency key was used before: then the requests
+        of that call are all there. Raises BrokerDown, QueueIsFull or IdempotencyKeyReused; then nothing of them runs.
+        """
+        self.check_subscribed()
         ids = [request.id for request in requests]
         # A submission that has begun is finished even if the client leaves, so that it is known what to cancel.
-        work = asyncio.ensure_future(self._submit_all(requests))
+        work = asyncio.ensure_future(self._submit_all(requests, about, terms))
         try:
-            await asyncio.shield(work)
+            return await asyncio.shield(work)
         except BaseException:
-            work.add_done_callback(lambda done: self._abandon(done, ids))
+            work.add_done_callback(lambda done: self._abandon(done, ids, terms))
             raise
 
-    def _abandon(self, work: asyncio.Future[None], ids: Sequence[str]) -> None:
-        if not work.cancelled():
-            work.exception()  # has been seen
-        self.canceller.cancel(ids)
+    def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: Terms) -> None:
+        failed = work.cancelled() or work.exception() is not None
+        if failed or not terms.is_background:
+            self.canceller.cancel(ids)
 
-    async def _submit_all(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
+    async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
+        try:
+            first = await self._submit_first(requests[0], about, terms)
+            # The other ids follow from the first. What the gateway of a first call could not submit is made up for.
+            for index, request in enumerate(requests[1:], start=1):
+                await self._submit(
+                    replace(request, id=calls.request_id(first, index)), about, replace(terms, idempotency_key="")
+                )
+        except QueueFull as error:
+            raise QueueIsFull(
+                f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
+                headers={"Retry-After": str(self._fleet.rate.retry_after_s(error.requests))},
+            ) from error
+        except IdempotencyConflict as error:
+            raise IdempotencyKeyReused(
+                "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."
+            ) from error
+        return first
+
+    async def _submit_first(self, request: GenerationRequest, about: bytes, terms: Terms) -> str:
+        """Submit with the idempotency key. One whose call was cancelled, because its client left, is free again."""
+        for _ in range(ATTEMPTS):
+            first = await self._submit(request, about, terms)
+            if first == request.id:
+                break
             try:
-                await self._submit(request)
-            except QueueFull as error:
-                raise QueueIsFull(
-                    f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
-                    headers={"Retry-After": str(self.rate.retry_after_s(error.requests))},
-                ) from error
+                if not await self._free_cancelled(terms.idempotency_key, first):
+                    break
+            except (RedisError, OSError) as error:
+                raise down(str(error)) from error
+        return first
 
-    async def _submit(self, request: GenerationRequest) -> None:
+    async def _free_cancelled(self, key: str, first: str) -> bool:
+        """Forget the key if it still stands for `first` and that was cancelled; whether it is worth another try."""
+        keys = self._broker.keys
+        outcome, cancel = await self._broker.client.hmget(keys.request(first), "outcome", "cancel")
+        if outcome != b"cancelled" and (outcome is not None or cancel is None):
+            return False
+        async with self._broker.client.pipeline(transaction=True) as pipe:
+            await pipe.watch(keys.idempotency(key))
+            if await pipe.hget(keys.idempotency(key), "id") == first.encode():
+                pipe.multi()  # type: ignore[no-untyped-call]
+                pipe.delete(keys.idempotency(key))
+                with contextlib.suppress(WatchError):
+                    await pipe.execute()
+        return True
+
+    async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms) -> str:
         body, cost = request.encode(), request.cost
-        for attempt in range(1, ATTEMPTS + 1):
+        attempt = 1
+        while True:
             try:
                 return await self._broker.submit(
-                    request.id, body, gateway=self._gateway_id, cost=cost, bounds=self._bounds
+                    request.id,
+                    body,
+                    gateway=self._gateway_id,
+                    cost=cost,
+                    bounds=self._bounds,
+                    priority_class=terms.priority_class,
+                    deadline_ms=terms.deadline_ms,
+                    about=about,
+                    is_background=terms.is_background,
+                    idempotency_key=terms.idempotency_key,
+                    fingerprint=terms.fingerprint,
                 )
             except (RedisError, OSError) as error:
                 if attempt == ATTEMPTS:
-                    raise _down(str(error)) from error
-        return None
+                    raise down(str(error)) from error
+                attempt += 1
 
 
-def _down(why: str) -> BrokerDown:
+def down(why: str) -> BrokerDown:
     log.warning("a request cannot be queued: %s", why)
     return BrokerDown("The queue cannot be reached now. Try again in a moment.", headers={"Retry-After": "2"})

@@ -17,6 +17,7 @@ from gateway.app import GATEWAY, Runner, create_app, start_site
 from gateway.model import load_model
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
+from gateway.sse import EventId
 from tests.gateway.fake_worker import FakeWorker, Script
 from tests.shared.tokenizers_for_tests import byte_level
 
@@ -63,21 +64,24 @@ class Reply:
 class Event:
     """One server-sent event."""
 
-    id: int
+    id: EventId
     data: Any
 
 
 def parse_events(text: str) -> list[Event]:
     """The events of a stream, checked against the framing; comments are left out."""
     assert text.endswith("\n\n")
-    events = []
+    events: list[Event] = []
     for block in text[:-2].split("\n\n"):
         if block.startswith(":"):
             continue
         number, data = block.split("\n")
         assert number.startswith("id: ")
         assert data.startswith("data: ")
-        events.append(Event(int(number[4:]), data[6:] if data == "data: [DONE]" else json.loads(data[6:])))
+        event_id = EventId.parse(number[4:])
+        assert event_id is not None
+        assert not events or event_id > events[-1].id
+        events.append(Event(event_id, data[6:] if data == "data: [DONE]" else json.loads(data[6:])))
     return events
 
 

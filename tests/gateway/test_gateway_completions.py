@@ -45,7 +45,7 @@ async def test_every_form_of_prompt_is_answered_in_order(
     assert ["".join(texts(events, index)) for index in range(len(expected))] == expected
     count = sum(len(tokens(text)) for text in expected)
     assert whole["usage"] == {"prompt_tokens": count, "completion_tokens": count, "total_tokens": 2 * count}
-    assert events[-1].id == count
+    assert events[-1].id.tokens == count
 
 
 async def test_the_form_of_answers_and_events(gateway: RunningGateway) -> None:

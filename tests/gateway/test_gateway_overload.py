@@ -99,11 +99,12 @@ async def test_a_submission_whose_reply_was_lost_is_made_again_and_accepted_once
     broker = gateway.gateway.broker
     real, calls = broker.submit, []
 
-    async def unlucky(*arguments: Any, **options: Any) -> None:
-        await real(*arguments, **options)
+    async def unlucky(*arguments: Any, **options: Any) -> str:
+        first: str = await real(*arguments, **options)
         calls.append(arguments[0])
         if len(calls) < 3:
             raise RedisConnectionError("the reply was lost")
+        return first
 
     monkeypatch.setattr(broker, "submit", unlucky)
     async with gateway.worker(emit(tokens("a"))) as worker:

@@ -17,7 +17,6 @@ from gateway.errors import ApiError, InvalidRequest, body
 from gateway.options import Options, read_options
 from gateway.parsing import parse_object
 from gateway.rendering import read_prompts
-from gateway.submission import CompletionRate
 from shared.messages import GenerationRequest
 
 values = st.recursive(
@@ -105,11 +104,3 @@ def test_many_keys_of_which_one_occurs_twice_cost_little() -> None:
     pairs = ",".join(f'"{index}":0' for index in range(200_000))
     with pytest.raises(InvalidRequest, match="'7' occurs twice"):
         parse_object(f'{{{pairs},"7":1}}'.encode())
-
-
-@pytest.mark.parametrize(("ends", "waiting", "expected"), [(0, 100, 5), (30, 100, 1), (2, 1000, 50), (1, 10_000, 60)])
-async def test_retry_after_follows_the_rate_of_completions(ends: int, waiting: int, expected: int) -> None:
-    rate = CompletionRate()
-    for _ in range(ends):
-        rate.count()
-    assert rate.retry_after_s(waiting) == expected

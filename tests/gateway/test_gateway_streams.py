@@ -127,7 +127,7 @@ async def run(gateway: RunningGateway, act: Any) -> str:
     await act(worker, claim, one_each(claim.request_id))
     events = await asyncio.wait_for(call, 20)
     assert events[-1].data == "[DONE]"
-    assert events[-1].id == len(IDS)
+    assert events[-1].id.tokens == len(IDS)
     assert [event.id for event in events] == sorted(event.id for event in events)
     return "".join(texts(events))
 

@@ -1,0 +1,120 @@
+"""The answer to a call as server-sent events: numbered, from any place on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway import errors, sse
+from gateway.answers import Answer, Format
+from gateway.sse import BEGINNING, EventId
+from gateway.streams import split
+from shared.messages import StepItem
+
+
+class Events:
+    """Writes all events of a stream from its beginning, and leaves out those up to `after`, which the client has.
+
+    Rendering begins at token 0 each time: only so are detokenizer and stop filter where the first stream had them.
+    """
+
+    def __init__(self, answer: Answer, form: Format, with_ids: bool, after: EventId = BEGINNING) -> None:
+        self._answer = answer
+        self._form = form
+        self._with_ids = with_ids
+        self._after = after
+        self._last = BEGINNING
+        self._parts: list[str] = []
+
+    @property
+    def reached(self) -> EventId:
+        """The last event, or the last token where that made no event."""
+        return max(self._last, EventId(self._answer.tokens))
+
+    def opening(self) -> str:
+        """The events before the first token."""
+        for data in self._form.opening():
+            self._add_behind(0, data)
+        return self._take()
+
+    def feed(self, items: Sequence[StepItem]) -> str:
+        """The events of these items, and the end of the stream where one of them ends it."""
+        for item in items:
+            # What the client has may end inside an item, if its tokens came to it in other portions.
+            for part in split(item, self._after.tokens):
+                self._feed(part)
+        if self._answer.ended:
+            self._end()
+        return self._take()
+
+    def _feed(self, item: StepItem) -> None:
+        form = self._form
+        for index, piece, position in self._answer.feed(item):
+            if piece.text:
+                self._add(EventId(position), form.text(index, piece.text))
+            if piece.finish_reason is not None:
+                if piece.rest:
+                    self._add_behind(position, form.text(index, piece.rest))
+                self._add_behind(position, form.finish(index, piece.finish_reason))
+
+    def _end(self) -> None:
+        answer = self._answer
+        if answer.error is not None:
+            # Without [DONE]: a client must not take this for the end of a complete answer.
+            self._add_behind(answer.tokens, sse.event(errors.body(answer.error)))
+            return
+        if answer.about.include_usage:
+            self._add_behind(answer.tokens, self._form.usage(answer.usage))
+        self._add_behind(answer.tokens, sse.event("[DONE]"))
+
+    def _add_behind(self, position: int, data: str) -> None:
+        last = self._last
+        self._add(EventId(position, last.step + 1 if last.tokens == position else 1), data)
+
+    def _add(self, event_id: EventId, data: str) -> None:
+        self._last = event_id
+        if event_id > self._after:
+            self._parts.append(f"id: {event_id}\n{data}" if self._with_ids else data)
+
+    def _take(self) -> str:
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
+
+
+async def stream(
+    request: web.Request, answer: Answer, events: Events, beginning: str, write_timeout_s: float
+) -> web.StreamResponse:
+    """Write `beginning`, then events as they come; what waits together is written together.
+
+    Raises ConnectionError if the client left.
+    """
+    response = web.StreamResponse(headers=sse.HEADERS)
+    writer = await response.prepare(request)
+    assert writer is not None
+    writer.send_headers()  # the client learns at once that it was accepted
+    transport = request.transport
+
+    async def write(data: bytes) -> None:
+        if transport is None or not transport.get_write_buffer_size():
+            return await response.write(data)
+        try:
+            async with asyncio.timeout(write_timeout_s):
+                return await response.write(data)
+        except TimeoutError:
+            transport.abort()
+            raise ConnectionResetError(f"the client has not read for {write_timeout_s:g} s") from None
+
+    if beginning:
+        await write(beginning.encode("ascii"))
+    while not answer.ended:
+        items = await answer.outputs.next()
+        data = events.feed(items).encode("ascii")
+        if data:
+            await write(data)
+        elif not items:
+            await write(sse.KEEPALIVE)
+    await response.write_eof()
+    return response

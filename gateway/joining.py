@@ -1,0 +1,101 @@
+"""Joining a request that is in Redis already: what is known of it, and which place in its stream a client names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gateway.about import About
+from gateway.answers import Answer
+from gateway.errors import InvalidRequest, NotFound
+from gateway.events import Events
+from gateway.parameters import shown
+from gateway.sse import BEGINNING, EventId
+from shared.broker import Broker
+
+_HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+LAST_EVENT_ID = "Last-Event-ID"
+STARTING_AFTER = "starting_after"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request as Redis has it. `left_s`: until its deadline, None without one."""
+
+    about: About
+    tokens: int
+    left_s: float | None
+
+
+def read_call_id(public_id: str, prefix: str) -> str:
+    """The id of the call that clients know as `public_id`. Raises NotFound."""
+    call_id = public_id.removeprefix(prefix)
+    if not public_id.startswith(prefix) or not _HEXADECIMAL.fullmatch(call_id):
+        raise not_found()
+    return call_id
+
+
+def read_event_id(request: web.Request) -> EventId:
+    """The last event that the client has, by its own account. The header counts more: browsers renew it only.
+
+    Raises InvalidRequest.
+    """
+    for name, values in (
+        (LAST_EVENT_ID, request.headers.getall(LAST_EVENT_ID, [])),
+        (STARTING_AFTER, request.query.getall(STARTING_AFTER, [])),
+    ):
+        if not values:
+            continue
+        event_id = EventId.parse(values[0]) if len(values) == 1 else None
+        if event_id is None:
+            what = shown(values[0]) if len(values) == 1 else f"{len(values)} values"
+            raise _wrong(name, f"{name} must be the id of an event, like 12 or 12.1, not {what}.")
+        return event_id
+    return BEGINNING
+
+
+async def look_up(broker: Broker, request_id: str) -> Known | None:
+    """What Redis knows of a request; None if nothing. Raises MessageError, RedisError or OSError."""
+    pipe = broker.client.pipeline(transaction=False)
+    pipe.hmget(broker.keys.request(request_id), "about", "emitted", "deadline")
+    pipe.time()
+    (about, emitted, deadline), (seconds, micros) = await pipe.execute()
+    if not about:
+        return None
+    left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
+    return Known(About.decode(about), int(emitted or 0), None if left_ms is None else left_ms / 1000)
+
+
+async def catch_up(answer: Answer, events: Events, after: EventId, known: Known, is_done: bool) -> str:
+    """Read the output log up to the place that the client names; the events behind it that this brought.
+
+    Raises InvalidRequest if there is no such place.
+    """
+    beginning = events.opening()
+    if after.tokens <= known.tokens:
+        # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
+        while not answer.ended and (answer.tokens < after.tokens or (is_done and events.reached < after)):
+            beginning += events.feed(await answer.outputs.next())
+    if events.reached < after:
+        raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {events.reached}.")
+    return beginning
+
+
+def not_found() -> NotFound:
+    """One answer to whatever cannot be had: it does not tell whether it ever was there."""
+    return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
+
+
+def several_prompts(count: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The stream of a call with {count} prompts cannot be taken up again; send one prompt per call.",
+        param="id",
+        code="several_prompts",
+    )
+
+
+def _wrong(param: str | None, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param or LAST_EVENT_ID, code="invalid_event_id")
