@@ -321,7 +321,7 @@ class TritonOps:
         out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         if len(logits):
             row = logits, temperature, top_k, top_p, min_p, uniform
-            sample_kernel[(len(logits),)](*row, out, logits.shape[1], PIVOTS=16, BLOCK=1024, num_warps=8)
+            sample_kernel[(len(logits),)](*row, out, logits.shape[1], BLOCK=4096, num_warps=16)
         return out
 
     def penalise(self, logits: Tensor, *seen: Tensor) -> None:
