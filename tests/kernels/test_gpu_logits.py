@@ -1,4 +1,4 @@
-"""Draws, penalties and log-probabilities of the Triton kernels against the reference, rows with settings of their own."""
+"""Draws, penalties and log-probabilities of the Triton kernels against the reference, each row with its settings."""
 
 import pytest
 import torch
