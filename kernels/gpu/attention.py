@@ -53,7 +53,7 @@ class Step:
     ) -> None:
         """q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step, with `split` only."""
         tokens, heads, d = q.shape
-        if tokens == 0:
+        if tokens == 0 or len(self.seq_lens) == 0:
             return
         _, kv_heads, block_size, _ = k_cache.shape
         capacity = self.block_tables.shape[1] * block_size

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.gpu.decode_plan import FIELDS, DecodePlan
 from kernels.gpu.tile import fold, load_tile, page_rows
-from kernels.gpu.tiles import Tiles, power_of_2
+from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
 @triton.jit(do_not_specialize=["table_width"])
@@ -170,9 +170,9 @@ def decode(
         ROWS=tiles.rows,
         KEYS=tiles.keys,
         FIELDS=FIELDS,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=tiles.paged_stages,
     )
     if plan.partials:
         reduce_kernel[(len(plan.rows), heads)](

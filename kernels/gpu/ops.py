@@ -80,8 +80,13 @@ class TritonOps:
         inner = packed.out_features // 2
         self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        if len(x):
-            silu_mul_kernel[(len(x), triton.cdiv(inner, 1024))](multiply(x, packed, None), out, inner, BLOCK=1024)
+        return self.silu_mul(multiply(x, packed, None), out)
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        """gate_up [T, 2I] -> out [T, I]: the second half of `linear_silu_mul`."""
+        rows, inner = out.shape
+        if rows:
+            silu_mul_kernel[(rows, triton.cdiv(inner, 1024))](gate_up, out, inner, BLOCK=1024)
         return out
 
     def linear_logits(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
@@ -217,6 +222,7 @@ class TritonOps:
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
+        limits.check_group(q.shape[1], kv_heads, d, self.dtype)
         if out is None:
             out = q.new_empty((len(q), q.shape[1] * d))
         else:

@@ -91,7 +91,7 @@ class Memory:
 
     def fill(self, sequence: Sequence, first: int, end: int) -> None:
         """What earlier steps stored, by the operation itself: an angle of zero leaves keys as they are."""
-        s, at = self.shape, torch.arange(first, end)
+        s, at = self.shape, torch.arange(first, max(first, end))
         if len(at):
             k, v = torch.randn(2, len(at), s.kv_heads, s.d).to(self.ops.dtype)
             if self.ops.name == "cpu":
