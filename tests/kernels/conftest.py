@@ -37,6 +37,12 @@ def implementations() -> list:
     return found
 
 
+def of_each_kind() -> list:
+    """The C++ kernels at every level, and one of the others each: for what no type of activations matters to."""
+    again = {"reference-torch.bfloat16", "triton-torch.float16", "triton-torch.bfloat16"}
+    return [param for param in implementations() if param.id not in again]
+
+
 def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     if kind == "reference":
         return kernels.ReferenceOps("cpu", dtype)

@@ -59,7 +59,7 @@ def test_groups_of_heads(gpu_ops):
     caches = gpu_ops.alloc_kv_cache(2, 1, 16, 256)
     q, one = torch.zeros(1, 65, 256, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
     where = torch.zeros(1, 1, dtype=torch.int32), one, torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(ValueError, match="65 heads over 1 key-value heads .* support 64 of head_dim 256"):
+    with pytest.raises(ValueError, match=r"65 heads over 1 key-value heads .* support 64 of head_dim 256"):
         gpu_ops.paged_attention(q, *caches, *where, 0.1)
 
 

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 import kernels
-from tests.kernels.conftest import implementations, make_ops
+from tests.kernels.conftest import ON_CUDA, make_ops, of_each_kind
 from tests.kernels.oracle import kept
 
 
@@ -21,9 +21,9 @@ def sample(ops, logits, uniform, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     )
 
 
-@pytest.fixture(params=[p for p in implementations() if p.id != "reference-torch.bfloat16"])
+@pytest.fixture(params=of_each_kind())
 def drawing_ops(request, monkeypatch):
-    """Logits are float32 whatever the activations are, so one reference is enough."""
+    """Logits are float32 whatever the activations are."""
     return make_ops(*request.param, monkeypatch)
 
 
@@ -46,7 +46,7 @@ FILTERS = [
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
 def test_frequencies_are_the_probabilities(drawing_ops, settings):
     logits = torch.randn(60) * 2
-    draws = 6000
+    draws = 600 if drawing_ops.name == "triton" and not ON_CUDA else 6000  # the interpreter is slow
     uniform = torch.rand(draws, dtype=torch.float64)
     found = torch.cat(
         [sample(drawing_ops, logits.expand(500, -1).contiguous(), u, **settings) for u in uniform.split(500)]
@@ -54,7 +54,7 @@ def test_frequencies_are_the_probabilities(drawing_ops, settings):
     counts = torch.bincount(found.long(), minlength=60).double()
     p = kept(logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | settings)
     assert not counts[p == 0].any()
-    likely = p > 0.002
+    likely = p > 12 / draws
     observed, expected = counts[likely].tolist(), (p[likely] * draws).tolist()
     if (rest := draws - sum(observed)) or sum(expected) < draws - 1e-6:
         observed, expected = [*observed, rest], [*expected, draws - sum(expected)]
