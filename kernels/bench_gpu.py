@@ -3,8 +3,9 @@
     python -m kernels.bench --ops triton --json kernels.json
 
 A case says how many bytes it must move and how many floating-point operations it must do. Its floor is the time that
-the card takes for the larger of the two, and its share is the floor over the median of `--repeat` runs. The L2 cache is
-overwritten between runs. What can be captured runs as a CUDA graph, so that the host's time for launches does not count.
+the card takes for the larger of the two, and its share is the floor over the median of `--repeat` runs. Between runs
+the L2 cache is overwritten. What can be captured runs as a CUDA graph, so that the host's time for launches does not
+count.
 """
 
 import argparse

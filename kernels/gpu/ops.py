@@ -5,7 +5,10 @@ device, and to look at them would stop it: `check_ids` does, and raises as the c
 not written, a bad token id gives NaN, and block tables and lengths must be right.
 
 Everything is done in the order of the current stream, without waiting for it, and may be captured in a graph, except
-moves of blocks, whose ids come from the host.
+moves of blocks, whose ids come from the host. Sizes of grids and of temporary memory follow from shapes, never from
+values on the device, so a captured step adapts to the lengths of each replay; `check_ids` must be off. A kernel is
+compiled at its first launch with a dtype, alignment or constant that is new, so each must have run once before it is
+captured.
 """
 
 from collections.abc import Sequence

@@ -51,6 +51,8 @@ def test_every_kernel_compiles_and_fits():
             assert line["wgmma"], line
         if line["kernel"] == "decode_kernel":
             assert line["mma"], line
+        if line["kernel"] == "sample_kernel":
+            assert line["shared"] <= 4096, f"there is no room to sort a row: {line}"
         if line["kernel"] in ("rms_norm_kernel", "silu_mul_kernel", "move_kernel", "rope_and_cache_kernel"):
             assert line["wide_loads"], f"memory is read in single values: {line}"
 
