@@ -5,6 +5,8 @@
 The default shape is SmolLM2-135M. Weights are random. `step` calls all layers at once (`decoder_layers`), the other
 lines are the same step in single operations. A time is the least of `--repeat` rounds: the machine may have other work.
 GFLOP/s counts matrix products and attention, GB/s the weights and the cache that must be read.
+
+`--ops triton` times each kernel alone instead, on a CUDA device: see kernels/bench_gpu.py.
 """
 
 import argparse
@@ -18,9 +20,9 @@ from types import SimpleNamespace
 import torch
 
 import kernels
-from kernels import CpuOps, ReferenceOps
+from kernels import CpuOps, ReferenceOps, bench_gpu
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -197,16 +199,21 @@ def report(name: str, model: Model, repeat: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", choices=["cpu", "reference", "both"], default="both")
+    parser.add_argument("--ops", choices=["cpu", "reference", "both", "triton"], default="both")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     parser.add_argument("--case", action="append", help="decode:N or prefill:N; may be given again")
     parser.add_argument("--context", type=int, default=192, help="tokens of context per sequence (default 192)")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds; the least time counts (default 5)")
+    parser.add_argument("--repeat", type=int, help="rounds (default 5, the least counts; triton: 30, the median)")
     parser.add_argument("--threads", type=int, default=None, help="threads (default: every processor)")
     for name, default in vars(Shape()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
+    bench_gpu.add_arguments(parser)
     args = parser.parse_args(argv)
     dtype = DTYPES[args.dtype]
+    if args.ops == "triton":
+        return bench_gpu.run(dtype, args.repeat or 30, args.json)
+    if args.json:
+        parser.error("--json is for --ops triton")
     shape = Shape(**{name: getattr(args, name) for name in vars(Shape())})
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -219,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             ops = CpuOps(dtype) if name == "cpu" else ReferenceOps("cpu", dtype)
             if args.threads and name == "cpu":
                 kernels.set_num_threads(args.threads)
-            report(name, Model(ops, shape, case), args.repeat)
+            report(name, Model(ops, shape, case), args.repeat or 5)
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kernels.gpu.decode import decode
-from kernels.gpu.decode_plan import ALL, DecodePlan, plan_decode
+from kernels.gpu.decode_plan import DecodePlan, plan_decode
 from kernels.gpu.prefill import prefill
 from kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
 from kernels.gpu.tiles import decode_tiles, prefill_tiles
@@ -53,7 +53,7 @@ class Step:
     ) -> None:
         """q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step, with `split` only."""
         tokens, heads, d = q.shape
-        if tokens == 0:
+        if tokens == 0 or len(self.seq_lens) == 0:
             return
         _, kv_heads, block_size, _ = k_cache.shape
         capacity = self.block_tables.shape[1] * block_size
@@ -63,9 +63,8 @@ class Step:
         key = (window, kv_heads, capacity, tokens, tiles)
         lengths = self.seq_lens, self.query_start, tokens, capacity, window
         if (plan := self._decode.get(key)) is None:
-            longest = ALL.value if only_rows else 1
             rest = tiles, kv_heads, self.device.multiprocessors, self.device.invariant
-            plan = self._decode[key] = plan_decode(*lengths, longest, *rest)
+            plan = self._decode[key] = plan_decode(*lengths, only_rows, *rest)
         base_2 = scale * LOG2_E
         k_scale, v_scale = self.device.k_scale, self.device.v_scale
         caches = k_cache, v_cache, self.block_tables

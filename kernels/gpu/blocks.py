@@ -14,7 +14,7 @@ from torch import Tensor
 WORDS = 1024  # int64 of one program
 
 
-@triton.jit(do_not_specialize=["src_stride", "dst_stride", "words"])
+@triton.jit(do_not_specialize_on_alignment=["src", "dst"])  # halves of one tensor: their alignment varies
 def move_kernel(
     src_caches,
     dst_caches,
@@ -34,7 +34,7 @@ def move_kernel(
     word = tl.program_id(2).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(src_caches + cache).to(tl.pointer_type(tl.int64)) + tl.load(src + i) * src_stride
     target = tl.load(dst_caches + cache).to(tl.pointer_type(tl.int64)) + tl.load(dst + i) * dst_stride
-    source, target = tl.multiple_of(source, 2), tl.multiple_of(target, 2)  # 16 bytes: caches and blocks are aligned
+    source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)  # bytes: caches and blocks are aligned
     tl.store(target + word, tl.load(source + word, mask=word < words), mask=word < words)
 
 
@@ -46,15 +46,23 @@ class BlockTable:
         self.device = first.device
         self.words = first[0].nbytes // 8
         self.addresses = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=self.device)
+        self._host: tuple[int, Tensor] | None = None  # the host memory of the last move, and the addresses in it
 
     def host_addresses(self, host: Tensor) -> Tensor:
-        at = torch.arange(len(self.addresses), dtype=torch.int64) * (self.words * 8) + host.data_ptr()
-        return at.to(self.device)
+        base = host.data_ptr()
+        if self._host is None or self._host[0] != base:
+            at = torch.arange(len(self.addresses), dtype=torch.int64, device="cpu") * (self.words * 8) + base
+            self._host = base, self._to_device(at)
+        return self._host[1]
+
+    def _to_device(self, values: Tensor) -> Tensor:
+        """Without waiting for the stream, which a copy from pageable memory would do."""
+        return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
 
     def move(self, src_at: Tensor, dst_at: Tensor, src: Tensor, dst: Tensor, src_blocks: int, dst_blocks: int) -> None:
         """src_blocks, dst_blocks: caches that lie side by side in one block, 1 on the device and all on the host."""
         if len(src):
-            ids = torch.stack([src, dst]).to(self.device)  # one transfer; from pageable memory it is done on return
+            ids = self._to_device(torch.stack([src, dst]))
             grid = len(src), len(self.addresses), -(-self.words // WORDS)
             strides = src_blocks * self.words, dst_blocks * self.words
             move_kernel[grid](src_at, dst_at, ids[0], ids[1], *strides, self.words, BLOCK=WORDS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.gpu.decode_plan import FIELDS, DecodePlan
 from kernels.gpu.tile import fold, load_tile, page_rows
-from kernels.gpu.tiles import Tiles, power_of_2
+from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
 @triton.jit(do_not_specialize=["table_width"])
@@ -55,13 +55,13 @@ def decode_kernel(
         kv_head = index % KV_HEADS
         part = index // KV_HEADS % PARTS
         item = items + index // (KV_HEADS * PARTS) * FIELDS
-        row = tl.load(item).to(tl.int64)
+        query = tl.load(item).to(tl.int64)
         table = block_tables + tl.load(item + 1).to(tl.int64) * table_width
         begin, end, slot = tl.load(item + 2), tl.load(item + 3), tl.load(item + 4)
         of_group = part * ROWS + tl.arange(0, ROWS)
         head = kv_head * GROUP + of_group
         mine = (of_group < GROUP)[:, None] & (d < D)[None, :]
-        queries = tl.load(q + row * (HEADS * D) + head[:, None] * D + d[None, :], mask=mine, other=0.0)
+        queries = tl.load(q + query * (HEADS * D) + head[:, None] * D + d[None, :], mask=mine, other=0.0)
         keys, values = k_cache + kv_head * (BLOCK_SIZE * D), v_cache + kv_head * (BLOCK_SIZE * D)
 
         most = tl.full([ROWS], float("-inf"), tl.float32)
@@ -83,7 +83,7 @@ def decode_kernel(
 
         result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
         if slot < 0:
-            at_out = out + row * (HEADS * D) + head[:, None] * D + d[None, :]
+            at_out = out + query * (HEADS * D) + head[:, None] * D + d[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=mine)
         else:
             place = slot.to(tl.int64) * HEADS + head
@@ -103,12 +103,12 @@ def reduce_kernel(
     PIECES: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Weighs the partial results of a row by their share of the softmax. grid (T, HEADS). One chunk needs no sum."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pieces = tl.load(rows + row * FIELDS + 6)
+    """Weighs the partial results of a row by their share of the softmax. grid (R, HEADS). One chunk needs no sum."""
+    row, head = rows + tl.program_id(0) * FIELDS, tl.program_id(1)
+    pieces = tl.load(row + 6)
     if pieces <= 1:
         return
-    first = tl.load(rows + row * FIELDS + 5).to(tl.int64)
+    first, token = tl.load(row + 5).to(tl.int64), tl.load(row + 7).to(tl.int64)
     d = tl.arange(0, PADDED_D)
     most = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
@@ -126,7 +126,7 @@ def reduce_kernel(
         mixed = mixed * shrink + tl.sum(values * weights[:, None], axis=0)
         most = new_most
     result = (mixed / total).to(out.dtype.element_ty)
-    tl.store(out + (row * HEADS + head) * D + d, result, mask=d < D)
+    tl.store(out + (token * HEADS + head) * D + d, result, mask=d < D)
 
 
 def decode(
@@ -142,7 +142,7 @@ def decode(
     multiprocessors: int,
 ) -> None:
     """Fills the rows of out that the plan names. scale: of the scores, in base 2."""
-    tokens, heads, d = q.shape
+    _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)
     partial = torch.empty((plan.partials, heads, d), dtype=torch.float32, device=q.device)
@@ -170,12 +170,12 @@ def decode(
         ROWS=tiles.rows,
         KEYS=tiles.keys,
         FIELDS=FIELDS,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=tiles.paged_stages,
     )
     if plan.partials:
-        reduce_kernel[(tokens, heads)](
+        reduce_kernel[(len(plan.rows), heads)](
             plan.rows,
             partial,
             partial_log,

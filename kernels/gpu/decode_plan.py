@@ -3,9 +3,10 @@
 Nothing here waits for the device: sizes of buffers and grids follow from shapes alone, contents from the lengths on the
 device. So a captured graph adapts to the lengths of each replay.
 
-Every token of a sequence with few queries is a row with a context of its own. The keys of a row are cut into chunks; an
-item is one chunk (split keys: FlashDecoding, PyTorch blog 2023-10). With `invariant` the cut follows from the length of
-the row alone, else from the sum of all lengths too, so that the items fill the device.
+A row is one query with a context of its own: every token of a step that only decodes, and in any other step each
+sequence with one query. The keys of a row are cut into chunks; an item is one chunk (split keys: FlashDecoding, PyTorch
+blog 2023-10). With `invariant` the cut follows from the length of the row alone, else from the sum of all lengths too,
+so that the items fill the device.
 """
 
 from dataclasses import dataclass
@@ -21,45 +22,51 @@ from kernels.gpu.tiles import Tiles
 MIN_CHUNK = 256  # keys: below, the partial results cost more than the parallelism brings
 MAX_CHUNKS = 32  # of one row, where the cut must not depend on the others
 ITEMS_PER_PROGRAM = 4  # of the persistent grid: evens out chunks of unequal length
-ALL = tl.constexpr(2**31 - 1)  # as `longest`: every token is a row
 FIELDS = 8  # int32 of a row or an item: 32 bytes, one sector of memory
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    items: Tensor  # [bound, 8] int32: row, sequence, first key, end of keys, slot for the result or -1
-    rows: Tensor  # [T, 8] int32: sequence, first key, end of keys, keys per chunk, first item, first slot, chunks
+    items: Tensor  # [bound, 8] int32: token, sequence, first key, end of keys, slot for the result or -1
+    rows: Tensor  # [R, 8] int32: sequence, first key, end, keys per chunk, first item, first slot, chunks, token
     counts: Tensor  # [1] int32: items
     partials: int  # slots for results of rows with several chunks; 0: no row can have several
 
 
 @triton.jit
-def _row_keys(seq_lens, query_start, token, sequences, steps, window, capacity, longest):
-    """Sequence, first key and end of keys of each token, and whether it is a row of decoding."""
-    last = tl.load(query_start + sequences)
-    at = tl.minimum(token, tl.maximum(last - 1, 0))
-    s = owner(query_start, at, sequences, steps, 1)
-    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
-    length = tl.load(seq_lens + s) - (end - 1 - token)
-    length = tl.where(token < last, tl.minimum(tl.maximum(length, 0), capacity), 0)
+def _row_keys(seq_lens, query_start, row, count, sequences, steps, window, capacity, EACH_TOKEN: tl.constexpr):
+    """Sequence, token, first key and end of keys of each row, and which rows there are."""
+    inside = row < count
+    if EACH_TOKEN:
+        token = row
+        last = tl.load(query_start + sequences)
+        s = owner(query_start, tl.minimum(token, tl.maximum(last - 1, 0)), sequences, steps, 1)
+        length = tl.load(seq_lens + s) - (tl.load(query_start + s + 1) - 1 - token)
+        # Tokens beyond the last sequence fill up a captured batch: rows without keys.
+        length = tl.where(inside & (token < last), length, 0)
+    else:
+        s = tl.minimum(row, sequences - 1)
+        token = tl.load(query_start + s)
+        inside &= tl.load(query_start + s + 1) - token == 1
+        length = tl.where(inside, tl.load(seq_lens + s), 0)
+    length = tl.minimum(tl.maximum(length, 0), capacity)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    # Tokens beyond the last sequence fill up a captured batch: rows without keys, where all tokens are rows.
-    return s, first, length, (end - begin <= longest) & ((token < last) | (longest == ALL))
+    return s, token, first, length, inside
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "steps", "window", "capacity", "longest", "target"])
+@triton.jit(do_not_specialize=["count", "sequences", "steps", "window", "capacity", "target"])
 def plan_rows_kernel(
     seq_lens,
     query_start,
     rows,
     counts,
-    tokens,
+    count,
     sequences,
     steps,
     window,
     capacity,
-    longest,
     target,
+    EACH_TOKEN: tl.constexpr,
     KEYS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
@@ -72,53 +79,55 @@ def plan_rows_kernel(
     chunk = tl.full([BLOCK], MIN_CHUNK, tl.int64)
     if not INVARIANT:
         keys_in_all = tl.zeros([BLOCK], tl.int64)
-        for start in range(0, tokens, BLOCK):
-            token = start + lane
-            _, first, length, decodes = _row_keys(
-                seq_lens, query_start, token, sequences, steps, window, capacity, longest
+        for start in range(0, count, BLOCK):
+            _, _, first, end, _ = _row_keys(
+                seq_lens, query_start, start + lane, count, sequences, steps, window, capacity, EACH_TOKEN
             )
-            keys_in_all += tl.where((token < tokens) & decodes, length - first, 0).to(tl.int64)
+            keys_in_all += (end - first).to(tl.int64)
         chunk = tl.maximum(chunk, (tl.sum(keys_in_all, axis=0) + target - 1) // target)
     items = 0
     slots = 0
-    for start in range(0, tokens, BLOCK):
-        token = start + lane
-        inside = token < tokens
-        s, first, length, decodes = _row_keys(seq_lens, query_start, token, sequences, steps, window, capacity, longest)
-        keys = (length - first).to(tl.int64)
+    for start in range(0, count, BLOCK):
+        row = start + lane
+        s, token, first, end, exists = _row_keys(
+            seq_lens, query_start, row, count, sequences, steps, window, capacity, EACH_TOKEN
+        )
+        keys = (end - first).to(tl.int64)
         pieces = tl.maximum((keys + chunk - 1) // chunk, 1)
         if INVARIANT:
             pieces = tl.minimum(pieces, MAX_CHUNKS)
         size = tl.maximum(((keys + pieces - 1) // pieces + KEYS - 1) // KEYS * KEYS, KEYS)
         pieces = tl.maximum((keys + size - 1) // size, 1).to(tl.int32)
-        pieces = tl.where(inside & decodes, pieces, 0)
+        pieces = tl.where(exists, pieces, 0)
         several = tl.where(pieces > 1, pieces, 0)
-        at = rows + token * FIELDS
+        at = rows + row * FIELDS
+        inside = row < count
         tl.store(at, s, mask=inside)
         tl.store(at + 1, first, mask=inside)
-        tl.store(at + 2, length, mask=inside)
+        tl.store(at + 2, end, mask=inside)
         tl.store(at + 3, size.to(tl.int32), mask=inside)
         tl.store(at + 4, items + tl.cumsum(pieces, axis=0) - pieces, mask=inside)
         tl.store(at + 5, slots + tl.cumsum(several, axis=0) - several, mask=inside)
         tl.store(at + 6, pieces, mask=inside)
+        tl.store(at + 7, token, mask=inside)
         items += tl.sum(pieces, axis=0)
         slots += tl.sum(several, axis=0)
     tl.store(counts, items)
 
 
-@triton.jit(do_not_specialize=["tokens", "steps", "bound"])
-def plan_items_kernel(rows, counts, items, tokens, steps, bound, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["count", "steps", "bound"])
+def plan_items_kernel(rows, counts, items, count, steps, bound, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     """Fills `items` of a DecodePlan, in the order of the rows. grid (cdiv(bound, BLOCK),)."""
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = item < tl.minimum(tl.load(counts), bound)
-    row = owner(rows + 4, item, tokens, steps, FIELDS)
+    row = owner(rows + 4, item, count, steps, FIELDS)
     of_row = rows + row * FIELDS
     piece = item - tl.load(of_row + 4)
     size = tl.load(of_row + 3)
     begin = tl.load(of_row + 1) + piece * size
     slot = tl.where(tl.load(of_row + 6) > 1, tl.load(of_row + 5) + piece, -1)
     at = items + item * FIELDS
-    tl.store(at, row, mask=inside)
+    tl.store(at, tl.load(of_row + 7), mask=inside)
     tl.store(at + 1, tl.load(of_row), mask=inside)
     tl.store(at + 2, begin, mask=inside)
     tl.store(at + 3, tl.minimum(begin + size, tl.load(of_row + 2)), mask=inside)
@@ -131,39 +140,39 @@ def plan_decode(
     tokens: int,
     capacity: int,
     window: int,
-    longest: int,
+    each_token: bool,
     tiles: Tiles,
     kv_heads: int,
     multiprocessors: int,
     invariant: bool,
 ) -> DecodePlan:
-    """capacity: keys that a row of the block table can hold; longest: queries of a sequence whose tokens are rows, 1 or
-    ALL."""
+    """capacity: keys that a row of the block table can hold; each_token: every token is a row, otherwise those of
+    sequences with one query."""
+    sequences, device = seq_lens.shape[0], seq_lens.device
     most = -(-capacity // MIN_CHUNK)  # chunks of one row
     target = max(1, -(-multiprocessors * tiles.per_sm * ITEMS_PER_PROGRAM // kv_heads))
     # Rows of several chunks have at most twice as many as the sum of their keys holds; see plan_rows_kernel.
-    decode_rows = tokens if longest == ALL.value else min(tokens, seq_lens.shape[0])
-    partials = decode_rows * min(most, MAX_CHUNKS) if invariant else min(2 * target, decode_rows * most)
+    count = tokens if each_token else sequences
+    decoding = min(tokens, count)
+    partials = decoding * min(most, MAX_CHUNKS) if invariant else min(2 * target, decoding * most)
     if most <= 1:
         partials = 0
-    bound = partials + decode_rows
-    device = seq_lens.device
-    rows = torch.empty((tokens, FIELDS), dtype=torch.int32, device=device)
+    bound = partials + decoding
+    rows = torch.empty((count, FIELDS), dtype=torch.int32, device=device)
     items = torch.empty((bound, FIELDS), dtype=torch.int32, device=device)
     counts = torch.empty(1, dtype=torch.int32, device=device)
-    sequences = seq_lens.shape[0]
     plan_rows_kernel[(1,)](
         seq_lens,
         query_start,
         rows,
         counts,
-        tokens,
+        count,
         sequences,
         sequences.bit_length(),
         window,
         capacity,
-        longest,
         target,
+        EACH_TOKEN=each_token,
         KEYS=tiles.keys,
         MIN_CHUNK=MIN_CHUNK,
         MAX_CHUNKS=MAX_CHUNKS,
@@ -172,6 +181,6 @@ def plan_decode(
         BLOCK=512,
     )
     plan_items_kernel[(-(-bound // 256),)](
-        rows, counts, items, tokens, tokens.bit_length(), bound, FIELDS=FIELDS, BLOCK=256
+        rows, counts, items, count, count.bit_length(), bound, FIELDS=FIELDS, BLOCK=256
     )
     return DecodePlan(items, rows, counts, partials)

@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels import checks
 from kernels.gpu.attention import Step
 from kernels.gpu.blocks import BlockTable
-from kernels.gpu.limits import check_cache_shape
+from kernels.gpu.limits import check_cache_shape, check_group
 from kernels.layers import Stack
 
 
@@ -24,6 +24,7 @@ class TritonStack:
             likeness = Stack(stack.layers, stack.final_norm, shapes, *rest)
         self.hidden, shape = likeness.check(dtype)
         check_cache_shape(shape[2], shape[3])
+        check_group(stack.num_heads, stack.num_kv_heads, shape[3], dtype)
         for name in ("qkv", "o", "gate_up", "down"):
             for layer in stack.layers:
                 packed = getattr(layer, name)

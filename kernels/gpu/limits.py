@@ -5,7 +5,7 @@ import torch
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-MAX_HEAD_DIM = 256  # any multiple of 16; 64, 80, 96, 128 and 256 have tuned tiles
+MAX_HEAD_DIM = 256  # any multiple of 16
 
 
 class Unsupported(ValueError):
@@ -24,3 +24,13 @@ def check_cache_shape(block_size: int, head_dim: int) -> None:
         raise Unsupported(f"block_size is {block_size}: the Triton kernels support 8, 16, 32, 64 and 128")
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise Unsupported(f"head_dim is {head_dim}: the Triton kernels support multiples of 16 up to {MAX_HEAD_DIM}")
+
+
+def check_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Prefill keeps the query heads of a group in one tile, in shared memory."""
+    most = 128 if head_dim <= 128 and dtype.itemsize == 2 else 64
+    if heads > most * kv_heads:
+        raise Unsupported(
+            f"{heads} heads over {kv_heads} key-value heads are {-(-heads // kv_heads)} in a group: the Triton kernels "
+            f"support {most} of head_dim {head_dim} in {dtype}"
+        )

@@ -27,7 +27,7 @@ def row_largest(row, vocabulary, BLOCK: tl.constexpr):
     return tl.max(largest, axis=0)
 
 
-@triton.jit(do_not_specialize=["vocabulary"])
+@triton.jit
 def argmax_kernel(logits, out, vocabulary, BLOCK: tl.constexpr):
     """logits [R, vocabulary] float32 -> out [R] int32, the lowest id among equals. grid (R,)."""
     row = logits + tl.program_id(0).to(tl.int64) * vocabulary

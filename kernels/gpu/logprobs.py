@@ -14,7 +14,7 @@ from kernels.gpu.logits import load_logits, ordered_bits, row_largest
 BLOCK = 4096
 
 
-@triton.jit(do_not_specialize=["vocabulary"])
+@triton.jit
 def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.constexpr):
     """logits [R, vocabulary] -> the largest logit [R] float32, log(sum(exp(logit - largest))) [R] float64. grid (R,).
 
@@ -40,7 +40,7 @@ def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.co
     tl.store(log_sum_out + tl.program_id(0), log_sum)
 
 
-@triton.jit(do_not_specialize=["vocabulary", "count"])
+@triton.jit(do_not_specialize=["count"])
 def pick_kernel(logits, ids, largest, log_sum, out, vocabulary, count, BLOCK: tl.constexpr):
     """out [R, count] float32: log-probabilities of ids [R, count]; NaN for an id outside 0..vocabulary - 1.
 
@@ -59,7 +59,7 @@ def pick_kernel(logits, ids, largest, log_sum, out, vocabulary, count, BLOCK: tl
     tl.store(out + row * count + i, tl.where(exists, result, float("nan")), mask=inside)
 
 
-@triton.jit(do_not_specialize=["vocabulary"])
+@triton.jit
 def keys_kernel(logits, keys, vocabulary, BLOCK: tl.constexpr):
     """keys [R, vocabulary] int64. grid (R, cdiv(vocabulary, BLOCK))."""
     at = tl.program_id(0).to(tl.int64) * vocabulary

@@ -5,7 +5,10 @@ device, and to look at them would stop it: `check_ids` does, and raises as the c
 not written, a bad token id gives NaN, and block tables and lengths must be right.
 
 Everything is done in the order of the current stream, without waiting for it, and may be captured in a graph, except
-moves of blocks, whose ids come from the host.
+moves of blocks, whose ids come from the host. Sizes of grids and of temporary memory follow from shapes, never from
+values on the device, so a captured step adapts to the lengths of each replay; `check_ids` must be off. A kernel is
+compiled at its first launch with a dtype, alignment or constant that is new, so each must have run once before it is
+captured.
 """
 
 from collections.abc import Sequence
@@ -80,8 +83,13 @@ class TritonOps:
         inner = packed.out_features // 2
         self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        if len(x):
-            silu_mul_kernel[(len(x), triton.cdiv(inner, 1024))](multiply(x, packed, None), out, inner, BLOCK=1024)
+        return self.silu_mul(multiply(x, packed, None), out)
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        """gate_up [T, 2I] -> out [T, I]: the second half of `linear_silu_mul`."""
+        rows, inner = out.shape
+        if rows:
+            silu_mul_kernel[(rows, triton.cdiv(inner, 1024))](gate_up, out, inner, BLOCK=1024)
         return out
 
     def linear_logits(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
@@ -217,6 +225,7 @@ class TritonOps:
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
+        limits.check_group(q.shape[1], kv_heads, d, self.dtype)
         if out is None:
             out = q.new_empty((len(q), q.shape[1] * d))
         else:
@@ -321,7 +330,7 @@ class TritonOps:
         out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         if len(logits):
             row = logits, temperature, top_k, top_p, min_p, uniform
-            sample_kernel[(len(logits),)](*row, out, logits.shape[1], PIVOTS=16, BLOCK=1024, num_warps=8)
+            sample_kernel[(len(logits),)](*row, out, logits.shape[1], BLOCK=4096, num_warps=16)
         return out
 
     def penalise(self, logits: Tensor, *seen: Tensor) -> None:

@@ -5,14 +5,13 @@ ends at the last key that any of its rows sees, and only the tiles on the diagon
 masked. The two cases are two compilations of one kernel, never two branches of one.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.prefill_plan import PrefillPlan
 from kernels.gpu.tile import fold, load_tile, page_rows
-from kernels.gpu.tiles import Tiles, power_of_2
+from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
 @triton.jit
@@ -176,7 +175,7 @@ def prefill(
         KEYS=tiles.keys,
         PAGED=paged,
         WINDOW=window > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=tiles.paged_stages if paged else tiles.stages,
     )

@@ -1,8 +1,13 @@
 """Draws without sorting: the thresholds of top-k and top-p are found by search, as kernels/ops.py defines `sample`.
 
 Both filters keep what is at or above a threshold. The weight above a threshold (a number of ids, or their mass) falls
-with the threshold, so the largest one with enough weight is bracketed: each pass over the row tries 16 of them, in the
-order of the bits of a float32, and leaves a 16th of the bracket. At most eight passes end at one value, ties included.
+with the threshold, so the largest one with enough weight is bracketed: each pass over the row tries three of them, in
+the order of the bits of a float32, and leaves a quarter of the bracket. The search ends when one id is left in it, so
+after seven to ten passes as a rule, and at one value, ties included, after sixteen.
+
+The noise is one uniform number per row, which the engine derives from the request's seed and the token's position, and
+the draw inverts the cumulative distribution in id order. Adding Gumbel noise to each logit would do with one pass less,
+but then the draw depends on the generator of the device; so a request draws the same tokens on every backend.
 """
 
 import triton
@@ -19,46 +24,49 @@ def _probability(value, largest, temperature):
 
 @triton.jit
 def _threshold(
-    row,
-    vocabulary,
-    largest,
-    temperature,
-    lowest,
-    low,
-    high,
-    target,
-    BY_COUNT: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    row, vocabulary, largest, temperature, lowest, low, high, target, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest key in [low, high] such that the keys at or above it weigh at least target; low if none does.
+    """A key in [low, high] that the same ids reach as the largest key that ids of a weight of at least target reach.
 
     BY_COUNT: keys are those of logits, each weighs 1. Otherwise: the bits of probabilities, which weigh themselves, and
-    of which only those with a logit key of at least `lowest` count.
+    of which only those with a logit key of at least `lowest` count. low, high: int64, and low is a solution if no
+    larger key is.
     """
-    pivot_index = tl.arange(0, PIVOTS)
-    while low < high:
-        step = (high - low + PIVOTS - 1) // PIVOTS
-        pivot = tl.minimum(low + step * (pivot_index + 1), high).to(tl.int32)
-        weight = tl.zeros([PIVOTS], tl.float64)
+    within = tl.full([], 2, tl.int32)  # ids in the bracket
+    while (low < high) & (within > 1):
+        step = (high - low + 3) // 4
+        pivot_1 = low + step
+        pivot_2, pivot_3 = tl.minimum(pivot_1 + step, high), tl.minimum(pivot_1 + 2 * step, high)
+        weight_1 = tl.zeros([BLOCK], tl.float32)
+        weight_2 = tl.zeros([BLOCK], tl.float32)
+        weight_3 = tl.zeros([BLOCK], tl.float32)
+        bracketed = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocabulary, BLOCK):
             column = start + tl.arange(0, BLOCK)
             value = load_logits(row, column, vocabulary)
             key = ordered_bits(value)
             if BY_COUNT:
-                one = (column < vocabulary).to(tl.float32)
+                counts = column < vocabulary
+                weight = counts.to(tl.float32)
             else:
-                one = tl.where(key >= lowest, _probability(value, largest, temperature), 0.0)
-                key = one.to(tl.int32, bitcast=True)
-            weight += tl.sum(tl.where(key[:, None] >= pivot[None, :], one[:, None], 0.0), axis=0).to(tl.float64)
-        passed = tl.sum((weight >= target).to(tl.int64), axis=0)
-        beyond = tl.where(passed < PIVOTS, tl.minimum(low + step * (passed + 1), high) - 1, high)
-        low = tl.where(passed > 0, tl.minimum(low + step * passed, high), low)
-        high = tl.maximum(beyond, low)
+                counts = key >= lowest
+                weight = tl.where(counts, _probability(value, largest, temperature), 0.0)
+                key = weight.to(tl.int32, bitcast=True)
+            weight_1 += tl.where(key >= pivot_1.to(tl.int32), weight, 0.0)
+            weight_2 += tl.where(key >= pivot_2.to(tl.int32), weight, 0.0)
+            weight_3 += tl.where(key >= pivot_3.to(tl.int32), weight, 0.0)
+            bracketed += (counts & (key >= low.to(tl.int32)) & (key <= high.to(tl.int32))).to(tl.int32)
+        reached_1 = tl.sum(weight_1.to(tl.float64), axis=0) >= target
+        reached_2 = tl.sum(weight_2.to(tl.float64), axis=0) >= target
+        reached_3 = tl.sum(weight_3.to(tl.float64), axis=0) >= target
+        within = tl.sum(bracketed, axis=0)
+        above = tl.where(reached_2, pivot_3, tl.where(reached_1, pivot_2, pivot_1)) - 1
+        low = tl.where(reached_3, pivot_3, tl.where(reached_2, pivot_2, tl.where(reached_1, pivot_1, low)))
+        high = tl.where(reached_3, high, above)
     return low
 
 
-@triton.jit(do_not_specialize=["vocabulary"])
+@triton.jit
 def sample_kernel(
     logits,
     temperatures,
@@ -68,7 +76,6 @@ def sample_kernel(
     uniforms,
     out,
     vocabulary,
-    PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """logits [R, vocabulary] float32, the parameters [R] as in kernels/ops.py -> out [R] int32. grid (R,)."""
@@ -84,7 +91,7 @@ def sample_kernel(
     if (top_k > 0) & (top_k < vocabulary):
         high = ordered_bits(largest).to(tl.int64)
         lowest = _threshold(
-            row, vocabulary, largest, temperature, lowest, lowest, high, top_k.to(tl.float64), True, PIVOTS, BLOCK
+            row, vocabulary, largest, temperature, lowest, lowest, high, top_k.to(tl.float64), True, BLOCK
         )
     lowest = lowest.to(tl.int32)
     mass = tl.zeros([BLOCK], tl.float64)
@@ -98,7 +105,7 @@ def sample_kernel(
     if top_p < 1:
         low, high = tl.full([], 0, tl.int64), tl.full([], 0x3F800000, tl.int64)  # the bits of 0 and of 1
         target = top_p.to(tl.float64) * total
-        bits = _threshold(row, vocabulary, largest, temperature, lowest, low, high, target, False, PIVOTS, BLOCK)
+        bits = _threshold(row, vocabulary, largest, temperature, lowest, low, high, target, False, BLOCK)
         floor = tl.maximum(floor, bits.to(tl.int32).to(tl.float32, bitcast=True))
     if (top_p < 1) | (floor > 0):
         mass = tl.zeros([BLOCK], tl.float64)

@@ -1,8 +1,9 @@
 """Tile sizes of the attention kernels, from a table by shape: nothing is tuned while serving.
 
 The numbers aim at an H200: 132 multiprocessors, 228 KB of shared memory each. Decoding streams the cache, so what
-counts is bytes in flight: `stages` tiles of keys and of values for each of `per_sm` programs. Prefill is bound by the
-tensor cores, so what counts is the number of rows that share a tile of keys.
+counts is bytes in flight: `stages - 1` tiles of keys and of values for each of `per_sm` programs. Prefill is bound by
+the tensor cores, so what counts is the number of rows that share a tile of keys. float32 takes three products for one
+(tf32x3) and more registers, so its tiles are small.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ class Tiles:
     stages: int
     per_sm: int = 1  # programs that one multiprocessor holds at once; for the persistent grid of decoding
 
+    @property
+    def paged_stages(self) -> int:
+        """Of a loop that fetches block ids before the keys that they lead to, as long before as the keys."""
+        return 2 * self.stages - 1
+
 
 MIN_ROWS = 16  # the least that a matrix instruction takes
 
@@ -26,29 +32,30 @@ def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def dot_precision(dtype: torch.dtype) -> str:
+    """How `tl.dot` multiplies this type; 16 bits are always exact. Plain float32 would not use the tensor cores."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
 def decode_tiles(head_dim: int, group: int, dtype: torch.dtype) -> Tiles:
     """group: query heads per key-value head; a group of more than 64 is cut."""
     rows = min(64, max(MIN_ROWS, power_of_2(group)))
     width = power_of_2(head_dim) * dtype.itemsize  # bytes of one key in a tile
-    if width <= 128:
-        return Tiles(rows, 128, 4, 3, 2)
-    if width <= 256:
-        return Tiles(rows, 64, 4, 3, 2)
-    if width <= 512:
-        return Tiles(rows, 32, 4, 3, 2)
-    return Tiles(rows, 16, 4, 3, 2)
+    stages = 3 if rows == MIN_ROWS and dtype.itemsize == 2 else 2
+    keys = max(16, min(128 if dtype.itemsize == 2 else 32, 128 * 128 // width))
+    return Tiles(rows, keys, 4, stages, 2)
 
 
 def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype) -> Tiles:
     width = power_of_2(head_dim) * dtype.itemsize
-    if width <= 128:
+    if dtype.itemsize == 4:
+        tiles = Tiles(64, 32, 4, 2) if width <= 256 else Tiles(64, 32, 8, 2) if width <= 512 else Tiles(64, 16, 8, 2)
+    elif width <= 128:
         tiles = Tiles(128, 128, 8, 3)
     elif width <= 256:
         tiles = Tiles(128, 64, 8, 3)
-    elif width <= 512:
-        tiles = Tiles(64, 64, 8, 2)
     else:
-        tiles = Tiles(64, 32, 8, 2)
+        tiles = Tiles(64, 64, 8, 2)
     if group <= tiles.rows:
         return tiles
     return Tiles(power_of_2(group), tiles.keys, tiles.warps, tiles.stages)

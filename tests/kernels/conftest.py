@@ -1,7 +1,8 @@
 """Every implementation that this machine runs, at every instruction-set level and in every type, as one fixture.
 
 The Triton kernels run on a CUDA device where there is one, in every type, and else in Triton's interpreter, which is
-slow and multiplies matrices of bfloat16 wrongly: there they run with `-m soak`.
+slow and multiplies matrices of bfloat16 wrongly: there the tests that all implementations share run with `-m soak`, and
+test_gpu_*.py, with shapes made for it, always.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ import torch
 
 import kernels
 from kernels.cpu.library import LEVELS
+from tests.kernels.interpreter import patch_once
 
 ON_CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -22,6 +24,8 @@ if HAS_TRITON and not ON_CUDA:
     import triton
 
     HAS_TRITON = not isinstance(triton.language.sum, triton.JITFunction)
+    if HAS_TRITON:
+        patch_once()
 TRITON_DTYPES = () if not HAS_TRITON else (torch.float32, torch.float16) + ((torch.bfloat16,) if ON_CUDA else ())
 
 
@@ -33,17 +37,17 @@ def implementations() -> list:
     return found
 
 
+def of_each_kind() -> list:
+    """The C++ kernels at every level, and one of the others each: for what no type of activations matters to."""
+    again = {"reference-torch.bfloat16", "triton-torch.float16", "triton-torch.bfloat16"}
+    return [param for param in implementations() if param.id not in again]
+
+
 def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     if kind == "reference":
         return kernels.ReferenceOps("cpu", dtype)
     if kind == "triton":
-        from kernels.gpu import TritonOps
-
-        if ON_CUDA:
-            torch.set_default_device("cuda")  # where tests make their tensors; `seed` undoes it
-        else:
-            monkeypatch.setenv("TRITON_INTERPRET", "1")
-        return TritonOps("cuda" if ON_CUDA else "cpu", dtype, check_ids=True)
+        return make_triton_ops(dtype, monkeypatch)
     monkeypatch.setenv("KERNELS_CPU_ISA", level)
     try:
         ops = kernels.CpuOps(dtype)
@@ -52,6 +56,22 @@ def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.Monk
     if ops.level.name != level:
         pytest.skip(f"this processor has no {level}")
     return ops
+
+
+def make_triton_ops(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **options: object) -> "kernels.gpu.TritonOps":
+    from kernels.gpu import TritonOps
+
+    if ON_CUDA:
+        torch.set_default_device("cuda")  # where tests make their tensors; `seed` undoes it
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return TritonOps("cuda" if ON_CUDA else "cpu", dtype, check_ids=True, **options)
+
+
+@pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def gpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "kernels.gpu.TritonOps":
+    """The Triton kernels alone, always."""
+    return make_triton_ops(request.param, monkeypatch)
 
 
 @pytest.fixture(params=implementations())
@@ -72,7 +92,7 @@ def seed():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the interpreter runs is for `-m soak`: minutes."""
+    """What the interpreter runs on shapes that were not made for it takes minutes: `-m soak`."""
     for item in [] if ON_CUDA else items:
         if "triton-" in item.name:
             item.add_marker(pytest.mark.soak)
@@ -85,6 +105,11 @@ def one_torch_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def fewer(ops: kernels.Ops, count: int) -> int:
+    """Rows for a test that draws many: a twentieth where every row is interpreted."""
+    return count // 20 if ops.name == "triton" and not ON_CUDA else count
 
 
 @pytest.fixture

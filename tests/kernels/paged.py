@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels import Ops
 from tests.kernels import oracle
 
+FP8 = torch.float8_e4m3fn
 GARBAGE = 2**31 - 1  # a block id that must never be read
 
 
@@ -23,12 +24,16 @@ class Paged:
     head_dim: int
     block_size: int = 16
     window: int = 0
+    kv_scales: tuple[float, float] = (1.0, 1.0)  # what a cache of fp8 is multiplied with
 
     def __post_init__(self) -> None:
         d, dtype = self.head_dim, self.ops.dtype
         self.scale = d**-0.5
         self.q = [torch.randn(n, self.heads, d).to(dtype) for n in self.lengths]
         self.kv = [torch.randn(2, n, self.kv_heads, d).to(dtype) for n in self.lengths]
+        if self.is_fp8:  # round here, so that the cache holds just this
+            scales = torch.tensor(self.kv_scales)[:, None, None, None]
+            self.kv = [((x / scales).to(FP8).to(torch.float32) * scales).to(dtype) for x in self.kv]
         needed = [-(-n // self.block_size) for n in self.lengths]
         spare = 3
         ids = torch.randperm(sum(needed) + spare, dtype=torch.int32).split([*needed, spare])
@@ -41,6 +46,10 @@ class Paged:
         for s in range(len(needed)):
             self.write(s)
 
+    @property
+    def is_fp8(self) -> bool:
+        return getattr(self.ops, "kv_dtype", None) == FP8
+
     def write(self, s: int) -> None:
         """Puts keys and values into the cache by the operation itself; an angle of zero leaves keys as they are."""
         n = self.lengths[s]
@@ -48,7 +57,11 @@ class Paged:
         at = torch.arange(n)
         if self.ops.name == "triton":  # the order in a block is the plain one, and the interpreter slow
             block, offset = self.tables[s, at // self.block_size].long(), at % self.block_size
-            self.k_cache[block, :, offset], self.v_cache[block, :, offset] = k, v
+            for cache, x, scale in zip((self.k_cache, self.v_cache), (k, v), self.kv_scales, strict=True):
+                if self.is_fp8:  # torch has no such assignment for it
+                    cache.view(torch.uint8)[block, :, offset] = (x / scale).to(FP8).view(torch.uint8)
+                else:
+                    cache[block, :, offset] = x
             return
         qkv = torch.cat([self.q[s], k, v], dim=1).flatten(1)
         slots = self.tables[s, at // self.block_size].long() * self.block_size + at % self.block_size

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.conftest import implementations, make_ops
+from tests.kernels.conftest import make_ops, of_each_kind
 
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(params=[p for p in implementations() if p.id != "reference-torch.bfloat16"])
+@pytest.fixture(params=of_each_kind())
 def logit_ops(request, monkeypatch):
-    """Logits are float32 whatever the activations are, so one reference is enough."""
+    """Logits are float32 whatever the activations are."""
     return make_ops(*request.param, monkeypatch)
 
 

@@ -1,0 +1,228 @@
+"""Steps over block tables that the block manager makes, with every slot that belongs to no sequence poisoned.
+
+Prompts share cached prefixes, forks share a partly filled tail until one of them writes, freed blocks are used again,
+and the last token of a prompt that is all cached is computed but not stored. A step may write the slots that it was
+given and no others, and what it returns is finite and right, so nothing else was read.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels import Ops
+from shared.messages import SamplingParams
+from tests.kernels import oracle
+from tests.kernels.conftest import ON_CUDA, implementations, make_ops
+from tests.kernels.oracle import assert_close, slack
+from tests.kernels.paged import GARBAGE
+from worker.engine.blocks import BlockManager
+from worker.engine.sequence import Sequence, SequenceGroup
+
+BLOCKS, LONGEST = 40, 80
+PARAMS = SamplingParams(max_tokens=1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    d: int
+    block_size: int
+    window: int
+
+
+SHAPES = st.builds(
+    lambda group, kv_heads, *rest: Shape(group * kv_heads, kv_heads, *rest),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.sampled_from([32, 48, 64]),
+    st.sampled_from([8, 16, 32]),
+    st.sampled_from([0, 0, 1, 10, 40]),
+)
+
+
+@dataclass
+class Memory:
+    """Caches, and the block manager that says who owns what in them. It grows by actions that a scheduler may take."""
+
+    ops: Ops
+    shape: Shape
+    live: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        s = self.shape
+        self.blocks = BlockManager(BLOCKS, s.block_size)
+        self.caches = self.ops.alloc_kv_cache(BLOCKS, s.kv_heads, s.block_size, s.d)
+        for cache in self.caches:
+            cache.fill_(float("nan"))
+
+    def start(self, token: int, length: int, computed: int) -> None:
+        """A prompt of one token again and again, some of it computed in earlier steps."""
+        prompt = (token,) * length
+        sequence = Sequence(SequenceGroup("", prompt, PARAMS), 0, prompt)
+        prefix = self.blocks.find_prefix(sequence, length)
+        if not self.blocks.can_start(prefix, length, 0):
+            return
+        self.blocks.start(sequence, prefix, length)
+        sequence.num_computed = min(max(computed, prefix.num_tokens), length - 1)
+        self.fill(sequence, prefix.num_tokens, sequence.num_computed)
+        self.live.append(sequence)
+
+    def fork(self, which: int) -> None:
+        """Both go on behind what is computed, each with a token of its own."""
+        parent = self.live[which % len(self.live)]
+        if not parent.num_computed or self.blocks.num_free < 3:
+            return
+        child = parent.copy(1)
+        self.blocks.fork(parent, child, parent.num_computed)
+        child.token_ids = child.token_ids[: child.num_computed + 1]
+        if len(child.block_table) < self.blocks.blocks_for(len(child.token_ids)):
+            self.blocks.append(child)
+        self.live.append(child)
+
+    def free(self, which: int) -> None:
+        self.blocks.free(self.live.pop(which % len(self.live)))
+        for block in self.blocks._free:
+            for cache in self.caches:
+                cache[block] = float("nan")
+
+    def fill(self, sequence: Sequence, first: int, end: int) -> None:
+        """What earlier steps stored, by the operation itself: an angle of zero leaves keys as they are."""
+        s, at = self.shape, torch.arange(first, max(first, end))
+        if len(at):
+            k, v = torch.randn(2, len(at), s.kv_heads, s.d).to(self.ops.dtype)
+            if self.ops.name == "cpu":
+                still = torch.cat([torch.ones(1, s.d // 2), torch.zeros(1, s.d // 2)], dim=1)
+                qkv = torch.cat([k.repeat(1, s.heads // s.kv_heads, 1), k, v], dim=1).flatten(1)
+                where = torch.zeros(len(at), dtype=torch.int32), still, self.slots(sequence, at)
+                self.ops.rope_and_cache(qkv, *where, *self.caches, s.heads, s.kv_heads)
+            else:  # the order in a block is the plain one, and the interpreter slow
+                slots = self.slots(sequence, at)
+                for cache, x in zip(self.caches, (k, v), strict=True):
+                    cache[slots // s.block_size, :, slots % s.block_size] = x
+        self.blocks.seal(sequence, end)
+
+    def slots(self, sequence: Sequence, at: torch.Tensor) -> torch.Tensor:
+        table, size = torch.tensor(sequence.block_table), self.shape.block_size
+        return table[at // size] * size + at % size
+
+    def make_writable(self, sequence: Sequence, end: int) -> bool:
+        """Before a step that stores tokens num_stored..end - 1. False if there is no block left for a copy."""
+        size = self.shape.block_size
+        for index in range(max(sequence.num_computed, sequence.num_stored) // size, self.blocks.blocks_for(end)):
+            if self.blocks.refs[sequence.block_table[index]] > 1 and not self.blocks.num_free:
+                return False
+            if copy := self.blocks.make_writable(sequence, index):
+                for cache in self.caches:
+                    cache[copy.target] = cache[copy.source]
+        return True
+
+
+LENGTHS = st.integers(1, LONGEST) | st.sampled_from([16, 32, 64])  # whole blocks may all be cached
+ACTIONS = st.one_of(
+    st.tuples(st.just("start"), st.integers(1, 2), LENGTHS, st.integers(0, LONGEST)),
+    st.tuples(st.just("fork"), st.integers(0, 9)),
+    st.tuples(st.just("free"), st.integers(0, 9)),
+)
+
+
+def check_step(memory: Memory, most_queries: list[int]) -> None:
+    """One step of all sequences, of at most so many queries each."""
+    ops, s = memory.ops, memory.shape
+    positions, slots, counts, lengths, tables = [], [], [], [], []
+    for sequence, most in zip(memory.live, most_queries, strict=False):
+        first = sequence.num_computed
+        end = first + min(most, sequence.num_remaining)
+        if end > sequence.num_stored and not memory.make_writable(sequence, end):
+            continue
+        at = torch.arange(first, end)
+        positions.append(at)
+        slots.append(torch.where(at >= sequence.num_stored, memory.slots(sequence, at), -1))
+        counts.append(end - first)
+        lengths.append(end)
+        row = torch.full((LONGEST // s.block_size + 2,), GARBAGE, dtype=torch.int32)
+        row[: memory.blocks.blocks_for(end)] = torch.tensor(sequence.block_table[: memory.blocks.blocks_for(end)])
+        if s.window:  # blocks before every window of the sequence may be gone
+            row[: max(first - s.window + 1, 0) // s.block_size] = GARBAGE
+        tables.append(row)
+    if not counts:
+        return
+    memory.blocks.check_integrity(memory.live)
+
+    tokens = sum(counts)
+    qkv = torch.randn(tokens, (s.heads + 2 * s.kv_heads) * s.d).to(ops.dtype)
+    angles = torch.rand(LONGEST + 1, s.d // 2) * 6
+    cos_sin, at, to = torch.cat([angles.cos(), angles.sin()], dim=1), torch.cat(positions).int(), torch.cat(slots)
+    expected = [cache.clone() for cache in ops.plain_kv_cache(*memory.caches)]
+    q = ops.rope_and_cache(qkv, at, cos_sin, to, *memory.caches, s.heads, s.kv_heads)
+    plain = ops.plain_kv_cache(*memory.caches)
+
+    exact_q, exact_k, v = qkv.view(tokens, -1, s.d).split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+    assert_close(q, oracle.rotate(exact_q, cos_sin, at), exact_q.double().abs().amax(), rounds=2)
+    kept = to >= 0
+    where = to[kept] // s.block_size, slice(None), to[kept] % s.block_size
+    exact_k = oracle.rotate(exact_k, cos_sin, at)[kept]
+    if len(exact_k):
+        assert_close(plain[0][where], exact_k, exact_k.abs().amax(), rounds=2)
+    expected[0][where], expected[1][where] = plain[0][where], v[kept]
+    for found, wanted in zip(plain, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    out = torch.full((tokens, s.heads * s.d), float("nan")).to(ops.dtype)
+    where = torch.stack(tables), torch.tensor(lengths, dtype=torch.int32), starts
+    ops.paged_attention(q, *memory.caches, *where, s.d**-0.5, s.window, out)
+    for i, length in enumerate(lengths):
+        lowest = max(length - counts[i] - s.window + 1, 0) // s.block_size * s.block_size if s.window else 0
+        blocks = tables[i][lowest // s.block_size : memory.blocks.blocks_for(length)].long()
+        k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[: length - lowest].nan_to_num() for c in plain)
+        mine = slice(int(starts[i]), int(starts[i + 1]))
+        exact = oracle.attention(q[mine], k, v, s.d**-0.5, s.window)
+        assert_close(out[mine], exact, slack(ops.dtype, 2000))
+
+
+def run_example(ops: Ops, shape: Shape, actions: list[tuple], most_queries: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    memory = Memory(ops, shape)
+    for name, *numbers in actions:
+        if name == "start" or memory.live:
+            getattr(memory, name)(*numbers)
+    check_step(memory, most_queries)
+
+
+EXAMPLE = {
+    "shape": SHAPES,
+    "actions": st.lists(ACTIONS, min_size=2, max_size=7),
+    "most_queries": st.lists(st.sampled_from([1, 1, 2, 5, 9]), min_size=7, max_size=7),
+    "seed": st.integers(0, 999),
+}
+
+
+def fuzz(param: tuple, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_ops(*param, monkeypatch)
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(**EXAMPLE)
+    def run(**example: object) -> None:
+        run_example(ops, **example)
+
+    run()
+
+
+def name_of(param: tuple) -> str:
+    return "-".join(str(part).removeprefix("torch.") for part in param if part).replace("triton-", "gpu-")
+
+
+@pytest.mark.parametrize("param", [p.values[0] for p in implementations()], ids=name_of)
+def test_a_step_touches_its_own_slots_only(param, monkeypatch):
+    slow = param[0] == "triton" and not ON_CUDA
+    fuzz(param, 10 if slow else 40, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("param", [p.values[0] for p in implementations()], ids=name_of)
+def test_many_steps_touch_their_own_slots_only(param, monkeypatch):
+    fuzz(param, 150, monkeypatch)
