@@ -129,7 +129,15 @@ async def test_a_waiting_request_is_cancelled_at_once(redis_url: str) -> None:
 
 
 async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -> None:
-    async with Gateway(redis_url) as gateway, serving(redis_url) as engine:
+    model = MockModel()
+    forward = model.forward
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
+        return forward(*arguments)
+
+    model.forward = slow  # type: ignore[method-assign]
+    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
         request_id = await gateway.submit((1, 2), max_tokens=120, ignore_eos=True)
         await gateway.listen()
         assert await gateway.broker.cancel(request_id) == "flagged"
