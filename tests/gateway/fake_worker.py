@@ -98,10 +98,12 @@ class FakeWorker:
             reply = await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, item)])
             self.steps[request.id] = self.steps.get(request.id, 0) + 1
             start = item.end
-            if request.id in reply.cancelled:
-                last = StepItem(request.id, start, (), Outcome("cancelled"))
+            if request.id in (*reply.cancelled, *reply.expired):
+                name = "cancelled" if request.id in reply.cancelled else "deadline"
+                last = StepItem(request.id, start, (), Outcome(name))
                 await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, last)])
-                self.cancelled.put_nowait(request.id)
+                if name == "cancelled":
+                    self.cancelled.put_nowait(request.id)
                 return
             if outcome is not None:
                 return

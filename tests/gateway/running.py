@@ -85,6 +85,40 @@ def parse_events(text: str) -> list[Event]:
     return events
 
 
+TIMEOUT = aiohttp.ClientTimeout(total=20)
+
+
+class Stream:
+    """A stream that is open."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self) -> Event:
+        """The next event. Raises IncompleteReadError at the end."""
+        while True:
+            line = await self.response.content.readline()
+            if not line.startswith(b":"):
+                break
+        if not line:
+            raise asyncio.IncompleteReadError(b"", None)
+        block = line + await self.response.content.readuntil(b"\n\n")
+        [event] = parse_events(block.decode())
+        return event
+
+    async def take(self, count: int) -> list[Event]:
+        return [await self.next() for _ in range(count)]
+
+    async def rest(self) -> list[Event]:
+        """All events that come, until the stream ends."""
+        found = []
+        try:
+            while True:
+                found.append(await self.next())
+        except asyncio.IncompleteReadError:
+            return found
+
+
 class RunningGateway:
     """A gateway that listens, and its worker where the test wants one."""
 
@@ -124,6 +158,20 @@ class RunningGateway:
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             return parse_events(await response.text())
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Any = None, **headers: str) -> AsyncIterator[Stream]:
+        """A streamed answer, event by event: of a GET without a body, else of a POST."""
+        async with (
+            aiohttp.ClientSession(headers={"Accept": "text/event-stream"}, timeout=TIMEOUT) as session,
+            session.request(
+                "GET" if body is None else "POST",
+                self.url + path,
+                json=body,
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+            ) as response,
+        ):
+            yield Stream(response)
 
     async def send(self, data: bytes) -> Reply:
         """Send bytes as they are and read one answer."""
@@ -197,7 +245,7 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
     runner = Runner(app, settings)
     await runner.setup()
     try:
-        port = await start_site(runner, "127.0.0.1", 0)
+        port = await start_site(runner, "127.0.0.1", settings.port, settings.reuse_port)
         gateway = app[GATEWAY]
         await asyncio.wait_for(gateway.subscription.ready.wait(), 10)
         yield RunningGateway(settings, gateway, port)
