@@ -1,0 +1,243 @@
+"""Drives the real Broker synchronously and fast: its client answers at once, so that a coroutine ends without a loop.
+
+Also: scripts with a bug put into them, the state of a lane in one round trip, and an exact record of what is published.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import hiredis
+import msgpack
+import redis
+
+from shared.broker import Broker, QueueReader
+from shared.keys import GROUP, QUEUES, LaneKeys
+from tests.shared.redis_server import RedisServer
+
+LANE = "lane"
+KEYS = LaneKeys(LANE)
+
+# A bug: texts of the scripts and what stands there instead.
+Patch = tuple[tuple[str, str], ...]
+
+
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("the coroutine waits")
+
+
+class InstantClient:
+    """Has the face of redis-py's asyncio client over a synchronous one."""
+
+    def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
+        self._client = client
+        self._patch = patch
+        self.patched: set[str] = set()  # the texts of the patch that were found
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        async def instant(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return instant
+
+    def pipeline(self, transaction: bool) -> Any:
+        pipe = self._client.pipeline(transaction=transaction)
+        execute = pipe.execute
+
+        async def instant() -> Any:
+            return execute()
+
+        pipe.execute = instant  # type: ignore[method-assign, assignment]
+        return pipe
+
+    def register_script(self, text: str) -> Any:
+        for old, new in self._patch:
+            if old in text:
+                self.patched.add(old)
+                text = text.replace(old, new)
+        script = self._client.register_script(text)
+
+        async def instant(keys: Any, args: Any) -> Any:
+            return script(keys=keys, args=args)
+
+        return instant
+
+
+class Subscriber:
+    """A subscription that can say "this is all so far": the answer to a PING comes behind what was published."""
+
+    def __init__(self, server: RedisServer, channels: Iterable[str]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(str(server.socket))
+        self._reader = hiredis.Reader()
+        self._send("SUBSCRIBE", *channels)
+        self.take()
+
+    def _send(self, *words: str) -> None:
+        self._socket.sendall(hiredis.pack_command(words))
+
+    def take(self) -> list[tuple[str, bytes]]:
+        """(channel, frame) of all that was published since the last call."""
+        self._send("PING", "")
+        frames = []
+        while True:
+            reply = self._reader.gets()
+            if reply is False:
+                data = self._socket.recv(65536)
+                assert data, "Redis has closed the subscription"
+                self._reader.feed(data)
+            elif reply[0] == b"pong":
+                return frames
+            elif reply[0] == b"message":
+                frames.append((reply[1].decode(), reply[2]))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# Per request {hash, TTL, log, TTL of the log}, the log as its length only from the `ARGV[2]`th request on. Then load,
+# totals, dead entries, and for each queue its entries and what is pending of it.
+SNAPSHOT = """
+local prefix, full = ARGV[1], tonumber(ARGV[2])
+local requests = {}
+for i = 3, #ARGV do
+    local req, out = prefix .. 'req:' .. ARGV[i], prefix .. 'out:' .. ARGV[i]
+    local log = i - 2 <= full and redis.call('XRANGE', out, '-', '+') or redis.call('XLEN', out)
+    local fields = redis.call('HMGET', req, 'state', 'attempt', 'owner', 'queue', 'entry', 'class', 'cost', 'gateway',
+        'emitted', 'outcome', 'cancel', 'deaths', 'all_deaths', 'body')
+    requests[i - 2] = {fields, redis.call('TTL', req), log, redis.call('TTL', out)}
+end
+local queues = {}
+for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
+    local key = prefix .. 'queue:' .. name
+    queues[i] = {redis.call('XRANGE', key, '-', '+'), redis.call('XPENDING', key, 'workers', '-', '+', 1000)}
+end
+return cmsgpack.pack({requests, redis.call('HGETALL', prefix .. 'load'), redis.call('HGETALL', prefix .. 'totals'),
+    redis.call('XLEN', prefix .. 'dead'), queues})
+"""
+assert QUEUES == ("handed", "interactive", "standard", "batch")
+
+
+class Snapshot:
+    """What Redis holds for a lane at one moment."""
+
+    def __init__(self, data: bytes, ids: list[str], full: int) -> None:
+        requests, load, totals, self.dead, queues = msgpack.unpackb(data, raw=True, strict_map_key=False)
+        self.requests = {
+            request_id: RequestSnapshot(*(_text(field) for field in fields[:13]), fields[13], ttl, log, log_ttl)
+            for request_id, (fields, ttl, log, log_ttl) in zip(ids, requests, strict=True)
+        }
+        self.full = ids[:full]
+        self.load = {name.decode(): int(count) for name, count in zip(load[::2], load[1::2], strict=True)}
+        self.totals = {name.decode(): int(count) for name, count in zip(totals[::2], totals[1::2], strict=True)}
+        self.streams: dict[str, dict[str, str]] = {}
+        self.pending: dict[tuple[str, str], tuple[str, int]] = {}  # (queue, entry) to consumer and idle time
+        for name, (entries, pending) in zip(QUEUES, queues, strict=True):
+            self.streams[name] = {entry.decode(): fields[1].decode() for entry, fields in entries}
+            for entry, consumer, idle, _ in pending:
+                self.pending[name, entry.decode()] = (consumer.decode(), idle)
+
+
+class RequestSnapshot:
+    __slots__ = (
+        "all_deaths",
+        "attempt",
+        "body",
+        "cancel",
+        "cost",
+        "deaths",
+        "emitted",
+        "entry",
+        "gateway",
+        "log",
+        "log_ttl",
+        "outcome",
+        "owner",
+        "priority_class",
+        "queue",
+        "state",
+        "ttl",
+    )
+
+    def __init__(
+        self,
+        state: str,
+        attempt: str,
+        owner: str,
+        queue: str,
+        entry: str,
+        priority_class: str,
+        cost: str,
+        gateway: str,
+        emitted: str,
+        outcome: str,
+        cancel: str,
+        deaths: str,
+        all_deaths: str,
+        body: bytes | bool,
+        ttl: int,
+        log: Any,
+        log_ttl: int,
+    ) -> None:
+        self.state, self.attempt, self.owner, self.queue, self.entry = state, attempt, owner, queue, entry
+        self.priority_class, self.cost, self.gateway = priority_class, int(cost or 0), gateway
+        self.emitted, self.outcome, self.cancel = int(emitted or 0), outcome, bool(cancel)
+        self.deaths, self.all_deaths, self.body = int(deaths or 0), int(all_deaths or 0), body
+        self.ttl, self.log_ttl = ttl, log_ttl
+        self.log = log if isinstance(log, int) else [(entry_id.decode(), fields[1]) for entry_id, fields in log]
+
+
+def _text(value: bytes | bool) -> str:
+    return value.decode() if isinstance(value, bytes) else ""
+
+
+class Lane:
+    """An empty lane on a real Redis: the broker under test, and what the tests look at it with."""
+
+    def __init__(self, server: RedisServer, gateways: Iterable[str], patch: Patch = ()) -> None:
+        self.client = redis.Redis(unix_socket_path=str(server.socket), protocol=2)
+        self.client.flushall()
+        instant = InstantClient(self.client, patch)
+        self._instant: Any = instant
+        self.broker = Broker(self._instant, LANE)
+        missing = [old for old, _ in patch if old not in instant.patched]
+        assert not missing, f"no script has the text that the patch is for: {missing}"
+        self.subscriber = Subscriber(server, map(KEYS.channel, gateways))
+        self._snapshot = self.client.register_script(SNAPSHOT)
+        finished(self.broker.create_groups())
+
+    def reader(self, worker_id: str) -> QueueReader:
+        return QueueReader(self._instant, LANE, worker_id)
+
+    def snapshot(self, ids: list[str], full: int) -> Snapshot:
+        """The first `full` requests come with their logs, the others with the lengths of theirs."""
+        return Snapshot(self._snapshot(args=[KEYS.prefix, full, *ids]), ids, full)
+
+    def age(self, worker_id: str, queue: str, entry: str, idle_ms: int) -> None:
+        """Have a pending entry look as if its worker had not renewed it for so long."""
+        self.client.execute_command(
+            "XCLAIM", KEYS.queue(queue), GROUP, worker_id, 0, entry, "IDLE", idle_ms, "JUSTID"
+        )
+
+    def cut_log(self, request_id: str, kept: list[tuple[str, bytes]], emitted: int) -> None:
+        """Redis came back older than it was: the log and the state of a request end earlier."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.delete(KEYS.output(request_id))
+        for entry, item in kept:
+            pipe.xadd(KEYS.output(request_id), {"item": item}, id=entry)
+        pipe.hset(KEYS.request(request_id), "emitted", emitted)
+        pipe.execute()
+
+    def close(self) -> None:
+        self.subscriber.close()
+        self.client.close()
