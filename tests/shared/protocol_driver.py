@@ -225,9 +225,7 @@ class Lane:
 
     def age(self, worker_id: str, queue: str, entry: str, idle_ms: int) -> None:
         """Have a pending entry look as if its worker had not renewed it for so long."""
-        self.client.execute_command(
-            "XCLAIM", KEYS.queue(queue), GROUP, worker_id, 0, entry, "IDLE", idle_ms, "JUSTID"
-        )
+        self.client.xclaim(KEYS.queue(queue), GROUP, worker_id, 0, [entry], idle=idle_ms, justid=True)
 
     def cut_log(self, request_id: str, kept: list[tuple[str, bytes]], emitted: int) -> None:
         """Redis came back older than it was: the log and the state of a request end earlier."""

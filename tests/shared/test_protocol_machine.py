@@ -393,11 +393,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.check_published(snapshot)
         self.check_counts(snapshot)
         self.check_queues(snapshot)
-        for request_id in live:
-            self.check_request(request_id, snapshot)
         for request_id, length in self.settled.items():
             done = snapshot.requests[request_id]
             assert (done.state, done.log) == ("done", length)
+        for request_id in live:
+            self.check_request(request_id, snapshot)
 
     def check_published(self, snapshot: Snapshot) -> None:
         expected: defaultdict[str, bytes] = defaultdict(bytes)
@@ -410,7 +410,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             # I2: what a client sees is in the log, and it never sees a gap.
             for item in decoded(frame):
                 entry = f"{item.end}-{1 if item.outcome else 0}"
-                log: Any = snapshot.requests[item.request_id].log
+                log = snapshot.requests[item.request_id].log
+                assert isinstance(log, list), "published after the end"
                 assert (entry, item) in [(entry, *decoded(data)) for entry, data in log]
                 assert item.start <= self.seen[item.request_id]
                 self.seen[item.request_id] = max(item.end, self.seen[item.request_id])
