@@ -72,9 +72,7 @@ class ProtocolModel:
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, bounds: QueueBounds, key: str, fingerprint: str
-    ) -> str | tuple[str, int, int]:
+    def submit(self, request: Request, bounds: QueueBounds, key: str, fingerprint: str) -> str | tuple[str, int, int]:
         request_id = request.request_id
         if request_id in self.requests:
             return request_id
@@ -123,9 +121,9 @@ class ProtocolModel:
     # --- worker -------------------------------------------------------------------------------------------------------
 
     def read(self, worker: str, count: int, queues: Sequence[str]) -> list[Delivery]:
-        new = [
-            (name, entry) for name in queues for entry in self.streams[name] if (name, entry) not in self.pending
-        ][:count]
+        new = [(name, entry) for name in queues for entry in self.streams[name] if (name, entry) not in self.pending][
+            :count
+        ]
         return self._deliver(worker, new)
 
     def read_pending(self, worker: str) -> list[Delivery]:
