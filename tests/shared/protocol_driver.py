@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import hiredis
@@ -130,8 +131,7 @@ class Snapshot:
     def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
         requests, settled, load, totals, self.dead, queues = msgpack.unpackb(data, raw=True, strict_map_key=False)
         self.requests = {
-            request_id: RequestSnapshot(*(_text(field) for field in fields[:11]), fields[11], ttl, log, log_ttl)
-            for request_id, (fields, ttl, log, log_ttl) in zip(ids, requests, strict=True)
+            request_id: RequestSnapshot.of(*request) for request_id, request in zip(ids, requests, strict=True)
         }
         self.settled = {
             request_id: (state.decode(), length)
@@ -147,49 +147,44 @@ class Snapshot:
                 self.pending[name, entry.decode()] = (consumer.decode(), idle)
 
 
+@dataclass(slots=True)
 class RequestSnapshot:
-    __slots__ = (
-        "all_deaths",
-        "body",
-        "cancel",
-        "cost",
-        "deaths",
-        "emitted",
-        "entry",
-        "gateway",
-        "log",
-        "log_ttl",
-        "outcome",
-        "priority_class",
-        "queue",
-        "state",
-        "ttl",
-    )
+    state: str
+    queue: str
+    entry: str
+    priority_class: str
+    cost: int
+    gateway: str
+    emitted: int
+    outcome: str
+    is_cancelled: bool
+    deaths: int
+    all_deaths: int
+    has_body: bool
+    ttl: int
+    log: list[tuple[str, bytes]]
+    log_ttl: int
 
-    def __init__(
-        self,
-        state: str,
-        queue: str,
-        entry: str,
-        priority_class: str,
-        cost: str,
-        gateway: str,
-        emitted: str,
-        outcome: str,
-        cancel: str,
-        deaths: str,
-        all_deaths: str,
-        body: bytes | bool,
-        ttl: int,
-        log: list[tuple[bytes, list[bytes]]],
-        log_ttl: int,
-    ) -> None:
-        self.state, self.queue, self.entry = state, queue, entry
-        self.priority_class, self.cost, self.gateway = priority_class, int(cost or 0), gateway
-        self.emitted, self.outcome, self.cancel = int(emitted or 0), outcome, bool(cancel)
-        self.deaths, self.all_deaths, self.body = int(deaths or 0), int(all_deaths or 0), body
-        self.ttl, self.log_ttl = ttl, log_ttl
-        self.log = [(entry_id.decode(), fields[1]) for entry_id, fields in log]
+    @classmethod
+    def of(cls, fields: list[Any], ttl: int, log: list[Any], log_ttl: int) -> RequestSnapshot:
+        state, queue, entry, priority_class, cost, gateway, emitted, outcome, cancel, deaths, all_deaths, body = fields
+        return cls(
+            _text(state),
+            _text(queue),
+            _text(entry),
+            _text(priority_class),
+            int(cost),
+            _text(gateway),
+            int(emitted),
+            _text(outcome),
+            bool(cancel),
+            int(deaths or 0),
+            int(all_deaths or 0),
+            bool(body),
+            ttl,
+            [(entry_id.decode(), item) for entry_id, (_, item) in log],
+            log_ttl,
+        )
 
 
 def _text(value: bytes | bool) -> str:

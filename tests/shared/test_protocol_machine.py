@@ -1,4 +1,4 @@
-"""The scripts against the model in protocol_model.py: random walks of gateways, workers and faults, checked all the way.
+"""The scripts against the model in protocol_model.py: random walks of gateways, workers and faults, always checked.
 
 A walk never sleeps: entries are made old in place of a lease that runs out, and a deadline is set back. A lost reply is
 a call that is made twice and whose first answer nobody sees.
@@ -97,8 +97,7 @@ def decoded(data: bytes) -> tuple[StepItem, ...]:
 class ProtocolMachine(RuleBasedStateMachine):
     server: ClassVar[RedisServer]
     patch: ClassVar[Patch] = ()
-    walks: ClassVar[int] = 0
-    steps: ClassVar[int] = 0
+    walks: ClassVar[list[int]]  # the steps of each
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         # What a gateway has of each request that was ever published.
         self.seen: defaultdict[str, int] = defaultdict(int)
         self.ends_seen: Counter[str] = Counter()
-        type(self).walks += 1
+        self.walks.append(0)
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
@@ -399,7 +398,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        type(self).steps += 1
+        self.walks[-1] += 1
         live = [request_id for request_id in self.model.requests if request_id not in self.settled]
         snapshot, frames = self.lane.look(live, list(self.settled))
         self.check_published(snapshot, frames)
@@ -475,17 +474,17 @@ class ProtocolMachine(RuleBasedStateMachine):
             # It is over: neither pending nor in a queue, no body, and all its keys will go.
             assert not is_there
             assert (redis.queue, redis.entry) not in snapshot.pending
-            assert redis.body is None or redis.body is False
+            assert not redis.has_body
             assert 0 < redis.ttl <= RETENTION_S
             assert 0 < redis.log_ttl <= RETENTION_S
             self.settled[request_id] = len(redis.log)
         else:
             assert is_there
             assert (redis.queue, redis.entry) in snapshot.pending or redis.state == "queued"
-            assert (redis.ttl, redis.body) == (-1, request.body)
+            assert (redis.ttl, redis.has_body) == (-1, True)
         assert redis.state == request.state
         assert (redis.queue, redis.entry, redis.gateway) == (request.queue, request.entry, request.gateway)
-        assert (redis.cancel, redis.outcome) == (request.is_cancelled, request.outcome)
+        assert (redis.is_cancelled, redis.outcome) == (request.is_cancelled, request.outcome)
         assert (redis.deaths, redis.all_deaths) == (request.deaths, request.all_deaths)
 
     def teardown(self) -> None:
@@ -528,9 +527,9 @@ def _unordered(reply: StepReply) -> StepReply:
     )
 
 
-def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **options: Any) -> type[ProtocolMachine]:
-    """Let the machine walk; raises at the first walk that leaves the model."""
-    machine = type("Machine", (ProtocolMachine,), {"server": server, "patch": patch})
+def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **options: Any) -> list[int]:
+    """Let the machine walk; raises at the first step that leaves the model. Returns the steps of each walk."""
+    machine = type("Machine", (ProtocolMachine,), {"server": server, "patch": patch, "walks": []})
     configuration = settings(
         max_examples=walks,
         stateful_step_count=steps,
@@ -541,7 +540,7 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
         **{"derandomize": True, "phases": (Phase.generate,), **options},
     )
     run_state_machine_as_test(machine, settings=configuration)
-    return machine
+    return machine.walks
 
 
 # Each a bug that a queue like this one has had somewhere: what it is, and how a script gets it.
@@ -579,9 +578,8 @@ BUG_WALKS, BUG_STEPS = 40, 100
 
 
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
-    machine = walk(redis_server, 100, 200)
-    assert machine.walks >= 100
-    assert machine.steps >= 100 * 200  # with the checks before the first step and while a walk is wound up
+    walks = walk(redis_server, 130, 200)
+    assert sum(steps >= 200 for steps in walks) >= 100  # Hypothesis cuts some short
 
 
 @pytest.mark.parametrize("bug", BUGS)
