@@ -21,6 +21,13 @@ local function take_off_queue(prefix, queue, entry)
     redis.call('XDEL', stream, entry)
 end
 
+-- Leave a worker a notice about a request. Nobody empties the mailbox of a worker that is gone: it expires.
+local function notify(prefix, worker, id, notice, retention_s)
+    local mailbox = prefix .. 'worker:' .. worker .. ':mailbox'
+    redis.call('HSET', mailbox, id, notice)
+    redis.call('EXPIRE', mailbox, retention_s)
+end
+
 -- End a request: outcome, entry off the queue, counter, expiry. The caller has checked that it is not done yet.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id

@@ -16,7 +16,7 @@ if state == 'queued' then
 end
 if state == 'running' then
     redis.call('HSET', KEYS[1], 'cancel', 1)
-    redis.call('HSET', prefix .. 'worker:' .. req[2] .. ':mailbox', id, 'cancel')
+    notify(prefix, req[2], id, 'cancel', retention)
     return 'flagged'
 end
 return state

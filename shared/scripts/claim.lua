@@ -38,7 +38,7 @@ end
 if req[8] ~= attempt then
     if state == 'running' and req[13] ~= incarnation then
         if req[7] ~= worker then
-            redis.call('HSET', prefix .. 'worker:' .. req[7] .. ':mailbox', id, req[8])
+            notify(prefix, req[7], id, req[8], retention)
         end
         if has_died_too_often(KEYS[1], emitted, limit) then
             redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', 1000, '*', 'id', id, 'class', req[5], 'worker', req[7],

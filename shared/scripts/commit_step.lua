@@ -3,7 +3,8 @@
 --   ARGV  prefix, worker, retention (s), then for each request six values:
 --         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py)
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}}
---         lost: another attempt owns it, drop the sequences. Cancelled and expired: finish it with that outcome.
+--         lost: another attempt owns it, or it ended without this one: drop the sequences.
+--         Cancelled and expired: finish it with that outcome.
 --         id, index: the log is behind (Redis lost its tail); send again from that index on.
 -- The fence: nothing is appended unless the attempt token is the current one and the item starts where the log ends.
 -- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
@@ -64,6 +65,9 @@ for i = 4, #ARGV, 6 do
                 expired[#expired + 1] = id
             end
         end
+    elseif tonumber(last) > emitted then -- a claim by another worker ended it: cancelled, or past its deadline
+        lost[#lost + 1] = id
+        lost[#lost + 1] = attempt
     end
 end
 

@@ -7,10 +7,14 @@ from redis.asyncio import Redis
 
 from shared.broker import (
     GATEWAY_TTL_S,
+    IDEMPOTENCY_S,
+    MAX_DEATHS,
     RETENTION_S,
+    Attachment,
     Broker,
     Claim,
     Delivery,
+    IdempotencyConflict,
     QueueBounds,
     QueueFull,
     QueueReader,
@@ -18,7 +22,7 @@ from shared.broker import (
     StepReply,
     new_id,
 )
-from shared.keys import LaneKeys
+from shared.keys import GROUP, HANDED, LaneKeys
 from shared.messages import Delta, Outcome, StepItem, WorkerCard, decode_items
 from shared.redis_clients import pubsub_client
 
@@ -47,6 +51,26 @@ async def start(broker: Broker, request_id: str = "r", worker_id: str = "w") -> 
 def step(claim: Claim, start: int, tokens: tuple[int, ...], outcome: str | None = None) -> StepCommit:
     end = Outcome(outcome) if outcome else None
     return StepCommit(claim.attempt, StepItem(claim.request_id, start, (Delta(0, tokens, outcome),), end))
+
+
+async def go_stale(broker: Broker, request_id: str = "r", worker_id: str = "w", queue: str = "standard") -> None:
+    """Let the lease of a request run out."""
+    entry = await broker.client.hget(KEYS.request(request_id), "entry")
+    assert entry is not None
+    await broker.client.xclaim(KEYS.queue(queue), GROUP, worker_id, 0, [entry], idle=60_000, justid=True)
+
+
+async def take_over(broker: Broker, worker_id: str = "w2", queue: str = "standard") -> Claim | None:
+    """The lease of "r" runs out, and another worker reclaims and claims it."""
+    await go_stale(broker, queue=queue)
+    [delivery] = await broker.reclaim(worker_id, 30_000, 10)
+    return await broker.claim(delivery, worker_id, new_id(), new_id())
+
+
+async def outcome_of(broker: Broker, request_id: str = "r") -> str:
+    *_, last = await broker.read_output(request_id)
+    assert last.outcome is not None
+    return last.outcome.name
 
 
 async def test_a_request_that_is_submitted_twice_is_accepted_once(broker: Broker) -> None:
@@ -161,6 +185,249 @@ async def test_a_request_past_its_deadline_is_not_begun(broker: Broker, client: 
     [item] = await broker.read_output("r")
     assert item.outcome is not None
     assert item.outcome.name == "deadline"
+
+
+async def test_a_worker_is_told_when_another_ended_its_request(broker: Broker, client: Redis) -> None:
+    """It was cut off when the request was cancelled, or its deadline passed, and another worker's claim ended it."""
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await take_over(broker) is None
+    assert await outcome_of(broker) == "deadline"
+    assert (await broker.commit_step("w", [step(claim, 1, (2,))])).lost == (("r", claim.attempt),)
+    assert (await broker.commit_step("w", [step(claim, 0, (1,))])) == NOTHING
+
+
+async def test_the_mailbox_of_a_worker_that_is_gone_expires(broker: Broker, client: Redis) -> None:
+    await start(broker)
+    await broker.cancel("r")
+    assert 0 < await client.ttl(KEYS.mailbox("w")) <= RETENTION_S
+    await client.delete(KEYS.mailbox("w"))
+    await client.hdel(KEYS.request("r"), "cancel")
+    await take_over(broker)
+    assert 0 < await client.ttl(KEYS.mailbox("w")) <= RETENTION_S
+
+
+async def test_a_renewed_request_is_not_reclaimed(broker: Broker) -> None:
+    claim = await start(broker)
+    await go_stale(broker)
+    assert await broker.renew("w", [("r", claim.attempt)]) == []
+    assert await broker.reclaim("w2", 30_000, 10) == []
+
+
+async def test_renew_names_what_is_lost_and_keeps_the_rest(broker: Broker) -> None:
+    old, kept = await start(broker), await start(broker, "kept")
+    new = await take_over(broker)
+    assert new is not None
+    await go_stale(broker, "r", "w2")
+    await go_stale(broker, "kept")
+    for _ in range(2):
+        lost = await broker.renew("w", [("r", old.attempt), ("kept", kept.attempt), ("unknown", "token")])
+        assert lost == [("r", old.attempt), ("unknown", "token")]
+    assert [delivery.request_id for delivery in await broker.reclaim("w3", 30_000, 10)] == ["r"]
+    assert await broker.renew("w", []) == []
+
+
+async def test_renew_says_nothing_of_what_its_own_attempt_ended(broker: Broker) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
+    assert await broker.renew("w", [("r", claim.attempt)]) == []
+
+
+async def test_only_what_is_idle_is_reclaimed_and_no_more_than_asked_for(broker: Broker) -> None:
+    for request_id in ("a", "b", "c"):
+        await start(broker, request_id)
+    assert await broker.reclaim("w2", 30_000, 10) == []
+    await go_stale(broker, "a")
+    await go_stale(broker, "c")
+    assert [delivery.request_id for delivery in await broker.reclaim("w2", 30_000, 1)] == ["a"]
+    assert [delivery.request_id for delivery in await broker.reclaim("w2", 30_000, 10)] == ["c"]
+    assert await broker.reclaim("w2", 30_000, 10) == []
+
+
+async def test_a_reclaimed_request_goes_on_behind_its_tokens(broker: Broker) -> None:
+    old = await start(broker)
+    await broker.commit_step("w", [step(old, 0, (1, 2))])
+    new = await take_over(broker)
+    assert new is not None
+    assert (new.emitted, new.deaths, [item.end for item in new.items()]) == (2, 1, [2])
+    assert (await broker.commit_step("w", [])).lost == (("r", old.attempt),)
+    assert await broker.commit_step("w2", [step(new, 2, (3,), "stop")]) == NOTHING
+
+
+async def test_a_released_request_is_handed_to_the_next_worker_first(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    await submit(broker, "earlier")
+    assert await broker.release([("r", claim.attempt)]) == 1
+    assert await broker.release([("r", claim.attempt)]) == 0
+    assert await broker.queued() == (2, 20)
+    assert (await broker.commit_step("w", [step(claim, 1, (9,))])).lost == (("r", claim.attempt),)
+    delivery = await take(broker, "w2")
+    assert (delivery.request_id, delivery.queue, delivery.cost) == ("r", HANDED, 10)
+    again = await broker.claim(delivery, "w2", new_id())
+    assert again is not None
+    assert (again.emitted, again.deaths, again.priority_class) == (1, 0, "standard")
+    assert await client.hget(KEYS.request("r"), "all_deaths") is None
+    assert await broker.queued() == (1, 10)
+    await broker.commit_step("w2", [step(again, 1, (2,), "stop")])
+    assert await client.xlen(KEYS.queue(HANDED)) == 0
+
+
+async def test_only_the_current_attempt_can_release(broker: Broker) -> None:
+    old = await start(broker)
+    new = await take_over(broker)
+    assert new is not None
+    assert await broker.release([("r", old.attempt), ("unknown", "token")]) == 0
+    assert await broker.commit_step("w2", [step(new, 0, (1,))]) == NOTHING
+    assert await broker.release([]) == 0
+
+
+async def test_a_released_request_can_be_cancelled_while_it_waits(broker: Broker) -> None:
+    claim = await start(broker)
+    await broker.release([("r", claim.attempt)])
+    assert await broker.cancel("r") == "cancelled"
+    assert await broker.queued() == (0, 0)
+    assert await QueueReader(broker.client, "lane", "w2").read(1, 0) == []
+
+
+async def test_a_release_keeps_a_cancel_that_was_not_obeyed(broker: Broker) -> None:
+    claim = await start(broker)
+    await broker.cancel("r")
+    await broker.release([("r", claim.attempt)])
+    assert await broker.claim(await take(broker, "w2"), "w2", new_id()) is None
+    assert await outcome_of(broker) == "cancelled"
+    assert await broker.queued() == (0, 0)
+
+
+async def test_a_request_is_published_where_it_was_attached_last(broker: Broker, redis_url: str) -> None:
+    client = pubsub_client(redis_url)
+    pubsub = client.pubsub()
+    await pubsub.subscribe(KEYS.channel("other"))
+    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, about=b"about")
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    assert await broker.attach("r", "other") == Attachment(False, b"about")
+    assert await broker.gateways_of(["r"]) == {"r": "other"}
+    await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
+    message = await pubsub.get_message(timeout=5)
+    assert message is not None
+    assert [item.start for item in decode_items(message["data"])] == [1]
+    assert await broker.attach("r", "g") == Attachment(True, b"about")
+    assert await broker.attach("unknown", "g") is None
+    assert await broker.client.exists(KEYS.request("unknown")) == 0
+    await pubsub.aclose()
+    await client.aclose()
+
+
+async def keyed(broker: Broker, request_id: str, fingerprint: str = "f", key: str = "key") -> str:
+    return await broker.submit(
+        request_id, b"body", gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint
+    )
+
+
+async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client: Redis) -> None:
+    assert [await keyed(broker, request_id) for request_id in ("a", "a", "b")] == ["a", "a", "a"]
+    assert await keyed(broker, "c", key="another") == "c"
+    assert await broker.queued() == (2, 20)
+    assert 0 < await client.ttl(KEYS.idempotency("key")) <= IDEMPOTENCY_S
+    await broker.cancel("a")
+    assert await keyed(broker, "b") == "a"
+
+
+async def test_an_idempotency_key_cannot_stand_for_another_call(broker: Broker) -> None:
+    await keyed(broker, "a")
+    with pytest.raises(IdempotencyConflict):
+        await keyed(broker, "b", fingerprint="another")
+    assert await keyed(broker, "b") == "a"
+    assert await broker.queued() == (1, 10)
+
+
+@pytest.mark.parametrize("gone", [KEYS.request("a"), KEYS.idempotency("key")])
+async def test_an_idempotency_key_that_is_forgotten_is_unused(broker: Broker, client: Redis, gone: str) -> None:
+    await keyed(broker, "a")
+    await broker.cancel("a")
+    await client.delete(gone)
+    assert await keyed(broker, "b", fingerprint="another") == "b"
+    assert await keyed(broker, "c", fingerprint="another") == "b"
+
+
+async def test_a_key_whose_request_was_refused_is_unused(broker: Broker) -> None:
+    for index in range(3):
+        await submit(broker, f"r{index}")
+    with pytest.raises(QueueFull):
+        await keyed(broker, "a")
+    await broker.cancel("r0")
+    assert await keyed(broker, "b", fingerprint="another") == "b"
+
+
+async def test_a_request_without_progress_is_quarantined_with_the_third_death(broker: Broker) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, about=b"about")
+    assert await broker.claim(await take(broker), "w", new_id())
+    for deaths in range(1, MAX_DEATHS):
+        claim = await take_over(broker, f"worker {deaths}")
+        assert claim is not None
+        assert claim.deaths == deaths
+    assert await take_over(broker) is None
+    assert await outcome_of(broker) == "quarantined"
+    [dead] = await broker.read_dead()
+    assert (dead.request_id, dead.worker, dead.emitted) == ("r", f"worker {MAX_DEATHS - 1}", 0)
+    assert (dead.priority_class, dead.body, dead.about) == ("standard", b"body", b"about")
+    assert (await broker.read_totals())["quarantined"] == 1
+    assert await broker.drop_dead(dead.entry_id)
+    assert not await broker.drop_dead(dead.entry_id)
+    assert await broker.read_dead() == []
+
+
+async def test_progress_starts_the_count_of_deaths_anew_up_to_ten_in_all(broker: Broker) -> None:
+    claim: Claim | None = await start(broker)
+    for index in range(9):
+        assert claim is not None
+        await broker.commit_step("w", [step(claim, index, (1,))])
+        claim = await take_over(broker)
+        assert claim is not None
+        assert claim.deaths == 1
+    await broker.commit_step("w", [step(claim, 9, (1,))])
+    assert await take_over(broker) is None
+    assert await outcome_of(broker) == "quarantined"
+    assert (await broker.read_dead())[0].emitted == 10
+
+
+async def test_a_worker_that_takes_its_own_request_again_has_not_died(broker: Broker) -> None:
+    await submit(broker, "r")
+    reader = QueueReader(broker.client, "lane", "w")
+    await broker.claim(await take(broker), "w", new_id(), "this process")
+    for _ in range(2 * MAX_DEATHS):
+        [delivery] = await reader.pending()
+        claim = await broker.claim(delivery, "w", new_id(), "this process")
+        assert claim is not None
+        assert claim.deaths == 0
+    [delivery] = await reader.pending()
+    claim = await broker.claim(delivery, "w", new_id(), "the next process")
+    assert claim is not None
+    assert claim.deaths == 1
+
+
+async def test_a_request_in_the_background_has_no_gateway_to_live_for(broker: Broker) -> None:
+    await broker.submit("back", b"body", gateway="g", cost=10, bounds=BOUNDS, is_background=True)
+    await submit(broker, "front")
+    await broker.refresh_gateway("g")
+    assert await broker.gateways_of(["back", "front", "unknown"]) == {"back": "", "front": "g", "unknown": ""}
+    assert await broker.live_gateways(["g", "gone"]) == {"g"}
+    assert (await broker.gateways_of([]), await broker.live_gateways([])) == ({}, set())
+
+
+async def test_a_log_that_contradicts_the_state_ends_its_request_alone(broker: Broker, client: Redis) -> None:
+    broken, sound = await start(broker, "broken"), await start(broker, "sound")
+    await broker.commit_step("w", [step(broken, 0, (1, 2, 3))])
+    await client.hset(KEYS.request("broken"), "emitted", 1)
+    reply = await broker.commit_step("w", [step(broken, 1, (2,)), step(sound, 0, (1,))])
+    assert reply.lost == (("broken", broken.attempt),)
+    assert await outcome_of(broker, "broken") == "error"
+    assert [item.end for item in await broker.read_output("sound")] == [1]
+    assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 1
 
 
 async def test_when_all_is_done_only_keys_with_a_ttl_and_counters_are_left(broker: Broker, client: Redis) -> None:

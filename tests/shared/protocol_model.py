@@ -1,0 +1,280 @@
+"""What the scripts promise, said once more in plain Python: every verb with the reply that it must give.
+
+The model knows no time: a lease runs out and a deadline passes when the test says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.broker import MAX_DEATHS, Attachment, Claim, Delivery, QueueBounds, StepCommit, StepReply
+from shared.keys import QUEUES
+from shared.messages import Outcome, StepItem
+
+MAX_DEATHS_IN_ALL = 10
+# Deadlines of requests.
+NONE, AHEAD, PASSED = range(3)
+
+
+@dataclass
+class Request:
+    request_id: str
+    priority_class: str
+    cost: int
+    gateway: str
+    is_background: bool
+    deadline: int
+    state: str = "queued"
+    queue: str = ""
+    entry: str = ""
+    owner: str = ""
+    incarnation: str = ""
+    attempt: str = ""
+    emitted: int = 0
+    log: list[tuple[str, bytes]] = field(default_factory=list)
+    is_cancelled: bool = False
+    outcome: str = ""
+    deaths: int = 0
+    died_at: int = -1
+    all_deaths: int = 0
+
+    @property
+    def body(self) -> bytes:
+        return b"body of " + self.request_id.encode()
+
+    @property
+    def about(self) -> bytes:
+        return b"about " + self.request_id.encode()
+
+
+@dataclass
+class Pending:
+    worker: str
+    is_old: bool = False
+
+
+class ProtocolModel:
+    """One lane. A verb returns what the broker's must return, and notes what must be published."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.keys: dict[str, tuple[str, str]] = {}  # idempotency key to request and fingerprint
+        # Entry to request and cost, oldest first.
+        self.streams: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in QUEUES}
+        self.pending: dict[tuple[str, str], Pending] = {}
+        self.mailboxes: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self.totals: Counter[str] = Counter()
+        self.dead: list[str] = []
+        self.published: list[tuple[str, list[bytes]]] = []
+        self.unplaced: list[Request] = []  # in a queue, under an entry id that Redis has yet to tell
+
+    # --- gateway ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, bounds: QueueBounds, key: str, fingerprint: str) -> str | tuple[str, int, int]:
+        request_id = request.request_id
+        if request_id in self.requests:
+            return request_id
+        if key in self.keys and self.keys[key][0] in self.requests:
+            first, first_fingerprint = self.keys[key]
+            return first if first_fingerprint == fingerprint else "conflict"
+        requests, tokens = self.queued()
+        if requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens):
+            return ("full", requests, tokens)
+        self.requests[request_id] = request
+        self._enqueue(request, request.priority_class)
+        if key:
+            self.keys[key] = (request_id, fingerprint)
+        self.totals["accepted"] += 1
+        return request_id
+
+    def queued(self, priority_class: str = "") -> tuple[int, int]:
+        waiting = [
+            request.cost
+            for request in self.requests.values()
+            if request.state == "queued" and priority_class in ("", request.priority_class)
+        ]
+        return len(waiting), sum(waiting)
+
+    def attach(self, request_id: str, gateway: str) -> Attachment | None:
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        if request.state != "done":
+            request.gateway = gateway
+        return Attachment(request.state == "done", request.about)
+
+    def cancel(self, request_id: str) -> str:
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state == "queued":
+            self._finish_unowned(request, "cancelled", "")
+            return "cancelled"
+        if request.state == "running":
+            request.is_cancelled = True
+            self.mailboxes[request.owner][request_id] = "cancel"
+            return "flagged"
+        return "done"
+
+    # --- worker -------------------------------------------------------------------------------------------------------
+
+    def read(self, worker: str, count: int, queues: Sequence[str]) -> list[Delivery]:
+        new = [(name, entry) for name in queues for entry in self.streams[name] if (name, entry) not in self.pending][
+            :count
+        ]
+        return self._deliver(worker, new)
+
+    def read_pending(self, worker: str) -> list[Delivery]:
+        return self._deliver(worker, [place for place in self._places() if self._is_of(worker, place)])
+
+    def reclaim(self, worker: str, count: int) -> list[Delivery]:
+        old = [place for place in self._places() if place in self.pending and self.pending[place].is_old]
+        return self._deliver(worker, old[:count])
+
+    def claim(self, delivery: Delivery, worker: str, attempt: str, incarnation: str) -> Claim | None:
+        request = self.requests.get(delivery.request_id)
+        if request is None or request.state == "done" or (request.queue, request.entry) != _place(delivery):
+            self._take_off(*_place(delivery))
+            return None
+        if request.is_cancelled:
+            self._finish_unowned(request, "cancelled", "")
+            return None
+        if request.deadline == PASSED:
+            self._finish_unowned(request, "deadline", "the deadline passed while the request was waiting")
+            return None
+        if request.attempt != attempt:
+            if request.state == "running" and request.incarnation != incarnation:
+                if request.owner != worker:
+                    self.mailboxes[request.owner][request.request_id] = request.attempt
+                if self._has_died_too_often(request):
+                    self.dead.append(request.request_id)
+                    detail = "the worker died each time it ran this request"
+                    self._finish_unowned(request, "quarantined", detail)
+                    return None
+            request.state, request.attempt = "running", attempt
+            request.owner, request.incarnation = worker, incarnation
+        return Claim(
+            request.request_id,
+            attempt,
+            request.gateway,
+            request.priority_class,
+            request.body,
+            request.emitted,
+            0,
+            request.deaths,
+            tuple(item for _, item in request.log),
+        )
+
+    def commit_step(self, worker: str, commits: Sequence[StepCommit]) -> StepReply:
+        lost, cancelled, expired, behind = [], [], [], {}
+        frames: defaultdict[str, list[bytes]] = defaultdict(list)
+        for request_id, notice in self.mailboxes.pop(worker, {}).items():
+            if notice == "cancel":
+                cancelled.append(request_id)
+            else:
+                lost.append((request_id, notice))
+        for attempt, item in ((commit.attempt, commit.item) for commit in commits):
+            request = self.requests.get(item.request_id)
+            if request is None or request.state == "queued" or request.attempt != attempt:
+                lost.append((item.request_id, attempt))
+                continue
+            if request.state == "done":
+                if item.end > request.emitted:
+                    lost.append((item.request_id, attempt))
+                continue
+            if item.start > request.emitted or item.start < request.emitted < item.end:
+                behind[item.request_id] = request.emitted
+            elif item.start == request.emitted and (item.outcome or item.end > item.start):
+                request.log.append((f"{item.end}-{1 if item.outcome else 0}", item.encode()))
+                request.emitted = item.end
+                frames[request.gateway].append(item.encode())
+                if item.outcome:
+                    self._finish(request, item.outcome.name)
+            if item.outcome is None:
+                if request.is_cancelled:
+                    cancelled.append(item.request_id)
+                elif request.deadline == PASSED:
+                    expired.append(item.request_id)
+        self.published += frames.items()
+        return StepReply(tuple(lost), tuple(cancelled), tuple(expired), behind)
+
+    def renew(self, worker: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        lost = []
+        for request_id, attempt in attempts:
+            request = self.requests.get(request_id)
+            if request is None or request.attempt != attempt:
+                lost.append((request_id, attempt))
+            elif request.state == "running" and (request.queue, request.entry) in self.pending:
+                self.pending[request.queue, request.entry] = Pending(worker)
+        return lost
+
+    def release(self, attempts: Sequence[tuple[str, str]]) -> int:
+        released = 0
+        for request_id, attempt in attempts:
+            request = self.requests.get(request_id)
+            if request is not None and request.state == "running" and request.attempt == attempt:
+                self._take_off(request.queue, request.entry)
+                request.state, request.attempt, request.owner, request.incarnation = "queued", "", "", ""
+                self._enqueue(request, "handed")
+                released += 1
+        return released
+
+    # --- what happens by itself ---------------------------------------------------------------------------------------
+
+    def cut_log(self, request: Request, kept: int) -> None:
+        """Redis lost the tail of a log."""
+        del request.log[kept:]
+        request.emitted = int(request.log[-1][0].split("-")[0]) if request.log else 0
+
+    def forget(self, request: Request) -> None:
+        """The time that a finished request is kept for is over."""
+        del self.requests[request.request_id]
+
+    def place(self, request: Request, entry: str) -> None:
+        """Redis told the id of the entry under which a request waits."""
+        request.entry = entry
+        self.streams[request.queue][entry] = (request.request_id, request.cost)
+
+    def _places(self) -> list[tuple[str, str]]:
+        return [(name, entry) for name in QUEUES for entry in self.streams[name]]
+
+    def _is_of(self, worker: str, place: tuple[str, str]) -> bool:
+        return place in self.pending and self.pending[place].worker == worker
+
+    def _deliver(self, worker: str, places: list[tuple[str, str]]) -> list[Delivery]:
+        found = []
+        for name, entry in places:
+            self.pending[name, entry] = Pending(worker)
+            found.append(Delivery(name, entry, *self.streams[name][entry]))
+        return found
+
+    def _enqueue(self, request: Request, queue: str) -> None:
+        request.queue, request.entry = queue, ""
+        self.unplaced.append(request)
+
+    def _take_off(self, queue: str, entry: str) -> None:
+        self.streams[queue].pop(entry, None)
+        self.pending.pop((queue, entry), None)
+
+    def _finish(self, request: Request, outcome: str) -> None:
+        self._take_off(request.queue, request.entry)
+        request.state, request.outcome = "done", outcome
+        self.totals[outcome] += 1
+
+    def _finish_unowned(self, request: Request, outcome: str, detail: str) -> None:
+        item = StepItem(request.request_id, request.emitted, (), Outcome(outcome, detail)).encode()
+        request.log.append((f"{request.emitted}-1", item))
+        self.published.append((request.gateway, [item]))
+        self._finish(request, outcome)
+
+    def _has_died_too_often(self, request: Request) -> bool:
+        request.deaths = 1 if request.emitted > request.died_at else request.deaths + 1
+        request.died_at = request.emitted
+        request.all_deaths += 1
+        return request.deaths >= MAX_DEATHS or request.all_deaths >= MAX_DEATHS_IN_ALL
+
+
+def _place(delivery: Delivery) -> tuple[str, str]:
+    return delivery.queue, delivery.entry_id
