@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import torch
 
 from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from shared.keys import GROUP, LaneKeys
