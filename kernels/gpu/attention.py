@@ -24,7 +24,7 @@ class Device:
     """What the launches depend on beside shapes."""
 
     multiprocessors: int
-    invariant: bool = False  # cuts of a row's keys follow from its own length
+    invariant: bool = False  # all rows go through the kernel of prompts
     k_scale: float = 1.0  # a cached key times this is the key
     v_scale: float = 1.0
 
@@ -59,14 +59,23 @@ class Step:
         capacity = self.block_tables.shape[1] * block_size
         only_rows = tokens <= len(self.seq_lens)
         group = heads // kv_heads
+        base_2 = scale * LOG2_E
+        k_scale, v_scale = self.device.k_scale, self.device.v_scale
+        if self.device.invariant:
+            tiles = prefill_tiles(d, group, q.dtype)
+            key = (window, group, capacity, tokens, tiles)
+            if (every := self._prefill.get(key)) is None:
+                lengths = self.seq_lens, self.query_start, tokens, capacity, window
+                every = self._prefill[key] = plan_prefill(*lengths, 0, tiles.rows // group, False)
+            where = self.block_tables, self.seq_lens, self.query_start, every
+            prefill(q, k_cache, v_cache, *where, CACHED, out, tiles, base_2 * k_scale, v_scale, window, aligned=True)
+            return
         tiles = decode_tiles(d, group, q.dtype)
         key = (window, kv_heads, capacity, tokens, tiles)
         lengths = self.seq_lens, self.query_start, tokens, capacity, window
         if (plan := self._decode.get(key)) is None:
-            rest = tiles, kv_heads, self.device.multiprocessors, self.device.invariant
+            rest = tiles, kv_heads, self.device.multiprocessors
             plan = self._decode[key] = plan_decode(*lengths, only_rows, *rest)
-        base_2 = scale * LOG2_E
-        k_scale, v_scale = self.device.k_scale, self.device.v_scale
         caches = k_cache, v_cache, self.block_tables
         decode(q, *caches, plan, out, tiles, base_2 * k_scale, v_scale, self.device.multiprocessors)
         if only_rows:

@@ -5,8 +5,8 @@ device. So a captured graph adapts to the lengths of each replay.
 
 A row is one query with a context of its own: every token of a step that only decodes, and in any other step each
 sequence with one query. The keys of a row are cut into chunks; an item is one chunk (split keys: FlashDecoding, PyTorch
-blog 2023-10). With `invariant` the cut follows from the length of the row alone, else from the sum of all lengths too,
-so that the items fill the device.
+blog 2023-10). The cut follows from the sum of all lengths, so that the items fill the device. (The batch-invariant mode
+does not come here: its rows go through the kernel of prompts.)
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from kernels.gpu.search import owner
 from kernels.gpu.tiles import Tiles
 
 MIN_CHUNK = 256  # keys: below, the partial results cost more than the parallelism brings
-MAX_CHUNKS = 32  # of one row, where the cut must not depend on the others
 ITEMS_PER_PROGRAM = 4  # of the persistent grid: evens out chunks of unequal length
 FIELDS = 8  # int32 of a row or an item: 32 bytes, one sector of memory
 
@@ -69,22 +68,19 @@ def plan_rows_kernel(
     EACH_TOKEN: tl.constexpr,
     KEYS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    INVARIANT: tl.constexpr,
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Fills `rows` and `counts` of a DecodePlan. grid (1,): two passes, for the sum and for the cuts."""
     lane = tl.arange(0, BLOCK)
     chunk = tl.full([BLOCK], MIN_CHUNK, tl.int64)
-    if not INVARIANT:
-        keys_in_all = tl.zeros([BLOCK], tl.int64)
-        for start in range(0, count, BLOCK):
-            _, _, first, end, _ = _row_keys(
-                seq_lens, query_start, start + lane, count, sequences, steps, window, capacity, EACH_TOKEN
-            )
-            keys_in_all += (end - first).to(tl.int64)
-        chunk = tl.maximum(chunk, (tl.sum(keys_in_all, axis=0) + target - 1) // target)
+    keys_in_all = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, count, BLOCK):
+        _, _, first, end, _ = _row_keys(
+            seq_lens, query_start, start + lane, count, sequences, steps, window, capacity, EACH_TOKEN
+        )
+        keys_in_all += (end - first).to(tl.int64)
+    chunk = tl.maximum(chunk, (tl.sum(keys_in_all, axis=0) + target - 1) // target)
     items = 0
     slots = 0
     for start in range(0, count, BLOCK):
@@ -94,8 +90,6 @@ def plan_rows_kernel(
         )
         keys = (end - first).to(tl.int64)
         pieces = tl.maximum((keys + chunk - 1) // chunk, 1)
-        if INVARIANT:
-            pieces = tl.minimum(pieces, MAX_CHUNKS)
         size = tl.maximum(((keys + pieces - 1) // pieces + KEYS - 1) // KEYS * KEYS, KEYS)
         pieces = tl.maximum((keys + size - 1) // size, 1).to(tl.int32)
         pieces = tl.where(exists, pieces, 0)
@@ -144,7 +138,6 @@ def plan_decode(
     tiles: Tiles,
     kv_heads: int,
     multiprocessors: int,
-    invariant: bool,
 ) -> DecodePlan:
     """capacity: keys that a row of the block table can hold; each_token: every token is a row, otherwise those of
     sequences with one query."""
@@ -154,7 +147,7 @@ def plan_decode(
     # Rows of several chunks have at most twice as many as the sum of their keys holds; see plan_rows_kernel.
     count = tokens if each_token else sequences
     decoding = min(tokens, count)
-    partials = decoding * min(most, MAX_CHUNKS) if invariant else min(2 * target, decoding * most)
+    partials = min(2 * target, decoding * most)
     if most <= 1:
         partials = 0
     bound = partials + decoding
@@ -175,8 +168,6 @@ def plan_decode(
         EACH_TOKEN=each_token,
         KEYS=tiles.keys,
         MIN_CHUNK=MIN_CHUNK,
-        MAX_CHUNKS=MAX_CHUNKS,
-        INVARIANT=invariant,
         FIELDS=FIELDS,
         BLOCK=512,
     )

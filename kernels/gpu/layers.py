@@ -48,7 +48,7 @@ def run(
     heads, kv_heads, eps = stack.num_heads, stack.num_kv_heads, stack.eps
     d = stack.kv_cache[0][0].shape[3]
     tokens = residual.shape[0]
-    step.split = tokens > len(step.seq_lens)
+    step.split = tokens > len(step.seq_lens) and not step.device.invariant
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, eps)
     last = len(stack.layers) - 1
     for index, (layer, caches) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):

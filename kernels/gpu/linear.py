@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.gpu.matmul import matmul
+
 
 @dataclass(frozen=True, eq=False)
 class TritonLinear:
@@ -26,8 +28,10 @@ class TritonLinear:
         return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
 
-def multiply(x: Tensor, packed: TritonLinear, out: Tensor | None) -> Tensor:
+def multiply(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
     """x [T, K] -> [T, N] of x's type. The bias is added before the rounding, in cuBLAS' epilogue."""
+    if invariant:
+        return matmul(x, packed.weight, packed.bias, out, x.dtype)
     if out is None:
         return F.linear(x, packed.weight, packed.bias)
     if packed.bias is None:
@@ -35,8 +39,10 @@ def multiply(x: Tensor, packed: TritonLinear, out: Tensor | None) -> Tensor:
     return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
-def multiply_to_float(x: Tensor, packed: TritonLinear) -> Tensor:
+def multiply_to_float(x: Tensor, packed: TritonLinear, invariant: bool = False) -> Tensor:
     """x [R, K] -> [R, N] float32, straight from the accumulators."""
+    if invariant:
+        return matmul(x, packed.weight, packed.bias, None, torch.float32)
     if x.dtype == torch.float32:
         return F.linear(x, packed.weight, packed.bias)
     if x.is_cuda:

@@ -33,12 +33,12 @@ from kernels.ops import DecoderLayer
 class TritonOps:
     """kv_dtype: float8_e4m3fn halves the cache; k_scale and v_scale are what its values are multiplied with.
 
-    batch_invariant: the attention of a decode row depends on that row alone, for a little speed. `row_invariant` stays
-    false: cuBLAS chooses its algorithms by shape.
+    batch_invariant: the result of a row depends on that row alone, bit for bit, whether it is computed in a prompt or
+    as a decode step. Products then have one tile size instead of cuBLAS' choice by shape, and decode rows go through
+    the kernel of prompts, which takes keys in one order and never splits them.
     """
 
     name = "triton"
-    row_invariant = False
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class TritonOps:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
         scales = (k_scale, v_scale) if self.kv_dtype == limits.FP8 else (1.0, 1.0)
         self._launch = Device(multiprocessors, batch_invariant, *scales)
+        self.row_invariant = batch_invariant
         self.check_ids = check_ids
 
     # Linear layers
@@ -77,13 +78,13 @@ class TritonOps:
 
     def linear(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
         self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
-        return multiply(x, packed, out)
+        return multiply(x, packed, out, self.row_invariant)
 
     def linear_silu_mul(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
         inner = packed.out_features // 2
         self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        return self.silu_mul(multiply(x, packed, None), out)
+        return self.silu_mul(multiply(x, packed, None, self.row_invariant), out)
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
         """gate_up [T, 2I] -> out [T, I]: the second half of `linear_silu_mul`."""
@@ -94,7 +95,7 @@ class TritonOps:
 
     def linear_logits(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
         self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
-        logits = multiply_to_float(x, packed)
+        logits = multiply_to_float(x, packed, self.row_invariant)
         return logits if out is None else out.copy_(logits)
 
     def _check_linear(

@@ -61,12 +61,15 @@ def prefill_kernel(
     KEYS: tl.constexpr,
     PAGED: tl.constexpr,
     WINDOW: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """q, out [T, KV_HEADS * GROUP, D]. grid (tiles * KV_HEADS,): those with most keys first, all heads of one together.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
     row_stride elements after the one before it, and heads lie side by side. scale includes log2(e) and the scale of k.
+    ALIGNED: tiles of keys begin at multiples of their size also where a window begins, so that a row's sum does not
+    depend on the rows beside it; up to a tile before the window is read, and does not count.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -106,6 +109,8 @@ def prefill_kernel(
     inner = 0
     if WINDOW:
         low = tl.maximum(context + first - window + 1, 0)
+        if ALIGNED:
+            low = low // KEYS * KEYS
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
         for start in tl.range(low, inner, KEYS):
             most, total, mixed = _step(
@@ -142,6 +147,7 @@ def prefill(
     scale: float,
     v_scale: float,
     window: int,
+    aligned: bool = False,
 ) -> None:
     """Fills the rows of out that list `kind` of the plan names. scale: of the scores, in base 2.
 
@@ -175,6 +181,7 @@ def prefill(
         KEYS=tiles.keys,
         PAGED=paged,
         WINDOW=window > 0,
+        ALIGNED=aligned,
         PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.paged_stages if paged else tiles.stages,

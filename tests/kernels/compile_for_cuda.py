@@ -162,6 +162,11 @@ def rows(dtype: str) -> None:
             ops.embed(torch.zeros(2, dtype=integer), torch.zeros(32, hidden, dtype=ops.dtype))
     gate_up = ops.pack_gate_up(torch.zeros(2 * 384, 64, dtype=ops.dtype))
     ops.linear_silu_mul(torch.zeros(2, 64, dtype=ops.dtype), gate_up)
+    invariant = make_ops(dtype, invariant=True)
+    for depth in (128, 200):  # whole tiles, and a rest
+        packed = invariant.pack_linear(torch.zeros(96, depth, dtype=ops.dtype), torch.zeros(96, dtype=ops.dtype))
+        invariant.linear(torch.zeros(2, depth, dtype=ops.dtype), packed)
+        invariant.linear_logits(torch.zeros(2, depth, dtype=ops.dtype), packed)
 
 
 def blocks() -> None:

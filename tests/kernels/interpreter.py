@@ -7,6 +7,7 @@ which takes most of the time of a small launch. A test process that interprets n
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 
@@ -31,3 +32,16 @@ def patch_once() -> None:
         return torch.from_numpy(values.astype(np.float32)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
     interpreter._convert_float = rounded
+
+
+def make_dot_row_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies with BLAS, whose result for a row depends on where it is in the tile; a GPU's matrix
+    instructions, and this, take each element's terms in one order."""
+
+    from triton.runtime import interpreter
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        product = np.einsum("ik,kj->ij", a.data.astype(np.float32), b.data.astype(np.float32), optimize=False)
+        return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

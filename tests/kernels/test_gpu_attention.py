@@ -10,7 +10,8 @@ import torch
 
 from kernels.gpu.attention import Step
 from kernels.gpu.decode_plan import MIN_CHUNK
-from tests.kernels.conftest import TRITON_DTYPES, make_triton_ops
+from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
+from tests.kernels.interpreter import make_dot_row_invariant
 from tests.kernels.oracle import assert_close, slack
 from tests.kernels.paged import Paged
 
@@ -64,14 +65,19 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
     check(paged, paged.attend())
 
 
+@pytest.mark.parametrize("window", [0, 50])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-def test_a_row_does_not_depend_on_its_neighbours_in_batch_invariant_mode(monkeypatch, dtype):
-    """Else the cut of its keys follows from the sum of all lengths, and the order of the sums from the cut."""
-    paged = make(Case(dtype, 2, 1, 64, 16), monkeypatch, [LONG, 1, 3 * LONG], [1, 1, 1], batch_invariant=True)
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window):
+    if not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    case = Case(dtype, 2, 1, 64, 16, window=window)
+    paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
     together = paged.attend()
     check(paged, together)
-    assert torch.equal(paged.attend([0])[0], together[0])
-    assert torch.equal(paged.attend([2, 0])[1], together[0])
+    for queries in (1, 9):
+        assert torch.equal(paged.attend([0], [queries, 7, 3])[0], together[0][-queries:])
+        assert torch.equal(paged.attend([2, 0], [queries, 7, 1])[1], together[0][-queries:])
+    assert torch.equal(paged.attend([2, 1, 0], [1, 1, 1])[1], together[1][-1:])
 
 
 def test_chunks_on_cached_pages_beside_decode_rows(case, monkeypatch):

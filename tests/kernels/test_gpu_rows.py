@@ -5,7 +5,8 @@ import torch
 
 import kernels
 from tests.kernels import oracle
-from tests.kernels.conftest import TRITON_DTYPES, make_triton_ops
+from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
+from tests.kernels.interpreter import make_dot_row_invariant
 from tests.kernels.oracle import assert_close, slack
 from tests.kernels.stacks import BLOCK, BLOCKS, HEADS, HIDDEN, KV_HEADS, make_stack, random, stack_arguments
 
@@ -28,6 +29,25 @@ def test_the_activation_takes_the_largest_values(gpu_ops):
     out = gpu_ops.linear_silu_mul(x, gpu_ops.pack_gate_up(torch.cat([gate, up])[:, None]))
     exact = torch.nn.functional.silu(gate.double()) * up.double()
     assert_close(out[0], exact, slack(gpu_ops.dtype, 300) * (1 + gate.double().abs()), rounds=2)
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_invariant_mode(monkeypatch, dtype):
+    if not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    ops = make_triton_ops(dtype, monkeypatch, batch_invariant=True)
+    assert ops.row_invariant
+    weight, bias, x = (random(*s, dtype=dtype) for s in [(140, 200), (140,), (70, 200)])
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    for method, pack, expected in (
+        ("linear", ops.pack_linear(weight, bias), exact),
+        ("linear_logits", ops.pack_linear(weight, bias), exact),
+    ):
+        product = getattr(ops, method)
+        together = product(x, pack)
+        assert_close(together, expected, 20 * slack(dtype, 300))
+        for first, end in ((0, 1), (5, 6), (69, 70), (30, 67)):
+            assert torch.equal(product(x[first:end], pack), together[first:end])
 
 
 def test_an_embedding_of_an_id_that_does_not_exist_is_nan(gpu_ops):
