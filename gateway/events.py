@@ -25,13 +25,15 @@ class Events:
         self._form = form
         self._with_ids = with_ids
         self._after = after
-        self._last = BEGINNING
+        self._is_skipping = True
+        # The last event.
+        self._tokens, self._step = BEGINNING
         self._parts: list[str] = []
 
     @property
     def reached(self) -> EventId:
         """The last event, or the last token where that made no event."""
-        return max(self._last, EventId(self._answer.tokens))
+        return max(EventId(self._tokens, self._step), EventId(self._answer.tokens))
 
     def opening(self) -> str:
         """The events before the first token."""
@@ -42,9 +44,12 @@ class Events:
     def feed(self, items: Sequence[StepItem]) -> str:
         """The events of these items, and the end of the stream where one of them ends it."""
         for item in items:
-            # What the client has may end inside an item, if its tokens came to it in other portions.
-            for part in split(item, self._after.tokens):
-                self._feed(part)
+            if self._is_skipping:
+                # What the client has may end inside an item, if its tokens came to it in other portions.
+                for part in split(item, self._after.tokens):
+                    self._feed(part)
+            else:
+                self._feed(item)
         if self._answer.ended:
             self._end()
         return self._take()
@@ -53,7 +58,7 @@ class Events:
         form = self._form
         for index, piece, position in self._answer.feed(item):
             if piece.text:
-                self._add(EventId(position), form.text(index, piece.text))
+                self._add(position, 0, form.text(index, piece.text))
             if piece.finish_reason is not None:
                 if piece.rest:
                     self._add_behind(position, form.text(index, piece.rest))
@@ -70,13 +75,19 @@ class Events:
         self._add_behind(answer.tokens, sse.event("[DONE]"))
 
     def _add_behind(self, position: int, data: str) -> None:
-        last = self._last
-        self._add(EventId(position, last.step + 1 if last.tokens == position else 1), data)
+        self._add(position, self._step + 1 if self._tokens == position else 1, data)
 
-    def _add(self, event_id: EventId, data: str) -> None:
-        self._last = event_id
-        if event_id > self._after:
-            self._parts.append(f"id: {event_id}\n{data}" if self._with_ids else data)
+    def _add(self, tokens: int, step: int, data: str) -> None:
+        # This runs for every token.
+        self._tokens, self._step = tokens, step
+        if self._is_skipping:
+            if (tokens, step) <= self._after:
+                return
+            self._is_skipping = False
+        if not self._with_ids:
+            self._parts.append(data)
+        else:
+            self._parts.append(f"id: {EventId(tokens, step)}\n{data}" if step else f"id: {tokens}\n{data}")
 
     def _take(self) -> str:
         text = "".join(self._parts)

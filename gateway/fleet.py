@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from redis.exceptions import RedisError
@@ -60,7 +61,8 @@ class Fleet:
                 await self._broker.refresh_gateway(self._gateway_id)
                 self._leased_at = now
             workers = tuple(await self._broker.live_workers())
-            self.rate.sample(now, await self._broker.read_totals())
+            with contextlib.suppress(ValueError):  # a counter that is none
+                self.rate.sample(now, await self._broker.read_totals())
         except (RedisError, OSError) as error:
             if self.redis_answers:
                 log.warning("Redis does not answer: %s", error)

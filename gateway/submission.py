@@ -29,23 +29,24 @@ MAX_CANCELLATIONS = 100_000
 class Canceller:
     """Cancels in the background, for as long as Redis takes to answer.
 
-    What has found a listener by then goes on, here (`is_wanted`) or on the gateway that has attached to it.
+    What has found a listener by then may go on, here (`is_wanted`) or on the gateway that has attached to it.
     """
 
     def __init__(self, broker: Broker, gateway_id: str, is_wanted: Callable[[str], bool]) -> None:
         self._broker = broker
         self._gateway_id = gateway_id
         self._is_wanted = is_wanted
-        self._waiting: dict[str, None] = {}
+        # By request id: whether it goes on if it has found a listener.
+        self._waiting: dict[str, bool] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = asyncio.create_task(self._run())
 
-    def cancel(self, request_ids: Sequence[str]) -> None:
+    def cancel(self, request_ids: Sequence[str], *, unless_wanted: bool = True) -> None:
         for request_id in request_ids:
             if len(self._waiting) < MAX_CANCELLATIONS:
-                self._waiting[request_id] = None
+                self._waiting[request_id] = unless_wanted
         if self._waiting:
             self._idle.clear()
             self._wake.set()
@@ -78,9 +79,11 @@ class Canceller:
             self._idle.set()
 
     async def _cancel(self, request_id: str) -> None:
-        responsible = (await self._broker.gateways_of([request_id]))[request_id]
-        if responsible == self._gateway_id and not self._is_wanted(request_id):
-            await self._broker.cancel(request_id)
+        if self._waiting[request_id]:
+            responsible = (await self._broker.gateways_of([request_id]))[request_id]
+            if responsible != self._gateway_id or self._is_wanted(request_id):
+                return
+        await self._broker.cancel(request_id)
 
 
 class Submission:
@@ -126,7 +129,7 @@ class Submission:
     def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: Terms) -> None:
         failed = work.cancelled() or work.exception() is not None
         if failed or not terms.is_background:
-            self.canceller.cancel(ids)
+            self.canceller.cancel(ids, unless_wanted=False)
 
     async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
         try:

@@ -100,6 +100,9 @@ WRONG: dict[str, list[Any]] = {
     "beam_width": [1, 0, -1, 129, 4.0, "4", True],
     "length_penalty": [-10.5, 10.5, "x", True, [], 1e308],
     "early_stopping": ["true", "Never", "", 1, 0, [], {}],
+    "background": [1, "true", []],
+    "priority": ["urgent", "", 0, True, ["batch"]],
+    "timeout": [0, -1, 3601, 1e308, "1", True, [], {}],
     "cache_salt": ["", "x" * 257, 1, True, ["x"], {}],
 }
 

@@ -239,6 +239,24 @@ async def test_a_corrupt_log_ends_the_stream_with_an_error(gateway: RunningGatew
     assert "corrupt" in reply.error["message"]
 
 
+async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = HandWorker(gateway)
+    for entry in ({"item": b"\xc1"}, {"other": b"1"}, {"item": b""}):
+        call = asyncio.create_task(gateway.complete(max_tokens=5))
+        claim = await worker.claim()
+        await worker.publish(b"\xc1")
+        await worker.broker.client.xadd(worker.broker.keys.output(claim.request_id), dict(entry), id="1-0")
+        if entry.get("item") != b"":  # nothing at all is no item, and nothing wrong either
+            assert (await asyncio.wait_for(call, 20)).status == 500
+    call.cancel()
+    assert gateway.gateway.fanout.corrupt_logs == 2
+    assert gateway.gateway.subscription.corrupt == 3
+    assert caplog.text.count("output log") == 1
+    assert caplog.text.count("published frame") == 1
+
+
 async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,18 @@ def test_fingerprints_differ_where_calls_do() -> None:
     assert len({fingerprint(path, body) for path, body in others}) == 5
 
 
+async def test_a_call_in_the_background_that_is_refused_leaves_nothing_behind(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_queued_requests=2)
+    reply = await gateway.complete(prompt=["a", "b", "c"], stream=True, background=True)
+    assert reply.status == 429
+
+    async def empty() -> bool:
+        return await gateway.queued() == 0
+
+    await until(empty)
+    assert await count(gateway, "cancelled") == 2
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
