@@ -98,7 +98,7 @@ def test_the_flags_of_a_shown_command_exist(line: str) -> None:
 
 def test_make_knows_the_verbs_that_the_readme_names() -> None:
     verbs = set(re.findall(r"make ([a-z]+)\b", "\n".join(text for _, text in BLOCKS)))
-    assert verbs == {"run", "test"}
+    assert verbs == {"run", "test", "soak"}
     for verb in verbs:
         subprocess.run(["make", "-n", verb], cwd=PROJECT_ROOT, check=True, stdout=subprocess.DEVNULL)
 
