@@ -26,6 +26,7 @@ class Known:
     """A request as Redis has it. `left_s`: until its deadline, None without one."""
 
     about: About
+    is_done: bool
     tokens: int
     left_s: float | None
 
@@ -60,16 +61,16 @@ def read_event_id(request: web.Request) -> EventId:
 async def look_up(broker: Broker, request_id: str) -> Known | None:
     """What Redis knows of a request; None if nothing. Raises MessageError, RedisError or OSError."""
     pipe = broker.client.pipeline(transaction=False)
-    pipe.hmget(broker.keys.request(request_id), "about", "emitted", "deadline")
+    pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline")
     pipe.time()
-    (about, emitted, deadline), (seconds, micros) = await pipe.execute()
+    (about, state, emitted, deadline), (seconds, micros) = await pipe.execute()
     if not about:
         return None
     left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
-    return Known(About.decode(about), int(emitted or 0), None if left_ms is None else left_ms / 1000)
+    return Known(About.decode(about), state == b"done", int(emitted or 0), None if left_ms is None else left_ms / 1000)
 
 
-async def catch_up(answer: Answer, events: Events, after: EventId, known: Known, is_done: bool) -> str:
+async def catch_up(answer: Answer, events: Events, after: EventId, known: Known) -> str:
     """Read the output log up to the place that the client names; the events behind it that this brought.
 
     Raises InvalidRequest if there is no such place.
@@ -77,7 +78,7 @@ async def catch_up(answer: Answer, events: Events, after: EventId, known: Known,
     beginning = events.opening()
     if after.tokens <= known.tokens:
         # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
-        while not answer.ended and (answer.tokens < after.tokens or (is_done and events.reached < after)):
+        while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
             beginning += events.feed(await answer.outputs.next())
     if events.reached < after:
         raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {events.reached}.")

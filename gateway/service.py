@@ -115,7 +115,7 @@ class Gateway:
             first = await self.submission.submit(requests, about.encode(), terms)
             if first == call_id:
                 outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
-                outputs.is_background = terms.is_background
+                outputs.is_responsible = not terms.is_background
                 answer = Answer(about, self.model, outputs)
                 return await self._answer(
                     request, answer, format_(call_id, self.model.name, about), call.options.stream
@@ -123,10 +123,9 @@ class Gateway:
         # The idempotency key was used before: this is the answer to that call.
         ids = [request_id(first, index) for index in range(len(requests))]
         with self._listening(ids) as outputs:
-            joined = await self._join(outputs, format_.dialect)
-            if joined is None:
+            known = await self._look_up(ids, format_.dialect)
+            if known is None or not await self._attach(outputs, known):
                 raise down(f"request {first} of an idempotency key is gone")
-            known = joined[0]
             request[REQUEST_ID] = first
             answer = Answer(known.about, self.model, outputs, is_joined=True)
             return await self._answer(
@@ -147,42 +146,53 @@ class Gateway:
         call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
         self.submission.check_subscribed()
         with self._listening([call_id]) as outputs:
-            joined = await self._join(outputs, format_.dialect)
-            if joined is None:
+            known = await self._look_up([call_id], format_.dialect)
+            if known is None:
                 raise joining.not_found()
-            known, is_done = joined
-            request[REQUEST_ID] = call_id
             answer = Answer(known.about, self.model, outputs, is_joined=True)
-            request[ANSWER] = answer
             form = format_(call_id, self.model.name, known.about)
             events = Events(answer, form, sse.takes_ids(request.headers), after)
-            beginning = await joining.catch_up(answer, events, after, known, is_done)
+            outputs.accept(known.left_s, is_logged=True)
+            # While it reads it may outlast all who listened here. What is another gateway's is not cancelled.
+            outputs.is_responsible = not known.about.is_background
+            beginning = await joining.catch_up(answer, events, after, known)
+            # Only now, for to attach is to take the output away from another gateway, and to answer for the request.
+            if not await self._attach(outputs, known):
+                raise joining.not_found()
+            request[REQUEST_ID] = call_id
+            request[ANSWER] = answer
             return await stream(request, answer, events, beginning, self.settings.write_timeout_s)
 
-    async def _join(self, outputs: Outputs, dialect: str) -> tuple[Known, bool] | None:
-        """Have the requests of a call published to this gateway: what is known of the first, and whether it is done.
+    async def _look_up(self, ids: Sequence[str], dialect: str) -> Known | None:
+        """What is known of the call with these requests; None if it is unknown or of another dialect.
 
-        None if the call is unknown or of another dialect. Raises BrokerDown or InvalidRequest.
+        Raises BrokerDown or InvalidRequest.
         """
-        ids = list(outputs.cursors)
         try:
             known = await joining.look_up(self.broker, ids[0])
-            # Looked at before it is touched: to attach is to take the output away from another gateway.
-            if known is None or known.about.dialect != dialect:
-                return None
-            if known.about.requests != len(ids):
-                raise joining.several_prompts(known.about.requests)
-            attachments = [await self.broker.attach(id_, self.id) for id_ in ids]
         except (RedisError, OSError) as error:
             raise down(str(error)) from error
         except MessageError as error:
             self._note_corrupt_about(ids[0], error)
             return None
-        if attachments[0] is None:
+        if known is None or known.about.dialect != dialect:
             return None
+        if known.about.requests != len(ids):
+            raise joining.several_prompts(known.about.requests)
+        return known
+
+    async def _attach(self, outputs: Outputs, known: Known) -> bool:
+        """Have the requests of a call published to this gateway from now on; False if they are gone."""
+        try:
+            attachments = [await self.broker.attach(id_, self.id) for id_ in outputs.cursors]
+        except (RedisError, OSError) as error:
+            outputs.is_responsible = False  # the client will come again
+            raise down(str(error)) from error
+        if attachments[0] is None:
+            return False
         outputs.accept(known.left_s, is_logged=True)
-        outputs.is_background = known.about.is_background
-        return known, attachments[0].is_done
+        outputs.is_responsible = not known.about.is_background
+        return True
 
     def _note_corrupt_about(self, call_id: str, error: MessageError) -> None:
         self.corrupt_abouts += 1
@@ -197,7 +207,7 @@ class Gateway:
             yield outputs
         finally:
             self.fanout.close(outputs)
-            if outputs.accepted and not outputs.is_background:
+            if outputs.is_responsible:
                 # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
                 self.submission.canceller.cancel([id_ for id_ in outputs.unfinished if not self.fanout.has(id_)])
 

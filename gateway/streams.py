@@ -111,7 +111,8 @@ class Outputs:
         self._doubt = False
         # From here on the requests are in Redis; one that is not found there later is lost.
         self.accepted = False
-        self.is_background = False
+        # Whether they end when nobody listens any more.
+        self.is_responsible = False
         # Requests that this side gave up; they may run on.
         self._given_up: set[str] = set()
         # When the requests must have ended by themselves, on the loop's clock.

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.about import About
 from gateway.answers import Answer
@@ -219,7 +220,9 @@ async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGa
         assert "2 values" in (await stream.response.json())["error"]["message"]
 
 
-async def test_a_place_that_a_running_stream_has_not_reached_is_refused(gateway: RunningGateway) -> None:
+async def test_a_place_that_a_running_stream_has_not_reached_is_refused(start_gateway: Start) -> None:
+    """And the request goes on for those who listen on another gateway."""
+    gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
         begun = [await stream.next()]
@@ -232,9 +235,10 @@ async def test_a_place_that_a_running_stream_has_not_reached_is_refused(gateway:
 
         await until(logged)
         for place in ("3.1", "4", "1000000000.1"):
-            async with gateway.stream(target, Last_Event_ID=place) as other:
+            async with there.stream(target, Last_Event_ID=place) as other:
                 assert other.response.status == 400
                 assert place in (await other.response.json())["error"]["message"]
+        await there.gateway.submission.canceller._idle.wait()
         go_on.set()
         assert (await stream.rest())[-1].data == "[DONE]"
 
@@ -292,6 +296,39 @@ async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gate
         assert worker.cancelled.empty()
         await second.__aexit__(None, None, None)
         await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(gateway: RunningGateway) -> None:
+    """The first client leaves while another is being refused."""
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            call = asyncio.create_task(gateway.get(target + "?starting_after=1000000000"))
+            await asyncio.sleep(0)
+        assert (await call).status == 400
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_when_redis_fails_while_a_stream_is_taken_up_nothing_is_cancelled(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(2, go_on)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS, background=True)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+        real = gateway.gateway.broker.attach
+
+        async def unlucky(*arguments: Any) -> None:
+            await real(*arguments)
+            raise RedisConnectionError("the reply was lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.gateway.broker, "attach", unlucky)
+            reply = await gateway.get(target)
+        assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")
+        go_on.set()
+        assert (await resumed(gateway, target, BEGINNING))[-1].data == "[DONE]"
+        assert worker.cancelled.empty()
 
 
 async def test_in_the_background_a_request_runs_on_without_a_client(
