@@ -580,9 +580,11 @@ BUGS: dict[str, Patch] = {
 BUG_WALKS, BUG_STEPS = 40, 100
 
 
+@pytest.mark.timeout(400)  # about 35 s of a free core
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
-    walks = walk(redis_server, 130, 200)
-    assert sum(steps >= 200 for steps in walks) >= 100  # Hypothesis cuts some short
+    walks = walk(redis_server, 118, 200)
+    # Hypothesis cuts some short, the same with each run: other rules may need more walks.
+    assert sum(steps >= 200 for steps in walks) >= 100
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -594,5 +596,5 @@ def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_the_scripts_do_what_the_model_does_for_long(redis_server: RedisServer) -> None:
-    """Other walks with each run, and the shortest that fails."""
+    """Other walks with each run, which takes about ten minutes, and the shortest that fails."""
     walk(redis_server, 2000, 200, derandomize=False, phases=(Phase.generate, Phase.shrink))
