@@ -11,9 +11,9 @@ import pytest
 
 from shared.messages import decode_items
 from tests.conftest import QuireProcess
+from tests.faults.calls import FAST, REQUESTS, assert_same, body, longest_pause, owner, start_streams, undisturbed
 from tests.faults.proxy import Proxy
 from tests.faults.stack import KEYS, FaultStack, Stream
-from tests.faults.test_worker_faults import FAST, REQUESTS, assert_same, body, longest_pause, owner, start_streams
 
 # What a lost message may cost: the silence after which a gateway looks into the log, the time between two looks, and
 # what a busy machine takes.
@@ -36,14 +36,7 @@ class Net:
         for worker in self.workers.values():
             worker.wait_for("ready: worker")
         self.processes: dict[str, QuireProcess] = {"gateway": gateway, **self.workers}
-        self.expected = self.undisturbed()
-
-    def undisturbed(self) -> dict[str, list[str]]:
-        """The texts of all requests when nothing happens to them."""
-        calls = {name: Stream(self.url, body(name)) for name in REQUESTS}
-        for call in calls.values():
-            assert call.wait_end().status == 200, call.text_body
-        return {name: [choice["text"] for choice in call.answer["choices"]] for name, call in calls.items()}
+        self.expected = undisturbed(self.url)
 
     def gateway_proxy(self) -> Proxy:
         return self.proxies["gateway"]
