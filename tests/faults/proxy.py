@@ -17,7 +17,7 @@ READ_BYTES = 65536
 
 
 class Proxy:
-    """Listens on a loopback port and forwards to `target`: the URL of a Redis (TCP or unix socket) or of an HTTP server.
+    """Listens on a loopback port and forwards to `target`, the URL of a Redis (TCP or unix socket) or HTTP server.
 
     delay_s: how long what was read waits before it goes on. slice_bytes: the size of each write, 0 for whole ones.
     drop_message: whether a pub/sub message with this payload disappears.

@@ -56,7 +56,7 @@ class Load:
 @pytest.mark.timeout(240)
 def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: FaultStack) -> None:
     ports = [free_port(), free_port()]
-    gateways = [stack.gateway("--drain-s", "1", port=port) for port in ports]
+    gateways = [stack.gateway("--drain-s", "0.2", port=port) for port in ports]
     urls = [url for _, url in gateways]
     workers = {name: stack.worker(name, *FAST, "--drain-s", "0.5", ready=False) for name in ("a", "b")}
     for worker in workers.values():
@@ -71,7 +71,7 @@ def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: Fau
     for (process, _), port in zip(gateways, ports, strict=True):
         process.send(signal.SIGTERM)
         assert process.wait() == 0
-        stack.gateway("--drain-s", "1", port=port)
+        stack.gateway("--drain-s", "0.2", port=port)
         time.sleep(0.5)
     records = load.stop()
     assert [record.error for _, record in records if record.outcome != "complete"] == []
