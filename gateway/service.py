@@ -111,7 +111,8 @@ class Gateway:
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
         about = call.about(format_.dialect, answers.created())
-        with self._listening([item.id for item in requests]) as outputs:
+        can_return = bool(terms.idempotency_key) or (call.options.stream and len(requests) == 1)
+        with self._listening([item.id for item in requests], can_return=can_return) as outputs:
             first = await self.submission.submit(requests, about.encode(), terms)
             if first == call_id:
                 outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
@@ -200,14 +201,18 @@ class Gateway:
             log.error("what is noted about call %s is corrupt (this is said once): %s", call_id, error)
 
     @contextmanager
-    def _listening(self, ids: Sequence[str]) -> Iterator[Outputs]:
-        """The output of requests, for one HTTP request. What nobody here wants after it is cancelled."""
+    def _listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[Outputs]:
+        """The output of requests, for one HTTP request. What nobody here wants after it is cancelled.
+
+        Unless the gateway is ending, and the client `can_return` to another one for the rest: if it does not, the
+        request is an orphan, and its worker cancels it.
+        """
         outputs = self.fanout.open(ids)
         try:
             yield outputs
         finally:
             self.fanout.close(outputs)
-            if outputs.is_responsible:
+            if outputs.is_responsible and not (self.draining and can_return):
                 # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
                 self.submission.canceller.cancel([id_ for id_ in outputs.unfinished if not self.fanout.has(id_)])
 

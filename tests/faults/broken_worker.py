@@ -1,7 +1,7 @@
-"""`quire worker` with faults on order: steps that take their time, and prompts that kill or hang the process.
+"""`quire` with faults on order: steps that take their time, prompts that kill or hang the process, a wrong clock.
 
 The environment says which: TEST_STEP_S seconds for each step; a prompt with the token TEST_DEADLY_TOKEN kills the
-process as a defect in a kernel would; one with TEST_HANGING_TOKEN makes its step hang.
+process as a defect in a kernel would; one with TEST_HANGING_TOKEN makes its step hang; the clock is TEST_CLOCK_S fast.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from worker.models.decoder import Decoder, KVCache
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))
 HANGING = int(os.environ.get("TEST_HANGING_TOKEN", "-1"))
+CLOCK_S = float(os.environ.get("TEST_CLOCK_S", "0"))
+
+_now = time.time
 
 _forward = Decoder.forward
 
@@ -33,6 +36,11 @@ def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tens
     return _forward(self, batch, kv_cache)
 
 
+def skewed() -> float:
+    return _now() + CLOCK_S
+
+
 if __name__ == "__main__":
+    time.time = skewed
     Decoder.forward = forward  # type: ignore[method-assign]
     sys.exit(main())

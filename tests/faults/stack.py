@@ -17,7 +17,9 @@ from redis import Redis
 
 from ops.embedded_redis import EmbeddedRedis
 from shared.keys import GROUP, QUEUES, LaneKeys
+from shared.messages import WorkerCard
 from tests.conftest import QuireProcess, clean_environ
+from tests.faults.proxy import Proxy
 
 MODEL = "tiny"
 KEYS = LaneKeys(MODEL)
@@ -46,6 +48,8 @@ class Stream:
     def __post_init__(self) -> None:
         self.events: list[Event] = []
         self.status = 0
+        self.response_headers: dict[str, str] = {}
+        self.text_body = ""
         self.failure: BaseException | None = None
         self._connection: http.client.HTTPConnection | None = None
         self._response: http.client.HTTPResponse | None = None
@@ -62,6 +66,7 @@ class Stream:
             self._connection.request(self.method, self.path, body, {"Content-Type": "application/json", **self.headers})
             response = self._response = self._connection.getresponse()
             self.status = response.status
+            self.response_headers = {name.lower(): text for name, text in response.getheaders()}
             event_id = ""
             while line := response.readline():
                 if line.startswith(b"id: "):
@@ -70,6 +75,8 @@ class Stream:
                     with self._changed:
                         self.events.append(Event(time.monotonic(), event_id, line[6:].decode().strip()))
                         self._changed.notify_all()
+                elif line.startswith(b"{"):
+                    self.text_body = line.decode()
         except (OSError, http.client.HTTPException) as error:
             self.failure = error
         finally:
@@ -113,6 +120,12 @@ class Stream:
         return "".join(text for index, text in self.pieces if index == choice)
 
     @property
+    def answer(self) -> dict[str, Any]:
+        """The body of an answer in one piece."""
+        found: dict[str, Any] = json.loads(self.text_body)
+        return found
+
+    @property
     def error(self) -> dict[str, Any] | None:
         if self.events and self.events[-1].data != "[DONE]":
             found: dict[str, Any] | None = json.loads(self.events[-1].data).get("error")
@@ -138,32 +151,49 @@ class FaultStack:
         self.redis_server.start()
         self.redis = Redis.from_url(self.redis_server.url)
         self.processes: list[QuireProcess] = []
+        self.proxies: list[Proxy] = []
 
     def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.heal()
         for process in self.processes:
             process.close()
+        for proxy in self.proxies:
+            proxy.close()
         self.redis.close()
         self.redis_server.stop()
 
-    def _start(self, module: str, arguments: tuple[str, ...], environ: dict[str, str]) -> QuireProcess:
-        common = ("--redis-url", self.redis_server.url, "--served-model-name", MODEL)
+    def proxy(self) -> Proxy:
+        """A network of its own between Redis and whoever is started `via` it."""
+        proxy = Proxy(self.redis_server.url)
+        self.proxies.append(proxy)
+        return proxy
+
+    def _start(
+        self, module: str, arguments: tuple[str, ...], environ: dict[str, str], via: Proxy | None = None
+    ) -> QuireProcess:
+        url = via.url if via else self.redis_server.url
+        common = ("--redis-url", url, "--served-model-name", MODEL)
         process = QuireProcess((*arguments, *common), clean_environ(**environ), None, module)
         self.processes.append(process)
         return process
 
-    def worker(self, name: str, *flags: str, ready: bool = True, **environ: str) -> QuireProcess:
+    def worker(
+        self, name: str, *flags: str, ready: bool = True, via: Proxy | None = None, **environ: str
+    ) -> QuireProcess:
         """A worker whose steps take STEP_S; see `broken_worker` for what else it can be told."""
         arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
         process = self._start(
-            "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ
+            "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
         )
         if ready:
             process.wait_for("ready: worker")
         return process
 
-    def gateway(self, *flags: str) -> tuple[QuireProcess, str]:
-        """A gateway on a free port, and its URL."""
-        process = self._start("ops.cli", ("gateway", str(self.model), "--port", "0", *flags), {})
+    def gateway(self, *flags: str, port: int = 0, via: Proxy | None = None, **environ: str) -> tuple[QuireProcess, str]:
+        """A gateway, on a free port if none is given, and its URL."""
+        arguments = ("gateway", str(self.model), "--port", str(port), *flags)
+        process = self._start("tests.faults.broken_worker" if environ else "ops.cli", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
 
     def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:
@@ -182,6 +212,20 @@ class FaultStack:
             if self.redis.exists(queue) and (self.redis.xlen(queue) or self.redis.xpending(queue, GROUP)["pending"]):
                 return False
         return all(int(count) == 0 for count in self.redis.hvals(KEYS.load))
+
+    def blocks(self) -> dict[str, tuple[int, int]]:
+        """By worker that is alive: blocks of the KV cache that are free, and all."""
+        found = {}
+        for name in self.redis.zrange(KEYS.workers, 0, -1):
+            data = self.redis.hget(KEYS.worker(name.decode()), "card")
+            if data is not None:
+                card = WorkerCard.decode(data)
+                found[name.decode()] = (card.free_blocks, card.total_blocks)
+        return found
+
+    def wait_blocks(self) -> None:
+        """Wait until every worker says that all its blocks are free."""
+        self.wait(lambda: (found := self.blocks()) and all(free == total for free, total in found.values()))
 
     def assert_invariants(self) -> None:
         """I1, I2 and I5 of docs/protocol.md, once everything has ended."""

@@ -128,11 +128,25 @@ async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gatew
         transport.abort()
 
 
-async def test_streams_that_are_open_when_the_gateway_ends_are_cancelled(start_gateway: Start) -> None:
+async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_cannot_return(
+    start_gateway: Start,
+) -> None:
     first = await start_gateway()
     async with first.worker(endless(65)) as worker:
         async with running_gateway(replace(first.settings, drain_s=0.1)) as second:
-            _, writer = await second.connect(call(stream=True))
+            _, stream = await second.connect(call(stream=True))
             await started(worker)
-        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
-        writer.close()
+            _, whole = await second.connect(call())
+
+            async def both() -> bool:
+                return len(worker.claimed) == 2
+
+            await until(both)
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[1].id
+        for writer in (stream, whole):
+            writer.close()
+        broker = first.gateway.broker
+        running, cancelled = worker.claimed[0].id, worker.claimed[1].id
+        assert await broker.client.hget(broker.keys.request(cancelled), "outcome") == b"cancelled"
+        assert await broker.client.hmget(broker.keys.request(running), "state", "cancel") == [b"running", None]
+        await broker.cancel(running)

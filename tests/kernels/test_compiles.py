@@ -13,8 +13,15 @@ from tests.kernels.conftest import HAS_TRITON
 ROOT = Path(__file__).parents[2]
 SHARED_BYTES = 227 << 10  # what a program may have on compute capability 9.0
 KERNELS = {
-    *("argmax_kernel", "sample_kernel", "matmul_kernel",
-    "penalties_kernel", "normaliser_kernel", "keys_kernel", "pick_kernel"),
+    *(
+        "argmax_kernel",
+        "sample_kernel",
+        "matmul_kernel",
+        "penalties_kernel",
+        "normaliser_kernel",
+        "keys_kernel",
+        "pick_kernel",
+    ),
     *("rms_norm_kernel", "silu_mul_kernel", "embed_kernel", "move_kernel", "rope_and_cache_kernel"),
     *("plan_rows_kernel", "plan_items_kernel", "decode_kernel", "reduce_kernel"),
     *("plan_sequences_kernel", "plan_tiles_kernel", "prefill_kernel"),

@@ -1,0 +1,24 @@
+"""The requests that fault tests send, and what they are without faults."""
+
+from __future__ import annotations
+
+from tests.faults.stack import Stream
+from tests.faults.test_worker_faults import (
+    FAST,
+    REQUESTS,
+    assert_same,
+    body,
+    longest_pause,
+    owner,
+    start_streams,
+)
+
+__all__ = ["FAST", "REQUESTS", "assert_same", "body", "longest_pause", "owner", "start_streams", "undisturbed"]
+
+
+def undisturbed(url: str) -> dict[str, list[str]]:
+    """The texts of all requests when nothing happens to them."""
+    calls = {name: Stream(url, body(name)) for name in REQUESTS}
+    for call in calls.values():
+        assert call.wait_end().status == 200, call.text_body
+    return {name: [choice["text"] for choice in call.answer["choices"]] for name, call in calls.items()}

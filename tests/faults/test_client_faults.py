@@ -1,0 +1,176 @@
+"""Clients that leave, that do not read, and that come in floods, and those beside them who notice nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.calls import FAST, assert_same, body
+from tests.faults.stack import KEYS, STEP_S, FaultStack, Stream
+
+QUEUE_BOUND = 8
+WRITE_TIMEOUT_S = 1.0
+
+# The text is that of the greedy request without faults.
+Served = tuple[FaultStack, str, dict[str, list[str]]]
+
+
+class Stalling:
+    """A client that asks for a long answer and reads as little of it as it is told to."""
+
+    def __init__(self, url: str, asks: dict[str, Any]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self.socket = socket.socket()
+        # Small segments and buffers, so that the kernel does not hold the whole answer.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        self.socket.connect((parts.hostname, parts.port))
+        self.socket.settimeout(30)
+        data = json.dumps(asks).encode()
+        head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
+        self.socket.sendall(f"{head}{len(data)}\r\n\r\n".encode() + data)
+        self.received = b""
+
+    def read(self, count: int) -> bool:
+        """Up to `count` bytes; False at the end, however it comes."""
+        try:
+            data = self.socket.recv(count)
+        except ConnectionResetError:
+            return False
+        self.received += data
+        return bool(data)
+
+    def events(self) -> list[str]:
+        assert b" 200 " in self.received[:20], self.received
+        return [line[6:] for line in self.received.decode().split("\n") if line.startswith("data: ")]
+
+    def text(self) -> str:
+        choices = [json.loads(data).get("choices", ()) for data in self.events() if not data.startswith("[DONE]")]
+        return "".join(choice["text"] for found in choices for choice in found)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[Served]:
+    """One gateway with a short queue and little patience, and one worker that runs a few requests at once."""
+    stack = FaultStack(tmp_path_factory.mktemp("clients"), long_model)
+    try:
+        flags = ("--max-queued-requests", str(QUEUE_BOUND), "--write-timeout-s", str(WRITE_TIMEOUT_S))
+        _, url = stack.gateway(*flags)
+        stack.worker("a", *FAST, "--max-num-seqs", "16")
+        yield stack, url, {"greedy": [Stream(url, body("greedy")).wait_end().answer["choices"][0]["text"]]}
+    finally:
+        stack.close()
+
+
+def assert_well(stack: FaultStack) -> None:
+    stack.assert_invariants()
+    stack.wait_blocks()
+    assert all(process.process.poll() is None for process in stack.processes)
+    assert all("Traceback" not in process.stderr for process in stack.processes)
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(served: Served) -> None:
+    stack, url, expected = served
+    draw = random.Random(3)
+    before = stack.totals()
+    staying = Stream(url, body("greedy") | {"stream": True})
+    leaving = []
+    for index in range(50):
+        asks = body("greedy") | {"stream": index % 2 == 0, "max_tokens": draw.choice([1, 20, 1500])}
+        leaving.append(Stream(url, asks))
+        time.sleep(draw.uniform(0, 0.06))
+        for stream in draw.sample(leaving, min(len(leaving), 2)):
+            stream.leave()
+    for stream in leaving:
+        stream.leave()
+        stream.wait_end()
+    assert_same({"greedy": staying}, expected)
+    stack.wait(stack.is_drained, 30)
+    assert_well(stack)
+    after = stack.totals()
+    assert after.get("cancelled", 0) > before.get("cancelled", 0)
+    assert set(after) <= {"accepted", "length", "cancelled"}
+    assert_same({"greedy": Stream(url, body("greedy") | {"stream": True})}, expected)
+
+
+def test_a_flood_is_refused_beyond_the_bound_and_the_accepted_finish(served: Served) -> None:
+    stack, url, _ = served
+    before = stack.totals()
+    flood, longest = [], 0
+    for _ in range(120):
+        flood.append(Stream(url, body("greedy") | {"max_tokens": 60}))
+        longest = max(longest, int(stack.redis.hget(KEYS.load, "requests") or 0))
+    for call in flood:
+        call.wait_end()
+    statuses = [call.status for call in flood]
+    assert set(statuses) == {200, 429}
+    assert longest <= QUEUE_BOUND
+    refused = [call for call in flood if call.status == 429]
+    assert all(1 <= int(call.response_headers["retry-after"]) <= 60 for call in refused)
+    assert {call.answer["error"]["code"] for call in refused} == {"queue_full"}
+    assert len({call.answer["choices"][0]["text"] for call in flood if call.status == 200}) == 1
+    assert stack.totals()["accepted"] - before["accepted"] == statuses.count(200)
+    # It is over at once.
+    assert Stream(url, body("greedy") | {"max_tokens": 5}).wait_end().status == 200
+    assert_well(stack)
+
+
+@pytest.mark.soak
+def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) -> None:
+    stack, url, expected = served
+    asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
+    cancelled = stack.totals().get("cancelled", 0)
+    slow = [Stalling(url, asks) for _ in range(5)]
+    try:
+        stack.wait(lambda: len(list(stack.redis.scan_iter(KEYS.prefix + "out:*"))) >= 5)
+        streams = [Stream(url, body("greedy") | {"stream": True}) for _ in range(3)]
+        while not all(stream.is_complete or stream.failure for stream in streams):
+            for client in slow:
+                assert client.read(1)
+            time.sleep(0.1)
+        for stream in streams:
+            assert_same({"greedy": stream}, expected)
+            assert stream.longest_pause_s < 20 * STEP_S + 0.5
+        # Their connections are cut, and their requests with them.
+        deadline = time.monotonic() + 60
+        while stack.totals().get("cancelled", 0) < cancelled + len(slow):
+            assert time.monotonic() < deadline, "they are still served"
+            for client in slow:
+                client.read(1)
+            time.sleep(0.1)
+    finally:
+        for client in slow:
+            client.close()
+    assert_well(stack)
+
+
+@pytest.mark.soak
+def test_a_client_that_pauses_gets_everything(served: Served) -> None:
+    stack, url, _ = served
+    asks = body("greedy") | {"max_tokens": 500}
+    whole = Stream(url, asks).wait_end().answer["choices"][0]["text"]
+    client = Stalling(url, asks | {"stream": True})
+    try:
+        for _ in range(3):
+            client.read(2000)
+            time.sleep(0.7 * WRITE_TIMEOUT_S)
+        while client.read(2000):
+            pass
+        assert client.events()[-1] == "[DONE]"
+        assert client.text() == whole
+    finally:
+        client.close()
+    assert_well(stack)

@@ -1,0 +1,152 @@
+"""Redis is full, silent for long, or comes back empty."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.calls import FAST, assert_same, body, longest_pause, start_streams, undisturbed
+from tests.faults.stack import FaultStack, Stream
+
+# Lines that a process may log per second of a fault: told, not shouted.
+LINES_PER_S = 12
+
+# The texts are those that requests have without faults.
+Served = tuple[FaultStack, str, dict[str, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[Served]:
+    """One gateway and two workers."""
+    stack = FaultStack(tmp_path_factory.mktemp("redis"), long_model)
+    try:
+        _, url = stack.gateway()
+        for name in ("a", "b"):
+            stack.worker(name, *FAST, ready=False)
+        for process in stack.processes[1:]:
+            process.wait_for("ready: worker")
+        yield stack, url, undisturbed(url)
+    finally:
+        stack.close()
+
+
+class Quiet:
+    """What the processes log while something is wrong is little, and none of them ends."""
+
+    def __init__(self, stack: FaultStack) -> None:
+        self._stack = stack
+        self._began = time.monotonic()
+        self._lines = self._count()
+
+    def _count(self) -> list[int]:
+        return [process.stderr.count("\n") for process in self._stack.processes]
+
+    def check(self) -> None:
+        seconds = time.monotonic() - self._began
+        logged = [after - before for before, after in zip(self._lines, self._count(), strict=True)]
+        assert max(logged) < 10 + LINES_PER_S * seconds, self._stack.processes[logged.index(max(logged))].stderr[-3000:]
+        assert all(process.process.poll() is None for process in self._stack.processes)
+        assert all("Traceback" not in process.stderr for process in self._stack.processes)
+
+
+def assert_refused(url: str) -> None:
+    """A new request is told to come again, and when."""
+    call = Stream(url, body("greedy")).wait_end()
+    assert (call.status, call.answer["error"]["code"]) == (503, "broker_unavailable")
+    assert int(call.response_headers["retry-after"]) > 0
+
+
+def assert_well(served: Served) -> None:
+    """Nothing is left of what was wrong, and new requests get what they always got."""
+    stack, url, expected = served
+    assert undisturbed(url) == expected
+    stack.assert_invariants()
+    stack.wait_blocks()
+    assert set(stack.totals()) == {"accepted", "length"}
+
+
+def test_redis_out_of_memory_refuses_the_new_and_keeps_the_running(served: Served) -> None:
+    stack, url, expected = served
+    quiet = Quiet(stack)
+    streams = start_streams(url)
+    stack.redis.config_set("maxmemory", 1)
+    try:
+        for _ in range(3):
+            assert_refused(url)
+        time.sleep(1.5)
+    finally:
+        stack.redis.config_set("maxmemory", 0)
+    assert_same(streams, expected)
+    quiet.check()
+    assert_well(served)
+
+
+@pytest.mark.soak
+def test_redis_out_of_memory_for_long_costs_no_request(served: Served) -> None:
+    """For longer than workers and gateways count as live without a sign of life."""
+    stack, url, expected = served
+    quiet = Quiet(stack)
+    streams = start_streams(url)
+    stack.redis.config_set("maxmemory", 1)
+    try:
+        time.sleep(12)
+        assert_refused(url)
+    finally:
+        stack.redis.config_set("maxmemory", 0)
+    assert_same(streams, expected)
+    quiet.check()
+    assert_well(served)
+
+
+@pytest.mark.soak
+def test_redis_that_is_silent_for_longer_than_all_timeouts_costs_a_pause(served: Served) -> None:
+    stack, url, expected = served
+    quiet = Quiet(stack)
+    streams = start_streams(url)
+    process = stack.redis_server.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(3)
+        assert_refused(url)
+        time.sleep(5)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert_same(streams, expected)
+    assert longest_pause(streams) < 8 + 4
+    quiet.check()
+    assert_well(served)
+
+
+@pytest.mark.soak
+def test_redis_that_comes_back_empty_ends_what_ran_and_serves_again(served: Served) -> None:
+    stack, url, _ = served
+    for _ in range(2):
+        quiet = Quiet(stack)
+        whole = Stream(url, body("greedy") | {"max_tokens": 1000})
+        streams = start_streams(url)
+        process = stack.redis_server.process
+        assert process is not None
+        process.kill()
+        process.wait()
+        for path in stack.redis_server.folder.glob("appendonly*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        stack.redis_server.start()
+        began = time.monotonic()
+        for stream in streams.values():
+            stream.wait_end()
+            assert not stream.is_complete
+            assert stream.error is not None
+            assert stream.error["code"] == "generation_failed"
+            assert "lost" in stream.error["message"]
+        assert whole.wait_end().status == 500
+        assert time.monotonic() - began < 10
+        stack.wait(lambda: Stream(url, body("greedy") | {"max_tokens": 1}).wait_end().status == 200)
+        time.sleep(2)  # whatever loops would do so now
+        quiet.check()
+        assert_well(served)

@@ -1,0 +1,129 @@
+"""Everything is restarted while clients wait: nobody is refused for good, and nobody gets another text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import aiohttp
+import pytest
+
+from ops.soak.chaos import free_port
+from ops.soak.client import Record, ask
+from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
+from tests.faults.stack import FaultStack, Stream
+
+
+class Load:
+    """Clients that ask again and again, each for one of the requests, and come back when their stream breaks."""
+
+    def __init__(self, urls: list[str], clients: int) -> None:
+        self._urls = urls
+        self._clients = clients
+        self._is_over = threading.Event()
+        self.records: list[tuple[str, Record]] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+
+    async def _run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await asyncio.gather(*(self._client(session, index) for index in range(self._clients)))
+
+    async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
+        draw = random.Random(number)
+        while not self._is_over.is_set():
+            name = draw.choice(list(REQUESTS))
+            asks = body(name) | {"stream": True, "stream_options": {"include_usage": True}}
+            record = await ask(session, self._urls, f"{number}-{draw.randrange(2**60)}", asks, 60)
+            self.records.append((name, record))
+
+    def stop(self) -> list[tuple[str, Record]]:
+        """See all requests to their end; which ones, and what became of them."""
+        self._is_over.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        return self.records
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: FaultStack) -> None:
+    ports = [free_port(), free_port()]
+    gateways = [stack.gateway("--drain-s", "0.2", port=port) for port in ports]
+    urls = [url for _, url in gateways]
+    workers = {name: stack.worker(name, *FAST, "--drain-s", "0.5", ready=False) for name in ("a", "b")}
+    for worker in workers.values():
+        worker.wait_for("ready: worker")
+    expected = undisturbed(urls[0])
+    load = Load(urls, 6)
+    stack.wait(lambda: load.records)
+    for name, worker in workers.items():
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+        stack.worker(name, *FAST, "--drain-s", "0.5")
+    for (process, _), port in zip(gateways, ports, strict=True):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        stack.gateway("--drain-s", "0.2", port=port)
+        time.sleep(0.5)
+    records = load.stop()
+    assert [record.error for _, record in records if record.outcome != "complete"] == []
+    for name, record in records:
+        assert [record.text[index] for index in sorted(record.text)] == expected[name]
+    assert max(record.worst_pause_s for _, record in records) < 15
+    stack.assert_invariants()
+    totals = stack.totals()
+    assert totals["accepted"] == len(records) + len(REQUESTS)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_requests_wait_for_a_worker_until_their_deadline(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    worker = stack.worker("a", *FAST)
+    expected = undisturbed(url)
+    streams = start_streams(url)
+    dying = Stream(url, body("greedy") | {"stream": True, "timeout": 2, "max_tokens": 1500}).wait_events(5)
+    worker.send(signal.SIGKILL)
+    worker.wait()
+    began = time.monotonic()
+    waiting = {name: Stream(url, body(name) | {"stream": True, "timeout": 300}) for name in REQUESTS}
+    late = Stream(url, body("greedy") | {"timeout": 2})
+    late_stream = Stream(url, body("greedy") | {"timeout": 2, "stream": True})
+    assert late.wait_end().status == 504
+    assert late.answer["error"]["code"] == "deadline_exceeded"
+    for stream in (late_stream, dying):
+        stream.wait_end()
+        assert stream.error is not None
+        assert stream.error["code"] == "deadline_exceeded"
+    assert expected["greedy"][0].startswith(dying.text())
+    assert 1.9 < time.monotonic() - began < 6
+    # Nobody who may still wait was sent away, and the gateway says what is missing.
+    stack.wait(lambda: "no worker makes progress" in readiness(url))
+    assert not [stream for stream in (*streams.values(), *waiting.values()) if stream.failure or stream.error]
+    stack.worker("a", *FAST)
+    assert_same(streams, expected)
+    assert_same(waiting, expected)
+    stack.assert_invariants()
+    stack.wait_blocks()
+    # What was given up and counted as such: by the deadline, or because its client had its answer.
+    totals = stack.totals()
+    assert totals["length"] == 3 * len(REQUESTS)
+    assert totals.get("deadline", 0) + totals.get("cancelled", 0) == 3
+    assert set(totals) <= {"accepted", "length", "deadline", "cancelled"}
+
+
+def readiness(url: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
+            return str(json.load(response)["problems"])
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(json.load(error)["problems"])

@@ -1,0 +1,80 @@
+"""`make soak` finds nothing wrong, and would say so if it did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ops.soak.__main__ import check, is_good, report
+from ops.soak.client import Record
+from tests.conftest import clean_environ
+
+GOOD = {"changed": 0, "accepted": 3, "totals": {"stop": 1, "length": 2}, "pending": 0, "load": [0, 0]}
+
+
+def record(text: str, outcome: str = "complete") -> Record:
+    return Record({"prompt": "x", "stream": True}, text={0: text}, usage_tokens=2, outcome=outcome)
+
+
+def result(records: list[Record], **others: Any) -> dict[str, Any]:
+    chaos: Any = SimpleNamespace(faults=[])
+    return report(records, chaos, 1.0, 0.0) | GOOD | others
+
+
+def test_a_soak_without_losses_is_good() -> None:
+    assert is_good(result([record("a b")]))
+
+
+@pytest.mark.parametrize(
+    ("records", "others"),
+    [
+        ([record("a b"), record("a", outcome="")], {}),
+        ([record("a b"), record("a", outcome="error")], {}),
+        ([record("a b")], {"changed": 1}),
+        ([record("a b")], {"accepted": 4}),
+        ([record("a b")], {"pending": 1}),
+        ([record("a b")], {"load": [0, 1]}),
+    ],
+    ids=["lost", "failed", "changed", "not counted", "pending", "load"],
+)
+def test_what_is_lost_or_changed_fails_the_soak(records: list[Record], others: dict[str, Any]) -> None:
+    assert not is_good(result(records, **others))
+
+
+async def test_texts_that_were_lost_doubled_or_changed_are_found() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert "stream" not in await request.json()
+        return web.json_response({"choices": [{"index": 0, "text": "a b"}], "usage": {"completion_tokens": 2}})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0]
+        wrong = [record("a"), record("a b b"), record("a c")]
+        found = await check(f"http://{host}:{port}", [record("a b"), *wrong, record("a b")], 10)
+        assert sorted(one.text[0] for one in found) == ["a", "a b b", "a c"]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_half_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ops.soak", "--minutes", "0.5", "--pause-s", "4", "--out", str(tmp_path)]
+    done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "soak.json").read_text())
+    assert found["lost"] == found["changed"] == 0
+    assert found["requests"] > 0
+    assert found["faults"]
