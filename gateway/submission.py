@@ -21,6 +21,8 @@ log = logging.getLogger("gateway")
 
 # A submission whose reply was lost may have been carried out; making it again is harmless.
 ATTEMPTS = 3
+# No further attempt after so long without an answer, if the subscription has ended too: Redis is silent.
+SILENCE_S = 2.0
 # How long cancellations are tried while Redis is away, and how many may wait.
 CANCEL_PAUSE_S = 0.5
 MAX_CANCELLATIONS = 100_000
@@ -180,6 +182,8 @@ class Submission:
 
     async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms) -> str:
         body, cost = request.encode(), request.cost
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         attempt = 1
         while True:
             try:
@@ -197,7 +201,9 @@ class Submission:
                     fingerprint=terms.fingerprint,
                 )
             except (RedisError, OSError) as error:
-                if attempt == ATTEMPTS:
+                # That is no lost reply: the client need not wait for more of it.
+                is_silent = loop.time() - began > SILENCE_S and not self._subscribed.is_set()
+                if attempt == ATTEMPTS or is_silent:
                     raise down(str(error)) from error
                 attempt += 1
 

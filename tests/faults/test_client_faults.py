@@ -16,6 +16,8 @@ import pytest
 from tests.faults.calls import FAST, assert_same, body
 from tests.faults.stack import KEYS, STEP_S, FaultStack, Stream
 
+pytestmark = pytest.mark.soak
+
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 
@@ -128,7 +130,6 @@ def test_a_flood_is_refused_beyond_the_bound_and_the_accepted_finish(served: Ser
     assert_well(stack)
 
 
-@pytest.mark.soak
 def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) -> None:
     stack, url, expected = served
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
@@ -157,7 +158,6 @@ def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) 
     assert_well(stack)
 
 
-@pytest.mark.soak
 def test_a_client_that_pauses_gets_everything(served: Served) -> None:
     stack, url, _ = served
     asks = body("greedy") | {"max_tokens": 500}

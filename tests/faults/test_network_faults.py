@@ -231,6 +231,7 @@ def test_a_worker_that_is_heard_but_does_not_hear_is_replaced_and_fenced(net: Ne
     partition(net, to_server=False)
 
 
+@pytest.mark.soak
 def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     answer = Stream(net.url, body("greedy") | {"timeout": 30}).wait_end().answer
     assert answer["created"] < time.time() - SKEW_S / 2  # its clock is wrong indeed

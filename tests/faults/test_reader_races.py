@@ -11,7 +11,7 @@ from ops.embedded_redis import EmbeddedRedis
 from shared.broker import Broker, QueueBounds, QueueReader, new_id
 from shared.redis_clients import blocking_client, command_client
 
-ROUNDS = 1000
+ROUNDS = 400
 
 
 async def test_entries_that_race_with_the_end_of_a_read_are_read_or_pending(tmp_path: Path) -> None:
