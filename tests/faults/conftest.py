@@ -24,18 +24,3 @@ def stack(tmp_path: Path, long_model: Path) -> Iterator[FaultStack]:
         yield stack
     finally:
         stack.close()
-
-
-# Of the faults of workers, these matter most; the others run with `-m soak` too, so that the default run stays short.
-BY_DEFAULT = (
-    "test_a_killed_workers_streams_go_on_elsewhere_token_for_token",
-    "test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once",
-    "test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish",
-)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name == "test_worker_faults.py" and item.name not in BY_DEFAULT:
-            item.add_marker(pytest.mark.soak)

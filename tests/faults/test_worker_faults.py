@@ -202,7 +202,8 @@ def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(s
     stack.assert_invariants()
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_redis_that_comes_back_with_its_data_costs_a_pause(stack: FaultStack, how: str) -> None:
     _, url = stack.gateway()
     stack.worker("a")
