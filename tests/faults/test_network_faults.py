@@ -193,6 +193,19 @@ def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Ne
     net.assert_well()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("to_server", [True, False])
+def test_a_gateway_behind_a_partition_catches_up(net: Net, to_server: bool) -> None:
+    """For longer than it trusts a silent subscription."""
+    streams = start_streams(net.url)
+    net.gateway_proxy().black_hole(to_server=to_server, to_client=True)
+    time.sleep(5)
+    assert not any(stream.is_complete for stream in streams.values())
+    net.heal()
+    assert_same(streams, net.expected)
+    net.assert_well()
+
+
 def partition(net: Net, *, to_server: bool) -> None:
     """Cut the owner of running requests off for longer than its lease, with new requests on their way to it."""
     streams = start_streams(net.url)
