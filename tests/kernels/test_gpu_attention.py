@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.gpu.attention import Step
 from kernels.gpu.decode_plan import MIN_CHUNK
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
@@ -101,6 +100,8 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     out = torch.full_like(q, float("nan"))
     lengths = torch.tensor(paged.lengths, dtype=torch.int32)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
+    from kernels.gpu.attention import Step
+
     step = Step(paged.ops._launch, paged.tables, lengths, starts, split=True)
     step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh)
     check(paged, list(out.flatten(1).split(counts)))
@@ -117,6 +118,8 @@ def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
     tables = torch.cat([paged.tables, torch.full_like(paged.tables, 2**31 - 1)])
     lengths, starts = torch.tensor([LONG, 5, 0, 0]).int(), torch.tensor([0, 1, 2, 2, 2]).int()
     out = torch.full_like(q, float("nan"))
+    from kernels.gpu.attention import Step
+
     Step(ops._launch, tables, lengths, starts).attend(q, paged.k_cache, paged.v_cache, paged.scale, 0, out)
     assert_close(out[:2].flatten(1), expected.double())
     assert not out[2:].any()
