@@ -104,6 +104,7 @@ def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultS
     stack.assert_invariants()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: FaultStack) -> None:
     url, workers = two_workers(stack, "--drain-s", "0.2")
     expected = {name: undisturbed(url, name) for name in REQUESTS}
@@ -149,6 +150,7 @@ def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: F
     stack.assert_invariants()
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")

@@ -181,6 +181,7 @@ def test_a_fit_finds_the_coefficients_it_was_made_from():
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_quick_memory_and_batch_print_tables_and_write_json_and_plots(tmp_path, capsys):
     assert main(["--quick", "--only", "memory,batch", "--jobs", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "paper.json").read_text())

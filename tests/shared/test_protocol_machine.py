@@ -580,10 +580,11 @@ BUGS: dict[str, Patch] = {
 BUG_WALKS, BUG_STEPS = 40, 100
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # about 35 s of a free core
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
-    walks = walk(redis_server, 118, 200)
-    # Hypothesis cuts some short, the same with each run: other rules may need more walks.
+    walks = walk(redis_server, 140, 200)
+    # Hypothesis cuts about one in six short.
     assert sum(steps >= 200 for steps in walks) >= 100
 
 
