@@ -118,6 +118,15 @@ def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_
         assert tokens(items, name) == tokens(expected, name)
 
 
+def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_for() -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), presence_penalty=1.0, max_tokens=60, ignore_eos=True))
+    for _ in range(50):
+        engine.step()
+        assert len(engine.rows.changes or ()) <= 1
+    run(engine)
+
+
 def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way() -> None:
     engine = ahead()
     engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))

@@ -212,6 +212,7 @@ class DeviceRunner(Runner):
     def execute(self, step: Step) -> torch.Tensor:
         """Compute a step; the logits of its sampled rows, decodes first: [R, vocab] float32, on the device."""
         self.move_blocks(step)
+        self._send_tables()  # also where no graph needs them: what changed must not pile up
         self._send_last(step.decodes.rows)
         try:
             return self._forward(step)
