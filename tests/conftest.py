@@ -25,8 +25,12 @@ STOP_TIMEOUT_S = 20.0
 
 
 def clean_environ(**variables: str) -> dict[str, str]:
-    """This process' environment without the settings of Quire that a developer may have, plus `variables`."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("QUIRE_")}
+    """This process' environment without the settings of Quire that a developer may have, plus `variables`.
+
+    Nor what make hands down (`make test ARGS=...`), which a `make` that a test starts would take for its own.
+    """
+    dropped = ("QUIRE_", "MAKE", "MFLAGS", "ARGS")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(dropped)}
     return {**kept, "COLUMNS": "100", **variables}
 
 
