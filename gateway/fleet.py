@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from gateway.cancellation import check_cancelled
 from gateway.model import ServedModel
 from gateway.rates import ServiceRate
+from gateway.streams import Fanout
 from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
@@ -22,8 +23,10 @@ FIRST_WORKER_S = 0.05
 class Fleet:
     """The live workers of the lane. Limits stay as they were while no worker is there."""
 
-    def __init__(self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int) -> None:
+    def __init__(self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, fanout: Fanout) -> None:
         self._broker = broker
+        self._fanout = fanout
+        self._noted_repairs = 0
         self._gateway_id = gateway_id
         own = [limit for limit in (max_model_len, model.max_model_len) if limit]
         self._own_limit = min(own, default=MAX_PROMPT_TOKENS)
@@ -60,6 +63,9 @@ class Fleet:
             if now - self._leased_at > GATEWAY_TTL_S / 4:
                 await self._broker.refresh_gateway(self._gateway_id)
                 self._leased_at = now
+            if repairs := self._fanout.repairs - self._noted_repairs:
+                self._noted_repairs += repairs  # lost if Redis fails now: better than counted twice
+                await self._broker.note_repairs(repairs)
             workers = tuple(await self._broker.live_workers())
             with contextlib.suppress(ValueError):  # a counter that is none
                 self.rate.sample(now, await self._broker.read_totals())

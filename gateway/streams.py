@@ -36,12 +36,14 @@ PAGE = 256
 class Cursor:
     """How far the client of one request is, in tokens. Decides which part of an item is new."""
 
-    __slots__ = ("behind", "ended", "heard_at", "next", "patience_s", "request_id")
+    __slots__ = ("behind", "ended", "heard_at", "is_logged", "next", "patience_s", "request_id")
 
     def __init__(self, request_id: str, now: float) -> None:
         self.request_id = request_id
         self.next = 0
         self.behind = False
+        # Whether it is behind for another reason than that messages were lost.
+        self.is_logged = False
         self.ended = False
         self.heard_at = now
         self.patience_s = SILENCE_S
@@ -135,7 +137,7 @@ class Outputs:
         cursor.heard_at = now
         cursor.patience_s = SILENCE_S
         if len(self._waiting) >= MAX_WAITING:
-            cursor.behind = True
+            cursor.behind = cursor.is_logged = True
         elif (new := cursor.take(item)) is not None:
             self._waiting.append(new)
         self._doubt = self._doubt or cursor.behind
@@ -148,6 +150,8 @@ class Outputs:
             self.overdue_at = self._loop.time() + left_s + OVERDUE_S
         if is_logged:
             self.suspect()
+            for cursor in self.cursors.values():
+                cursor.is_logged = cursor.behind
 
     def suspect(self) -> None:
         """Messages may have been lost: compare everything with the log."""
@@ -212,7 +216,10 @@ class Outputs:
                     cursor.behind = True  # Redis is away: the next sign of life, or silence, makes us look again
                     break
                 if cursor.ended or cursor.next > before:
+                    self._fanout.repairs += not cursor.is_logged
+                    cursor.is_logged = cursor.is_logged and cursor.behind
                     continue
+                cursor.is_logged = False
                 if silent:
                     cursor.patience_s = min(2 * cursor.patience_s, MAX_SILENCE_S)
                     await self._check_alive(cursor)
@@ -266,6 +273,8 @@ class Fanout:
         self._by_request: dict[str, list[Outputs]] = {}
         self._open: set[Outputs] = set()
         self.corrupt_logs = 0
+        # How often the log had what was published and did not arrive.
+        self.repairs = 0
 
     def open(self, request_ids: Sequence[str]) -> Outputs:
         outputs = Outputs(self, self._broker, request_ids, self._keepalive_s)

@@ -69,7 +69,7 @@ class Delivery:
 class Claim:
     """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted.
 
-    deaths: workers that died with it since it last made progress.
+    deaths: workers that died with it since it last made progress. deliveries: attempts so far, with this one.
     """
 
     request_id: str
@@ -81,6 +81,7 @@ class Claim:
     waited_ms: int
     deaths: int
     logged: tuple[bytes, ...]
+    deliveries: int = 1
 
     def items(self) -> tuple[StepItem, ...]:
         """The items of the output log. Raises MessageError."""
@@ -217,6 +218,19 @@ class Broker:
         totals: Any = await self.client.hgetall(self.keys.totals)
         return {_text(name): int(count) for name, count in totals.items()}
 
+    async def read_recoveries(self) -> dict[str, int]:
+        """What recovery did in this lane since Redis was empty: migrations, fenced and repairs.
+
+        migrations: claims of requests that an earlier attempt had begun. fenced: items of attempts that were over.
+        repairs: see `note_repairs`.
+        """
+        counts: Any = await self.client.hgetall(self.keys.recoveries)
+        return {_text(name): int(count) for name, count in counts.items()}
+
+    async def note_repairs(self, count: int) -> None:
+        """Count that gateways found in output logs what was published and did not arrive."""
+        await self.client.hincrby(self.keys.recoveries, "repairs", count)
+
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
         """The newest entries of the dead stream."""
         entries: Any = await self.client.xrevrange(self.keys.dead, count=count)
@@ -273,6 +287,8 @@ class Broker:
     async def claim(self, delivery: Delivery, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
         """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do.
 
+        Nothing is also what another worker has taken over since it was delivered here.
+
         incarnation: names this process, by default as its worker; a request that another one had has seen a death.
         """
         request_id = delivery.request_id
@@ -286,9 +302,9 @@ class Broker:
             incarnation or worker_id,
         ]
         reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
-        if reply[0] == b"dropped":
+        if reply[0] != b"claimed":
             return None
-        _, body, gateway, priority_class, emitted, waited_ms, deaths, logged = reply
+        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged = reply
         return Claim(
             request_id,
             attempt,
@@ -299,6 +315,7 @@ class Broker:
             int(waited_ms),
             int(deaths),
             tuple(logged),
+            int(deliveries),
         )
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -59,6 +59,11 @@ class LaneKeys:
         return f"{self.prefix}totals"
 
     @property
+    def recoveries(self) -> str:
+        """Hash of counters: what recovery did (`Broker.read_recoveries`)."""
+        return f"{self.prefix}recoveries"
+
+    @property
     def workers(self) -> str:
         """Sorted set: worker id by Redis time (ms) of its last beat."""
         return f"{self.prefix}workers"

@@ -48,6 +48,10 @@ class Committer:
         self._ended = asyncio.Event()
         self._ended.set()
         self._stopping = False
+        # Since the start: attempts that were over before their requests had ended, logs that were behind, failed calls.
+        self.fenced = 0
+        self.resent = 0
+        self.failures = 0
 
     def register(self, claim: Claim, logged: tuple[StepItem, ...]) -> bool:
         """From now on items of this request are committed under the claim's attempt token.
@@ -129,6 +133,7 @@ class Committer:
                 if self._stopping:
                     raise
                 # The effect is unknown, and the script is repeatable.
+                self.failures += 1
                 log.warning("commit of %d requests failed (%s); again in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
@@ -157,6 +162,7 @@ class Committer:
             attempt = self._attempts[request_id]
             rest = [item for item in attempt.sent if item.end > index or item.outcome]
             if rest and rest[0].start == index:
+                self.resent += 1
                 log.warning("the log of request %s ends at token %d; sending the rest again", request_id, index)
                 again += [StepCommit(attempt.token, item) for item in rest]
             else:
@@ -166,6 +172,7 @@ class Committer:
     def _lose(self, request_id: str, engine: EngineLoop) -> None:
         attempt = self._attempts.pop(request_id)
         self._pending.pop(request_id, None)
+        self.fenced += 1
         log.warning("attempt at request %s is over: Redis or another worker has it otherwise", request_id)
         engine.drop(request_id, attempt.token)
         self._on_lost()

@@ -64,6 +64,9 @@ class Consumer:
         self._is_alone = False
         # Not before a lease after Redis was away: nobody could renew, and that is no sign of death.
         self._reclaims_at = 0.0
+        # Since the start: requests that were claimed here, and those of them that an earlier attempt had begun.
+        self.claimed = 0
+        self.recovered = 0
 
     def look_back(self) -> None:
         """Look at what is pending for this worker with the next read: something of it may be there to take again."""
@@ -161,6 +164,8 @@ class Consumer:
             claim = await self._broker.claim(delivery, self._reader.worker_id, new_id(), self._incarnation)
             if claim is None:
                 continue
+            self.claimed += 1
+            self.recovered += claim.deliveries > 1
             try:
                 request, logged = GenerationRequest.decode(claim.body), claim.items()
                 if request.id != claim.request_id:

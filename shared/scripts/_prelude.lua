@@ -52,6 +52,11 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
     finish(prefix, id, outcome, retention_s)
 end
 
+-- Count something that recovery did, for operators; it decides nothing.
+local function count(prefix, what)
+    redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
+end
+
 -- Count that an attempt ended because its worker died or lost its lease. Without a new token since the last time the
 -- same may happen for ever: true from the `limit`th time on, and after ten times in all.
 local function has_died_too_often(req, emitted, limit)

@@ -2,7 +2,8 @@
 --   KEYS  request hash, output log
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery, never
 --         reused), retention (s), deaths after which a request is quarantined
---   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, {item, ...}} | {'dropped', why}
+--   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}} | {'dropped', why}
+--         | {'lost'} (the entry is pending for another worker by now, or for nobody: nothing was done)
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
 -- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
 -- worker died, or seemed to, with this request in its hands.
@@ -14,6 +15,11 @@ local function drop(why)
     return {'dropped', why}
 end
 
+-- Who was slow to claim has lost the entry to another worker's reclaim.
+local pending = redis.call('XPENDING', prefix .. 'queue:' .. queue, 'workers', entry, entry, 1)[1]
+if not pending or pending[2] ~= worker then
+    return {'lost'}
+end
 local req = redis.call('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
     'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about')
 local state, cancel, deadline, emitted = req[1], req[3], tonumber(req[4] or 0), tonumber(req[11] or 0)
@@ -48,11 +54,15 @@ if req[8] ~= attempt then
         end
     end
     redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker, 'incarnation', incarnation)
-    redis.call('HINCRBY', KEYS[1], 'deliveries', 1)
+    if redis.call('HINCRBY', KEYS[1], 'deliveries', 1) > 1 then
+        count(prefix, 'migrations')
+    end
 end
 local items = {}
 for _, logged in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
     items[#items + 1] = logged[2][2]
 end
-local deaths = tonumber(redis.call('HGET', KEYS[1], 'deaths') or 0)
-return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, items}
+local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries')
+-- Progress since the last death clears the request of those before.
+local deaths = (emitted > tonumber(seen[2] or -1)) and 0 or tonumber(seen[1])
+return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items}

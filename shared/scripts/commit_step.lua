@@ -34,6 +34,7 @@ for i = 4, #ARGV, 6 do
     local state = redis.call('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
     local emitted = tonumber(state[3])
     if state[1] ~= attempt or (state[2] ~= 'running' and state[2] ~= 'done') then
+        count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
     elseif state[2] == 'running' then
@@ -65,7 +66,8 @@ for i = 4, #ARGV, 6 do
                 expired[#expired + 1] = id
             end
         end
-    elseif tonumber(last) > emitted then -- a claim by another worker ended it: cancelled, or past its deadline
+    elseif tonumber(last) > emitted then -- another ended it: cancelled, or past its deadline
+        count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
     end

@@ -139,6 +139,12 @@ async def test_frames_that_are_lost_are_read_from_the_log(gateway: RunningGatewa
             await worker.publish(items[index].encode())
 
     assert await run(gateway, act) == TEXT
+    assert gateway.gateway.fanout.repairs >= 1
+
+    async def noted() -> bool:
+        return await gateway.gateway.broker.read_recoveries() == {"repairs": gateway.gateway.fanout.repairs}
+
+    await until(noted)
 
 
 async def test_frames_that_come_twice_or_in_disorder_change_nothing(gateway: RunningGateway) -> None:
@@ -270,6 +276,7 @@ async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
         await worker.publish(b"".join(item.encode() for item in items))  # far more than fits, at once
 
     assert await run(gateway, act) == TEXT
+    assert gateway.gateway.fanout.repairs == 0  # nothing was lost
 
 
 async def test_a_stream_survives_while_redis_is_away(gateway: RunningGateway, redis_server: Any) -> None:

@@ -99,7 +99,7 @@ class Connection:
 
 
 # Per request {hash, TTL, log, TTL of the log}, from the `ARGV[2]`th request on {state, length of the log}. Then load,
-# totals, dead entries, and for each queue its entries and what is pending of it.
+# totals, recoveries, dead entries, and for each queue its entries and what is pending of it.
 SNAPSHOT = """
 local prefix, full = ARGV[1], tonumber(ARGV[2])
 local requests, settled = {}, {}
@@ -120,7 +120,7 @@ for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
     queues[i] = {redis.call('XRANGE', key, '-', '+'), redis.call('XPENDING', key, 'workers', '-', '+', 1000)}
 end
 return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load'),
-    redis.call('HGETALL', prefix .. 'totals'), redis.call('XLEN', prefix .. 'dead'), queues})
+    redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'), redis.call('XLEN', prefix .. 'dead'), queues})
 """
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 
@@ -129,7 +129,9 @@ class Snapshot:
     """What Redis holds for a lane at one moment."""
 
     def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
-        requests, settled, load, totals, self.dead, queues = msgpack.unpackb(data, raw=True, strict_map_key=False)
+        requests, settled, load, totals, recoveries, self.dead, queues = msgpack.unpackb(
+            data, raw=True, strict_map_key=False
+        )
         self.requests = {
             request_id: RequestSnapshot.of(*request) for request_id, request in zip(ids, requests, strict=True)
         }
@@ -139,6 +141,8 @@ class Snapshot:
         }
         self.load = {name.decode(): int(count) for name, count in zip(load[::2], load[1::2], strict=True)}
         self.totals = {name.decode(): int(count) for name, count in zip(totals[::2], totals[1::2], strict=True)}
+        counts = zip(recoveries[::2], recoveries[1::2], strict=True)
+        self.recoveries = {name.decode(): int(count) for name, count in counts}
         self.streams: dict[str, dict[str, str]] = {}
         self.pending: dict[tuple[str, str], tuple[str, int]] = {}  # (queue, entry) to consumer and idle time
         for name, (entries, pending) in zip(QUEUES, queues, strict=True):

@@ -39,6 +39,7 @@ class Request:
     deaths: int = 0
     died_at: int = -1
     all_deaths: int = 0
+    deliveries: int = 0
 
     @property
     def body(self) -> bytes:
@@ -66,6 +67,7 @@ class ProtocolModel:
         self.pending: dict[tuple[str, str], Pending] = {}
         self.mailboxes: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.totals: Counter[str] = Counter()
+        self.recoveries: Counter[str] = Counter()
         self.dead: list[str] = []
         self.published: list[tuple[str, list[bytes]]] = []
         self.unplaced: list[Request] = []  # in a queue, under an entry id that Redis has yet to tell
@@ -135,6 +137,8 @@ class ProtocolModel:
 
     def claim(self, delivery: Delivery, worker: str, attempt: str, incarnation: str) -> Claim | None:
         request = self.requests.get(delivery.request_id)
+        if not self._is_of(worker, _place(delivery)):
+            return None
         if request is None or request.state == "done" or (request.queue, request.entry) != _place(delivery):
             self._take_off(*_place(delivery))
             return None
@@ -155,6 +159,8 @@ class ProtocolModel:
                     return None
             request.state, request.attempt = "running", attempt
             request.owner, request.incarnation = worker, incarnation
+            request.deliveries += 1
+            self.recoveries["migrations"] += request.deliveries > 1
         return Claim(
             request.request_id,
             attempt,
@@ -163,8 +169,9 @@ class ProtocolModel:
             request.body,
             request.emitted,
             0,
-            request.deaths,
+            0 if request.emitted > request.died_at else request.deaths,
             tuple(item for _, item in request.log),
+            request.deliveries,
         )
 
     def commit_step(self, worker: str, commits: Sequence[StepCommit]) -> StepReply:
@@ -178,10 +185,12 @@ class ProtocolModel:
         for attempt, item in ((commit.attempt, commit.item) for commit in commits):
             request = self.requests.get(item.request_id)
             if request is None or request.state == "queued" or request.attempt != attempt:
+                self.recoveries["fenced"] += 1
                 lost.append((item.request_id, attempt))
                 continue
             if request.state == "done":
                 if item.end > request.emitted:
+                    self.recoveries["fenced"] += 1
                     lost.append((item.request_id, attempt))
                 continue
             if item.start > request.emitted or item.start < request.emitted < item.end:

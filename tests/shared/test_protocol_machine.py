@@ -435,6 +435,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def check_counts(self, snapshot: Snapshot) -> None:
         # I1: each accepted request has one outcome, or waits, or runs; load counts what waits.
         assert snapshot.totals == self.model.totals
+        assert snapshot.recoveries == +self.model.recoveries
         going = [request for request in snapshot.requests.values() if request.state in ("queued", "running")]
         ended = sum(snapshot.totals.get(outcome, 0) for outcome in OUTCOMES)
         assert snapshot.totals.get("accepted", 0) == ended + len(going)
@@ -519,7 +520,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert client.xlen(KEYS.queue(name)) == 0
             assert client.xpending(KEYS.queue(name), "workers")["pending"] == 0
         assert set(client.hvals(KEYS.load)) <= {b"0"}
-        lasting = {KEYS.load, KEYS.totals, KEYS.dead, *map(KEYS.queue, QUEUES)}
+        lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, *map(KEYS.queue, QUEUES)}
         keys = [key.decode() for key in client.scan_iter()]
         assert {key for key in keys if client.ttl(key) < 0} <= lasting
 
@@ -551,8 +552,9 @@ BUGS: dict[str, Patch] = {
     "the fence is dropped": (("if state[1] ~= attempt or (state[2]", "if (state[2]"),),
     "the entry is acknowledged before the terminal is logged": (
         (
-            "    redis.call('HINCRBY', KEYS[1], 'deliveries', 1)\n",
-            "    redis.call('XACK', prefix .. 'queue:' .. queue, 'workers', entry)\n",
+            "    if redis.call('HINCRBY', KEYS[1], 'deliveries', 1) > 1 then\n",
+            "    redis.call('XACK', prefix .. 'queue:' .. queue, 'workers', entry)\n"
+            "    if redis.call('HINCRBY', KEYS[1], 'deliveries', 1) > 1 then\n",
         ),
     ),
     "an attempt token is used again": (

@@ -124,9 +124,8 @@ async def test_a_step_that_is_committed_twice_is_logged_once(broker: Broker) -> 
 
 async def test_only_the_current_attempt_can_append(broker: Broker) -> None:
     old = await start(broker)
-    delivery = Delivery("standard", (await broker.client.hget(KEYS.request("r"), "entry")).decode(), "r", 10)  # type: ignore
     await broker.commit_step("w", [step(old, 0, (1,))])
-    new = await broker.claim(delivery, "w2", new_id())
+    new = await take_over(broker)
     assert new is not None
     assert (new.emitted, [item.end for item in new.items()]) == (1, [1])
     assert (await broker.commit_step("w", [step(old, 1, (9,))])).lost.count(("r", old.attempt)) >= 1
@@ -141,8 +140,50 @@ async def test_a_claim_can_be_repeated_with_the_same_token(broker: Broker) -> No
     again = await broker.claim(delivery, "w", "token")
     assert first is not None
     assert again is not None
-    assert await broker.client.hget(KEYS.request("r"), "deliveries") == b"1"
+    assert again.deliveries == 1
     assert await broker.queued() == (0, 0)
+
+
+async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
+    """It slept between read and claim, and another one has the request by now: that one goes on undisturbed."""
+    await submit(broker, "r")
+    slow = await take(broker)
+    new = await take_over(broker)
+    assert new is not None
+    assert await broker.claim(slow, "w", new_id(), "slow") is None
+    assert await broker.commit_step("w2", [step(new, 0, (1,))]) == NOTHING
+    assert (await broker.commit_step("w", [])).lost == ()
+    assert await broker.client.hget(KEYS.request("r"), "deaths") is None
+    await broker.commit_step("w2", [step(new, 1, (2,), "stop")])
+    assert await broker.claim(slow, "w", new_id(), "slow") is None
+    assert await broker.read_recoveries() == {}
+
+
+async def test_who_was_slow_drops_nothing_of_the_new_owner(broker: Broker, client: Redis) -> None:
+    """Its entry has not been claimed by the new owner either, and the request was cancelled meanwhile."""
+    await submit(broker, "r")
+    slow = await take(broker)
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("w2", 30_000, 10)
+    await client.hset(KEYS.request("r"), "cancel", 1)
+    assert await broker.claim(slow, "w", new_id()) is None
+    assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 1
+    assert await broker.claim(delivery, "w2", new_id()) is None
+    assert await outcome_of(broker) == "cancelled"
+
+
+async def test_migrations_and_what_was_fenced_are_counted(broker: Broker) -> None:
+    old = await start(broker)
+    new = await take_over(broker)
+    assert new is not None
+    assert (old.deliveries, new.deliveries) == (1, 2)
+    await broker.commit_step("w", [step(old, 0, (1,))])
+    await broker.release([("r", new.attempt)])
+    last = await broker.claim(await take(broker, "w3"), "w3", new_id())
+    assert last is not None
+    assert last.deliveries == 3
+    await broker.note_repairs(4)
+    assert await broker.read_recoveries() == {"migrations": 2, "fenced": 1, "repairs": 4}
 
 
 async def test_a_worker_that_is_ahead_learns_where_the_log_ends(broker: Broker) -> None:
@@ -379,6 +420,24 @@ async def test_a_request_without_progress_is_quarantined_with_the_third_death(br
     assert await broker.drop_dead(dead.entry_id)
     assert not await broker.drop_dead(dead.entry_id)
     assert await broker.read_dead() == []
+
+
+async def test_a_request_that_made_progress_need_not_run_alone(broker: Broker) -> None:
+    """It has seen two workers die at one place, got further, and was then handed over."""
+    await start(broker)
+    for deaths in (1, 2):
+        claim = await take_over(broker, f"worker {deaths}")
+        assert claim is not None
+        assert claim.deaths == deaths
+    assert claim is not None
+    await broker.commit_step("worker 2", [step(claim, 0, (1,))])
+    await broker.release([("r", claim.attempt)])
+    claim = await broker.claim(await take(broker, "w3"), "w3", new_id())
+    assert claim is not None
+    assert claim.deaths == 0
+    claim = await take_over(broker, "w4", HANDED)
+    assert claim is not None
+    assert claim.deaths == 1
 
 
 async def test_progress_starts_the_count_of_deaths_anew_up_to_ten_in_all(broker: Broker) -> None:

@@ -211,7 +211,7 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
         reader = QueueReader(gateway.client, MODEL, "zombie")
         (delivery,) = await reader.read(10, 0)
         old = await gateway.broker.claim(delivery, "zombie", new_id())
-        new = await gateway.broker.claim(delivery, "heir", new_id())
+        new = await gateway.broker.claim((await gateway.broker.reclaim("heir", 0, 10))[0], "heir", new_id())
         assert old is not None
         assert new is not None
         item = StepItem(request_id, 0, (Delta(0, (5,)),))
@@ -228,7 +228,7 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
         assert reply.behind == {request_id: 1}
         assert await gateway.broker.read_output(request_id) == [item]
         # Taken while it was running, a request gives its new owner what the old one emitted.
-        third = await gateway.broker.claim(delivery, "third", new_id())
+        third = await gateway.broker.claim((await gateway.broker.reclaim("third", 0, 10))[0], "third", new_id())
         assert third is not None
         assert (third.items(), third.emitted) == ((item,), 1)
 
