@@ -73,6 +73,7 @@ class Fleet:
             if self.redis_answers:
                 log.warning("Redis does not answer: %s", error)
             self.redis_answers, self.workers = False, ()
+            self._leased_at = float("-inf")  # it may run out meanwhile
             return
         if not self.redis_answers:
             log.info("Redis answers")

@@ -215,6 +215,7 @@ class Gateway:
             if outputs.is_responsible and not (self.draining and can_return):
                 # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
                 self.submission.canceller.cancel([id_ for id_ in outputs.unfinished if not self.fanout.has(id_)])
+            self.submission.canceller.expire(outputs.late)
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""

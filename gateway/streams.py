@@ -115,8 +115,9 @@ class Outputs:
         self.accepted = False
         # Whether they end when nobody listens any more.
         self.is_responsible = False
-        # Requests that this side gave up; they may run on.
+        # Requests that this side gave up; they may run on. The late ones have outlived their deadlines.
         self._given_up: set[str] = set()
+        self.late: list[str] = []
         # When the requests must have ended by themselves, on the loop's clock.
         self.overdue_at = math.inf
 
@@ -168,18 +169,10 @@ class Outputs:
                     cursor.heard_at = now
                     self._silent.add(cursor)
                     self._doubt = True
-            if now >= self.overdue_at:
-                self._give_up_late()
+            self._doubt = self._doubt or now >= self.overdue_at
         self._keepalive_due = now - self._gave_at >= self._keepalive_s
-        if self._silent or self._keepalive_due or self._waiting:
+        if self._silent or self._keepalive_due or self._waiting or now >= self.overdue_at:
             self._wake()
-
-    def _give_up_late(self) -> None:
-        """End what has outlived its deadline: no worker was there to do it."""
-        self.overdue_at = math.inf
-        for cursor in self.cursors.values():
-            if not cursor.ended:
-                self._end(cursor, Outcome("deadline", "the deadline passed, and no worker took notice"))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -207,6 +200,11 @@ class Outputs:
 
     async def _look_into_log(self) -> None:
         self._doubt = False
+        if self._loop.time() >= self.overdue_at:
+            self.overdue_at = math.inf
+            for cursor in self.cursors.values():
+                if not cursor.ended:
+                    await self._expire(cursor)
         for cursor in self.cursors.values():
             while (cursor.behind or cursor in self._silent) and not cursor.ended and len(self._waiting) < MAX_WAITING:
                 silent = cursor in self._silent
@@ -227,6 +225,21 @@ class Outputs:
             if cursor.ended:
                 self._silent.discard(cursor)
             self._doubt = self._doubt or cursor.behind or cursor in self._silent
+
+    async def _expire(self, cursor: Cursor) -> None:
+        """Have a request ended that has outlived its deadline: no worker was there to do it. Its end is in the log."""
+        try:
+            found = await self._broker.expire(cursor.request_id)
+        except (RedisError, OSError):
+            # The client need not wait for Redis; the request is ended once that answers.
+            self.late.append(cursor.request_id)
+            self._end(cursor, Outcome("deadline", "the deadline passed, and no worker took notice"))
+            return
+        if found == "early":
+            self.overdue_at = self._loop.time() + OVERDUE_S
+        else:
+            cursor.behind = cursor.is_logged = True
+            self._silent.add(cursor)
 
     async def _read_log(self, cursor: Cursor) -> bool:
         """Take one page of what the log has after the cursor; False if Redis did not answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from redis.exceptions import RedisError, WatchError
@@ -29,26 +29,33 @@ MAX_CANCELLATIONS = 100_000
 
 
 class Canceller:
-    """Cancels in the background, for as long as Redis takes to answer.
+    """Ends requests in the background, for as long as Redis takes to answer.
 
-    What has found a listener by then may go on, here (`is_wanted`) or on the gateway that has attached to it.
+    What has found a listener by then may go on: here (`is_wanted`), or at another gateway that lives.
     """
 
     def __init__(self, broker: Broker, gateway_id: str, is_wanted: Callable[[str], bool]) -> None:
         self._broker = broker
         self._gateway_id = gateway_id
         self._is_wanted = is_wanted
-        # By request id: whether it goes on if it has found a listener.
-        self._waiting: dict[str, bool] = {}
+        # By request id: what ends it.
+        self._waiting: dict[str, Callable[[str], Awaitable[object]]] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = asyncio.create_task(self._run())
 
     def cancel(self, request_ids: Sequence[str], *, unless_wanted: bool = True) -> None:
+        self._add(request_ids, self._cancel_unwanted if unless_wanted else self._broker.cancel)
+
+    def expire(self, request_ids: Sequence[str]) -> None:
+        """End requests whose clients have been told that the deadline has passed."""
+        self._add(request_ids, self._expire)
+
+    def _add(self, request_ids: Sequence[str], end: Callable[[str], Awaitable[object]]) -> None:
         for request_id in request_ids:
             if len(self._waiting) < MAX_CANCELLATIONS:
-                self._waiting[request_id] = unless_wanted
+                self._waiting[request_id] = end
         if self._waiting:
             self._idle.clear()
             self._wake.set()
@@ -69,7 +76,7 @@ class Canceller:
             self._wake.clear()
             while self._waiting:
                 batch = list(self._waiting)[:16]
-                results = await asyncio.gather(*map(self._cancel, batch), return_exceptions=True)
+                results = await asyncio.gather(*(self._waiting[id_](id_) for id_ in batch), return_exceptions=True)
                 for request_id, result in zip(batch, results, strict=True):
                     if isinstance(result, (RedisError, OSError)):
                         continue
@@ -80,12 +87,17 @@ class Canceller:
                     await asyncio.sleep(CANCEL_PAUSE_S)
             self._idle.set()
 
-    async def _cancel(self, request_id: str) -> None:
-        if self._waiting[request_id]:
-            responsible = (await self._broker.gateways_of([request_id]))[request_id]
-            if responsible != self._gateway_id or self._is_wanted(request_id):
-                return
-        await self._broker.cancel(request_id)
+    async def _cancel_unwanted(self, request_id: str) -> None:
+        if self._is_wanted(request_id):
+            return
+        others = await self._broker.detach(request_id, self._gateway_id)
+        if not await self._broker.live_gateways(others) and not self._is_wanted(request_id):
+            # Whoever has attached to it by now, at whichever gateway, keeps it alive.
+            await self._broker.cancel(request_id, unless_beside=others)
+
+    async def _expire(self, request_id: str) -> None:
+        if await self._broker.expire(request_id) == "early":
+            await self._cancel_unwanted(request_id)
 
 
 class Submission:

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys, gateway_lease
-from shared.messages import MessageError, StepItem, WorkerCard, decode_items
+from shared.messages import MessageError, StepItem, WorkerCard, decode_items, unpack
 
 # How long the hash and the output log of a finished request stay: a client may come back for what it missed.
 RETENTION_S = 600
@@ -30,6 +30,10 @@ BEAT_S = 1.0
 
 # How long an idempotency key is remembered, at most: no longer than its request is.
 IDEMPOTENCY_S = 86_400
+# A notice in a worker's mailbox; every other one is the token of an attempt that is over.
+CANCEL = "cancel"
+# Bound of the field with the gateways at which somebody listens to a request.
+MAX_LISTENERS_BYTES = 65_536
 # A request is given up with this death of a worker that ran it, counted anew when it made progress.
 MAX_DEATHS = 3
 
@@ -117,6 +121,8 @@ class StepReply:
     cancelled: tuple[str, ...]
     expired: tuple[str, ...]
     behind: dict[str, int]
+    # Request id and notice: what of the above is in the worker's mailbox until the next commit says it was obeyed.
+    notices: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,8 @@ class Broker:
         self._renew = script("renew")
         self._release = script("release")
         self._attach = script("attach")
+        self._detach = script("detach")
+        self._expire = script("expire")
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -194,10 +202,22 @@ class Broker:
         reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
         return Attachment(reply[0] == b"done", reply[1]) if reply else None
 
-    async def cancel(self, request_id: str) -> str:
-        """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'."""
+    async def detach(self, request_id: str, gateway: str) -> list[str]:
+        """At `gateway` nobody listens to a request any more; returns where somebody does, or did when it died."""
+        return list(map(_text, await self._detach(keys=[self.keys.request(request_id)], args=[gateway])))
+
+    async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> str:
+        """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'.
+
+        unless_beside: not ('wanted') if somebody listens at a gateway that is none of these.
+        """
+        args: list[Any] = [self.keys.prefix, request_id, RETENTION_S, "" if unless_beside is None else "1"]
+        return _text(await self._cancel(keys=[self.keys.request(request_id)], args=[*args, *(unless_beside or ())]))
+
+    async def expire(self, request_id: str) -> str:
+        """End a request whose deadline has passed, waiting or running: 'expired', 'early', 'done' or 'unknown'."""
         keys = [self.keys.request(request_id)]
-        return _text(await self._cancel(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
+        return _text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
 
     async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
         """The items of the output log that end after token `after`, the terminal one included: at most `count` entries.
@@ -344,15 +364,19 @@ class Broker:
                     break
         return found
 
-    async def gateways_of(self, request_ids: Sequence[str]) -> dict[str, str]:
-        """The gateway that waits for each of these requests; '' for one that runs in the background or is unknown."""
+    async def listeners_of(self, request_ids: Sequence[str]) -> dict[str, list[str]]:
+        """The gateways at which somebody listens to each of these requests, or did when they died.
+
+        Requests in the background, which need no listener, and unknown ones are left out.
+        """
         pipe = self.client.pipeline(transaction=False)
         for request_id in request_ids:
-            pipe.hmget(self.keys.request(request_id), "gateway", "background")
+            pipe.hmget(self.keys.request(request_id), "gateways", "background")
         replies = await pipe.execute() if request_ids else []
         return {
-            request_id: "" if background or gateway is None else _text(gateway)
-            for request_id, (gateway, background) in zip(request_ids, replies, strict=True)
+            request_id: _listeners(gateways)
+            for request_id, (gateways, background) in zip(request_ids, replies, strict=True)
+            if gateways is not None and not background
         }
 
     async def live_gateways(self, gateway_ids: Sequence[str]) -> set[str]:
@@ -363,19 +387,27 @@ class Broker:
         replies = await pipe.execute() if gateway_ids else []
         return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
 
-    async def commit_step(self, worker_id: str, commits: Sequence[StepCommit]) -> StepReply:
-        """Log and publish one step's tokens under the fence. Repeat the identical call if it fails."""
-        args: list[Any] = [self.keys.prefix, worker_id, RETENTION_S]
+    async def commit_step(
+        self, worker_id: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]] = ()
+    ) -> StepReply:
+        """Log and publish one step's tokens under the fence. Repeat the identical call if it fails.
+
+        obeyed: the `notices` of the reply before this one.
+        """
+        args: list[Any] = [self.keys.prefix, RETENTION_S, len(obeyed), *(part for notice in obeyed for part in notice)]
         for commit in commits:
             item = commit.item
             outcome = item.outcome.name if item.outcome else ""
             args += (item.request_id, commit.attempt, item.start, item.end, outcome, item.encode())
-        lost, cancelled, expired, behind = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
+        reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
+        lost, cancelled, expired, behind, notices = (list(map(_text, part)) for part in reply)
+        noticed = _pairs(notices)
         return StepReply(
-            tuple((_text(lost[i]), _text(lost[i + 1])) for i in range(0, len(lost), 2)),
-            tuple(map(_text, cancelled)),
-            tuple(map(_text, expired)),
-            {_text(behind[i]): int(behind[i + 1]) for i in range(0, len(behind), 2)},
+            (*_pairs(lost), *(notice for notice in noticed if notice[1] != CANCEL)),
+            (*cancelled, *(request_id for request_id, notice in noticed if notice == CANCEL)),
+            tuple(expired),
+            {request_id: int(index) for request_id, index in _pairs(behind)},
+            noticed,
         )
 
     async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0) -> None:
@@ -448,6 +480,18 @@ class QueueReader:
             for stream, entries in reply or []
             for entry_id, fields in entries
         ]
+
+
+def _listeners(data: bytes) -> list[str]:
+    try:
+        names = unpack(data, MAX_LISTENERS_BYTES)
+    except MessageError:
+        return []  # as if nobody listened: whoever does attaches again
+    return [name for name in names if type(name) is str] if type(names) is list else []
+
+
+def _pairs(values: list[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(values[::2], values[1::2], strict=True))
 
 
 def _text(value: Any) -> str:

@@ -48,6 +48,8 @@ class Committer:
         self._ended = asyncio.Event()
         self._ended.set()
         self._stopping = False
+        # What the last reply had from the mailbox: the next commit says that it was obeyed.
+        self._obeyed: tuple[tuple[str, str], ...] = ()
         # Since the start: attempts that were over before their requests had ended, logs that were behind, failed calls.
         self.fenced = 0
         self.resent = 0
@@ -128,7 +130,9 @@ class Committer:
         delay = RETRY_S
         while True:
             try:
-                return await self._broker.commit_step(self._worker_id, commits)
+                reply = await self._broker.commit_step(self._worker_id, commits, self._obeyed)
+                self._obeyed = reply.notices
+                return reply
             except (RedisError, OSError) as error:
                 if self._stopping:
                     raise

@@ -1,4 +1,4 @@
-"""Requests whose gateway has died: cancelled if nobody comes back for them."""
+"""Requests that nobody listens to, because their gateways have died: cancelled if nobody comes back for them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class Orphans:
         self._broker = broker
         self._committer = committer
         self._grace_s = grace_s
-        # Since when each gateway is known to be gone.
-        self._gone: dict[str, float] = {}
+        # Since when each request is known to have no gateway that lives.
+        self._alone: dict[str, float] = {}
+        # Requests that were cancelled, since the start.
+        self.cancelled = 0
 
     async def run(self, ended: asyncio.Event) -> None:
         """Look until `ended` is set."""
@@ -37,16 +39,18 @@ class Orphans:
             except (RedisError, OSError) as error:
                 log.debug("the gateways cannot be looked up now: %s", error)
                 # A gateway cannot renew its lease either while Redis is away.
-                self._gone.clear()
+                self._alone.clear()
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
         running = [request_id for request_id, _ in self._committer.attempts]
-        owners = {request: gateway for request, gateway in (await self._broker.gateways_of(running)).items() if gateway}
-        gateways = sorted(set(owners.values()))
-        live = await self._broker.live_gateways(gateways)
-        self._gone = {gateway: self._gone.get(gateway, now) for gateway in gateways if gateway not in live}
-        for request_id, gateway in owners.items():
-            if gateway in self._gone and now - self._gone[gateway] >= self._grace_s:
+        listeners = await self._broker.listeners_of(running)
+        live = await self._broker.live_gateways(sorted({name for gateways in listeners.values() for name in gateways}))
+        alone = {request_id for request_id, gateways in listeners.items() if live.isdisjoint(gateways)}
+        self._alone = {request_id: self._alone.get(request_id, now) for request_id in alone}
+        for request_id, since in self._alone.items():
+            if now - since < self._grace_s:
+                continue
+            if await self._broker.cancel(request_id, unless_beside=listeners[request_id]) == "flagged":
+                self.cancelled += 1
                 log.warning("request %s is cancelled: its gateway is gone, and nobody came back for it", request_id)
-                await self._broker.cancel(request_id)

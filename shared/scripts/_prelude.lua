@@ -21,6 +21,21 @@ local function take_off_queue(prefix, queue, entry)
     redis.call('XDEL', stream, entry)
 end
 
+-- The gateways at which somebody listens to a request, as its hash has them.
+local function listeners(gateways, gateway)
+    return gateways and cmsgpack.unpack(gateways) or {gateway}
+end
+
+local function without(names, name)
+    local rest = {}
+    for _, one in ipairs(names) do
+        if one ~= name then
+            rest[#rest + 1] = one
+        end
+    end
+    return rest
+end
+
 -- Leave a worker a notice about a request. Nobody empties the mailbox of a worker that is gone: it expires.
 local function notify(prefix, worker, id, notice, retention_s)
     local mailbox = prefix .. 'worker:' .. worker .. ':mailbox'

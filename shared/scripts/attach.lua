@@ -1,13 +1,20 @@
--- Have the output of a request published to another gateway from now on.
+-- Have the output of a request published to another gateway from now on, at which somebody listens to it.
 --   KEYS  request hash
 --   ARGV  gateway
 --   ->    {} | {state, about}
 -- What was published before is in the log. Repeatable.
-local req = redis.call('HMGET', KEYS[1], 'state', 'about')
+local MAX_LISTENERS = 64 -- the oldest falls away: far more gateways than a request has listeners
+
+local req = redis.call('HMGET', KEYS[1], 'state', 'about', 'gateways', 'gateway')
 if not req[1] then
     return {}
 end
 if req[1] ~= 'done' then
-    redis.call('HSET', KEYS[1], 'gateway', ARGV[1])
+    local gateways = without(listeners(req[3], req[4]), ARGV[1])
+    gateways[#gateways + 1] = ARGV[1]
+    if #gateways > MAX_LISTENERS then
+        table.remove(gateways, 1)
+    end
+    redis.call('HSET', KEYS[1], 'gateway', ARGV[1], 'gateways', cmsgpack.pack(gateways))
 end
 return {req[1], req[2] or ''}

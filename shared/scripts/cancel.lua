@@ -1,22 +1,32 @@
 -- Stop a request: at once while it waits; while it runs its worker is told with its next commit.
 --   KEYS  request hash
---   ARGV  prefix, id, retention (s)
---   ->    'cancelled' (it waited and is now done) | 'flagged' (it runs) | 'done' | 'unknown'
+--   ARGV  prefix, id, retention (s), whether others may want it ('1' or ''), gateways that do not count among these
+--   ->    'cancelled' (it waited and is now done) | 'flagged' (it runs) | 'wanted' (somebody listens at another gateway)
+--         | 'done' | 'unknown'
 -- Repeatable.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
-local req = redis.call('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost')
+local req = redis.call('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway')
 local state = req[1]
 if not state then
     return 'unknown'
+end
+if state == 'done' then
+    return 'done'
+end
+if ARGV[4] == '1' then
+    local others = listeners(req[5], req[6])
+    for i = 5, #ARGV do
+        others = without(others, ARGV[i])
+    end
+    if #others > 0 then
+        return 'wanted'
+    end
 end
 if state == 'queued' then
     add_load(prefix, req[3], -1, -tonumber(req[4]))
     finish_unowned(prefix, id, 'cancelled', '', retention)
     return 'cancelled'
 end
-if state == 'running' then
-    redis.call('HSET', KEYS[1], 'cancel', 1)
-    notify(prefix, req[2], id, 'cancel', retention)
-    return 'flagged'
-end
-return state
+redis.call('HSET', KEYS[1], 'cancel', 1)
+notify(prefix, req[2], id, 'cancel', retention)
+return 'flagged'

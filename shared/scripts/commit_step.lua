@@ -1,33 +1,31 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
---   ARGV  prefix, worker, retention (s), then for each request six values:
+--   ARGV  prefix, retention (s), number of notices that were obeyed, request id and notice for each of them, then for
+--         each request six values:
 --         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py)
---   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}}
+--   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns it, or it ended without this one: drop the sequences.
 --         Cancelled and expired: finish it with that outcome.
 --         id, index: the log is behind (Redis lost its tail); send again from that index on.
+--         id, notice: what was in the mailbox ('cancel', or the attempt token that is over). It stays there until the
+--         next commit says that it was obeyed: a reply may be lost.
 -- The fence: nothing is appended unless the attempt token is the current one and the item starts where the log ends.
 -- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
 -- A reader never sees a token that is not in the log: log and publish are one atomic step.
-local prefix, worker, retention = ARGV[1], ARGV[2], ARGV[3]
+local prefix, retention = ARGV[1], ARGV[2]
 local now = now_ms()
 local lost, cancelled, expired, behind = {}, {}, {}, {}
 local frames = {}
 
-local notices = redis.call('HGETALL', KEYS[1])
-if #notices > 0 then
-    redis.call('DEL', KEYS[1])
-    for i = 1, #notices, 2 do
-        if notices[i + 1] == 'cancel' then
-            cancelled[#cancelled + 1] = notices[i]
-        else
-            lost[#lost + 1] = notices[i]
-            lost[#lost + 1] = notices[i + 1]
-        end
+local items_at = 4 + 2 * tonumber(ARGV[3])
+for i = 4, items_at - 1, 2 do
+    if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
+        redis.call('HDEL', KEYS[1], ARGV[i])
     end
 end
+local notices = redis.call('HGETALL', KEYS[1])
 
-for i = 4, #ARGV, 6 do
+for i = items_at, #ARGV, 6 do
     local id, attempt, first, last, outcome, item = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3],
         ARGV[i + 4], ARGV[i + 5]
     local req = prefix .. 'req:' .. id
@@ -76,4 +74,4 @@ end
 for gateway, items in pairs(frames) do
     redis.call('PUBLISH', prefix .. 'gateway:' .. gateway, table.concat(items))
 end
-return {lost, cancelled, expired, behind}
+return {lost, cancelled, expired, behind, notices}

@@ -33,7 +33,7 @@ local now = now_ms()
 local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
     'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
-    'about', ARGV[10], 'background', ARGV[11])
+    'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack({gateway}))
 if fingerprint ~= '' then
     redis.call('HSET', KEYS[3], 'id', id, 'fingerprint', fingerprint)
     redis.call('EXPIRE', KEYS[3], ARGV[13])

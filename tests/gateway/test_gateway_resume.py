@@ -298,6 +298,54 @@ async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gate
         await asyncio.wait_for(worker.cancelled.get(), 10)
 
 
+async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(start_gateway: Start) -> None:
+    here, there = await start_gateway(), await start_gateway()
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            async with there.stream(target) as stream:
+                await stream.next()
+
+            async def left() -> bool:
+                return there.gateway.fanout.calls == 0
+
+            await until(left)
+            await there.gateway.submission.canceller._idle.wait()
+            repairs = here.gateway.fanout.repairs
+            await first.take(200)
+            assert worker.cancelled.empty()
+            assert here.gateway.fanout.repairs <= repairs + 1  # what is published comes here again
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_who_joins_by_key_and_leaves_takes_nothing_from_the_first(start_gateway: Start) -> None:
+    here, there = await start_gateway(), await start_gateway()
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as first:
+            await first.next()
+            async with there.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as second:
+                await second.next()
+
+            async def left() -> bool:
+                return there.gateway.fanout.calls == 0
+
+            await until(left)
+            await there.gateway.submission.canceller._idle.wait()
+            await first.take(200)
+            assert worker.cancelled.empty()
+            assert len(worker.claimed) == 1
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: RunningGateway) -> None:
+    broker = gateway.gateway.broker
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            request_id = (await first.next()).data["id"].removeprefix("cmpl-")
+            await broker.attach(request_id, "dead")  # without a lease
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
 async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(gateway: RunningGateway) -> None:
     """The first client leaves while another is being refused."""
     async with gateway.worker(endless(65)) as worker:

@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway import streams
 from gateway.rates import ServiceRate
 from gateway.terms import fingerprint
-from shared.broker import Broker
+from shared.broker import Broker, QueueReader, new_id
 from shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
@@ -236,11 +237,64 @@ async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monk
     monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
     reply = await gateway.complete(timeout=0.1)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+    assert await gateway.queued() == 0
+    assert await gateway.gateway.broker.read_totals() == {"accepted": 1, "deadline": 1}
+    await gateway.gateway.submission.canceller._idle.wait()
+    assert await count(gateway, "cancelled") == 0
 
-    async def empty() -> bool:
-        return await gateway.queued() == 0
 
-    await until(empty)
+async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has its answer in time, and the request its outcome once Redis answers again."""
+    monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
+    broker = gateway.gateway.broker
+    real, calls = broker.expire, 0
+
+    async def away(request_id: str) -> str:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            raise RedisConnectionError("away")
+        return await real(request_id)
+
+    monkeypatch.setattr(broker, "expire", away)
+    reply = await gateway.complete(timeout=0.1)
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+    await reaches(gateway, "deadline", 1)
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+
+
+async def test_a_deadline_holds_when_the_worker_has_died(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
+    broker = gateway.gateway.broker
+    call = asyncio.create_task(gateway.complete(timeout=0.3))
+    await reaches(gateway, "accepted", 1)
+    await broker.create_groups()
+    [delivery] = await QueueReader(broker.client, MODEL, "dead").read(1, 0)
+    assert await broker.claim(delivery, "dead", new_id()) is not None
+    assert (await call).error["code"] == "deadline_exceeded"
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+    async with gateway.worker(emit(tokens("A"))) as worker:
+        assert (await gateway.complete()).status == 200
+        assert len(worker.claimed) == 1
+
+
+async def test_a_deadline_in_the_background_without_a_worker_counts_when_one_comes(gateway: RunningGateway) -> None:
+    async with gateway.stream(COMPLETIONS, {**STREAM, "timeout": 0.05, "background": True}):
+        await reaches(gateway, "accepted", 1)
+
+    async def nobody() -> bool:
+        return gateway.gateway.fanout.calls == 0
+
+    await until(nobody)
+    await asyncio.sleep(0.06)
+    assert await gateway.queued() == 1
+    async with gateway.worker(endless(65)) as worker:
+        await reaches(gateway, "deadline", 1)
+        assert worker.claimed == []
+    assert await gateway.gateway.broker.read_totals() == {"accepted": 1, "deadline": 1}
+    assert await gateway.queued() == 0
 
 
 async def _deadline_s(gateway: RunningGateway) -> float:

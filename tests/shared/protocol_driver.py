@@ -120,7 +120,8 @@ for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
     queues[i] = {redis.call('XRANGE', key, '-', '+'), redis.call('XPENDING', key, 'workers', '-', '+', 1000)}
 end
 return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load'),
-    redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'), redis.call('XLEN', prefix .. 'dead'), queues})
+    redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'),
+    redis.call('XLEN', prefix .. 'dead'), queues})
 """
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 

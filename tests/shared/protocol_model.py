@@ -35,6 +35,7 @@ class Request:
     emitted: int = 0
     log: list[tuple[str, bytes]] = field(default_factory=list)
     is_cancelled: bool = False
+    listeners: list[str] = field(default_factory=list)
     outcome: str = ""
     deaths: int = 0
     died_at: int = -1
@@ -85,6 +86,7 @@ class ProtocolModel:
         if requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens):
             return ("full", requests, tokens)
         self.requests[request_id] = request
+        request.listeners = [request.gateway]
         self._enqueue(request, request.priority_class)
         if key:
             self.keys[key] = (request_id, fingerprint)
@@ -105,20 +107,47 @@ class ProtocolModel:
             return None
         if request.state != "done":
             request.gateway = gateway
+            request.listeners = [name for name in request.listeners if name != gateway] + [gateway]
         return Attachment(request.state == "done", request.about)
 
-    def cancel(self, request_id: str) -> str:
+    def detach(self, request_id: str, gateway: str) -> list[str]:
+        request = self.requests.get(request_id)
+        if request is None or request.state == "done":
+            return []
+        request.listeners = [name for name in request.listeners if name != gateway]
+        request.gateway = request.listeners[-1] if request.listeners else request.gateway
+        return request.listeners
+
+    def cancel(self, request_id: str, unless_beside: Sequence[str] | None) -> str:
         request = self.requests.get(request_id)
         if request is None:
             return "unknown"
+        if request.state == "done":
+            return "done"
+        if unless_beside is not None and set(request.listeners) - set(unless_beside):
+            return "wanted"
         if request.state == "queued":
             self._finish_unowned(request, "cancelled", "")
             return "cancelled"
-        if request.state == "running":
-            request.is_cancelled = True
-            self.mailboxes[request.owner][request_id] = "cancel"
-            return "flagged"
-        return "done"
+        request.is_cancelled = True
+        self.mailboxes[request.owner][request_id] = "cancel"
+        return "flagged"
+
+    def expire(self, request_id: str) -> str:
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state == "done":
+            return "done"
+        if request.deadline != PASSED:
+            return "early"
+        if request.state == "queued":
+            detail = "the deadline passed while the request was waiting"
+        else:
+            detail = "the deadline passed, and no worker took notice"
+            self.mailboxes[request.owner][request_id] = request.attempt
+        self._finish_unowned(request, "deadline", detail)
+        return "expired"
 
     # --- worker -------------------------------------------------------------------------------------------------------
 
@@ -174,10 +203,14 @@ class ProtocolModel:
             request.deliveries,
         )
 
-    def commit_step(self, worker: str, commits: Sequence[StepCommit]) -> StepReply:
+    def commit_step(self, worker: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]]) -> StepReply:
         lost, cancelled, expired, behind = [], [], [], {}
         frames: defaultdict[str, list[bytes]] = defaultdict(list)
-        for request_id, notice in self.mailboxes.pop(worker, {}).items():
+        mailbox = self.mailboxes[worker]
+        for request_id, notice in obeyed:
+            if mailbox.get(request_id) == notice:
+                del mailbox[request_id]
+        for request_id, notice in mailbox.items():
             if notice == "cancel":
                 cancelled.append(request_id)
             else:
@@ -207,7 +240,7 @@ class ProtocolModel:
                 elif request.deadline == PASSED:
                     expired.append(item.request_id)
         self.published += frames.items()
-        return StepReply(tuple(lost), tuple(cancelled), tuple(expired), behind)
+        return StepReply(tuple(lost), tuple(cancelled), tuple(expired), behind, tuple(mailbox.items()))
 
     def renew(self, worker: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         lost = []

@@ -82,6 +82,7 @@ class Worker:
     handed: list[Handed] = field(default_factory=list)
     held: list[Attempt] = field(default_factory=list)
     ghosts: list[Attempt] = field(default_factory=list)  # of earlier lives, whose calls may still arrive
+    obeyed: tuple[tuple[str, str], ...] = ()  # notices of the last reply
 
     @property
     def incarnation(self) -> str:
@@ -193,10 +194,18 @@ class ProtocolMachine(RuleBasedStateMachine):
         )
 
     @precondition(has_requests)
-    @rule(which=picks, lost=losses)
-    def cancel(self, which: int, lost: bool) -> None:
+    @rule(which=picks, beside=st.sampled_from((None, None, (), ("g0",), GATEWAYS)), lost=losses)
+    def cancel(self, which: int, beside: tuple[str, ...] | None, lost: bool) -> None:
         request_id = self.pick(which).request_id
-        self.call(lambda: self.lane.broker.cancel(request_id), lambda: self.model.cancel(request_id), lost)
+        self.call(
+            lambda: self.lane.broker.cancel(request_id, beside), lambda: self.model.cancel(request_id, beside), lost
+        )
+
+    @precondition(has_requests)
+    @rule(which=picks, lost=losses)
+    def expire(self, which: int, lost: bool) -> None:
+        request_id = self.pick(which).request_id
+        self.call(lambda: self.lane.broker.expire(request_id), lambda: self.model.expire(request_id), lost)
 
     @precondition(has_requests)
     @rule(which=picks, gateway=gateways, lost=losses)
@@ -208,8 +217,23 @@ class ProtocolMachine(RuleBasedStateMachine):
             lambda: self.model.attach(request_id, gateway),
             lost,
         )
-        waits = "" if request.is_background else request.gateway
-        assert finished(self.lane.broker.gateways_of([request_id, "nobody"])) == {request_id: waits, "nobody": ""}
+        self.check_listeners(request)
+
+    @precondition(has_requests)
+    @rule(which=picks, gateway=gateways, lost=losses)
+    def detach(self, which: int, gateway: str, lost: bool) -> None:
+        request = self.pick(which)
+        request_id = request.request_id
+        self.call(
+            lambda: self.lane.broker.detach(request_id, gateway),
+            lambda: self.model.detach(request_id, gateway),
+            lost,
+        )
+        self.check_listeners(request)
+
+    def check_listeners(self, request: Request) -> None:
+        listeners = {} if request.is_background else {request.request_id: request.listeners}
+        assert finished(self.lane.broker.listeners_of([request.request_id, "nobody"])) == listeners
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -235,7 +259,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def restart(self, name: str) -> None:
         worker = self.workers[name]
         worker.ghosts = (worker.ghosts + worker.held)[-4:]
-        worker.handed, worker.held = [], []
+        worker.handed, worker.held, worker.obeyed = [], [], ()
         worker.lives += 1
         self.take(name, self.call(self.pending_of(name), lambda: self.model.read_pending(name)))
 
@@ -317,10 +341,11 @@ class ProtocolMachine(RuleBasedStateMachine):
             if shift == 0:
                 ends.append((attempt, item))
         reply = self.call(
-            lambda: self.lane.broker.commit_step(worker.name, commits),
-            lambda: self.model.commit_step(worker.name, commits),
+            lambda: self.lane.broker.commit_step(worker.name, commits, worker.obeyed),
+            lambda: self.model.commit_step(worker.name, commits, worker.obeyed),
             lost,
         )
+        worker.obeyed = reply.notices
         for attempt, item in ends:
             attempt.position = item.end
         over = {(attempt.request_id, attempt.token) for attempt, item in ends if item.outcome} | set(reply.lost)
@@ -527,7 +552,11 @@ class ProtocolMachine(RuleBasedStateMachine):
 
 def _unordered(reply: StepReply) -> StepReply:
     return StepReply(
-        tuple(sorted(reply.lost)), tuple(sorted(reply.cancelled)), tuple(sorted(reply.expired)), reply.behind
+        tuple(sorted(reply.lost)),
+        tuple(sorted(reply.cancelled)),
+        tuple(sorted(reply.expired)),
+        reply.behind,
+        tuple(sorted(reply.notices)),
     )
 
 
@@ -577,6 +606,13 @@ BUGS: dict[str, Patch] = {
         ("if first > emitted or (first < emitted and tonumber(last) > emitted) then", "if false then"),
         ("elseif first == emitted and (", "elseif ("),
     ),
+    "a notice is gone once it was read": (
+        (
+            "local notices = redis.call('HGETALL', KEYS[1])\n",
+            "local notices = redis.call('HGETALL', KEYS[1])\nredis.call('DEL', KEYS[1])\n",
+        ),
+    ),
+    "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # How many walks of how many steps are enough to find each of them, with a margin.
 BUG_WALKS, BUG_STEPS = 40, 100

@@ -228,6 +228,71 @@ async def test_a_request_past_its_deadline_is_not_begun(broker: Broker, client: 
     assert item.outcome.name == "deadline"
 
 
+async def test_a_waiting_request_past_its_deadline_is_ended_without_any_worker(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r", deadline_ms=3_600_000)
+    assert await broker.expire("r") == "early"
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await broker.expire("r") == "expired"
+    for _ in range(2):
+        assert await broker.expire("r") == "done"
+    [item] = await broker.read_output("r")
+    assert item.outcome == Outcome("deadline", "the deadline passed while the request was waiting")
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+    assert (await broker.queued(), await client.xlen(KEYS.queue())) == ((0, 0), 0)
+    assert await broker.expire("unknown") == "unknown"
+    assert await client.exists(KEYS.request("unknown")) == 0
+
+
+async def test_a_running_request_past_its_deadline_is_ended_and_its_worker_told(broker: Broker, client: Redis) -> None:
+    """The worker was cut off, or its step takes too long; its prompt may yet have no token, so that it commits none."""
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    assert await broker.expire("r") == "early"  # it has none
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await broker.expire("r") == "expired"
+    assert [item.end for item in await broker.read_output("r")] == [1, 1]
+    assert await outcome_of(broker) == "deadline"
+    assert (await broker.commit_step("w", [])).lost == (("r", claim.attempt),)
+    assert ("r", claim.attempt) in (await broker.commit_step("w", [step(claim, 1, (2,), "stop")])).lost
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+    assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 0
+
+
+async def test_a_request_is_told_to_have_expired_once(broker: Broker, client: Redis, redis_url: str) -> None:
+    subscriber = pubsub_client(redis_url)
+    pubsub = subscriber.pubsub()
+    await pubsub.subscribe(KEYS.channel("g"))
+    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    await submit(broker, "r")
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    for _ in range(3):
+        await broker.expire("r")
+    await client.publish(KEYS.channel("g"), b"the end")
+    frames = [await pubsub.get_message(timeout=5) for _ in range(2)]
+    assert [frame and frame["data"] == b"the end" for frame in frames] == [False, True]
+    await pubsub.aclose()
+    await subscriber.aclose()
+
+
+async def test_a_notice_stays_until_it_was_obeyed(broker: Broker) -> None:
+    """The reply that had it was lost: the same call again has it again. Nothing else would tell: there is no item."""
+    await start(broker)
+    await broker.cancel("r")
+    for _ in range(3):
+        reply = await broker.commit_step("w", [])
+        assert (reply.cancelled, reply.notices) == (("r",), (("r", "cancel"),))
+    for _ in range(2):
+        assert await broker.commit_step("w", [], reply.notices) == NOTHING
+
+
+async def test_a_notice_that_an_attempt_is_over_stays_until_it_was_obeyed(broker: Broker) -> None:
+    claim = await start(broker)
+    await take_over(broker)
+    for obeyed in ([], [("r", "another")], [("other", claim.attempt)]):
+        assert (await broker.commit_step("w", [], obeyed)).lost == (("r", claim.attempt),)
+    assert await broker.commit_step("w", [], [("r", claim.attempt)]) == NOTHING
+
+
 async def test_a_worker_is_told_when_another_ended_its_request(broker: Broker, client: Redis) -> None:
     """It was cut off when the request was cancelled, or its deadline passed, and another worker's claim ended it."""
     claim = await start(broker)
@@ -351,7 +416,7 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     assert claim is not None
     await broker.commit_step("w", [step(claim, 0, (1,))])
     assert await broker.attach("r", "other") == Attachment(False, b"about")
-    assert await broker.gateways_of(["r"]) == {"r": "other"}
+    assert await broker.listeners_of(["r"]) == {"r": ["g", "other"]}
     await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
     message = await pubsub.get_message(timeout=5)
     assert message is not None
@@ -361,6 +426,48 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     assert await broker.client.exists(KEYS.request("unknown")) == 0
     await pubsub.aclose()
     await client.aclose()
+
+
+async def test_a_request_is_published_to_who_is_left(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r")
+    await broker.attach("r", "b")
+    await broker.attach("r", "g")
+    for _ in range(2):
+        assert await broker.detach("r", "g") == ["b"]
+        assert await client.hget(KEYS.request("r"), "gateway") == b"b"
+    assert await broker.detach("r", "b") == []
+    assert await broker.listeners_of(["r"]) == {"r": []}
+    await broker.attach("r", "g")
+    assert await broker.listeners_of(["r"]) == {"r": ["g"]}
+    await broker.cancel("r")
+    assert await broker.attach("r", "b") == Attachment(True, b"")
+    assert (await broker.detach("r", "g"), await broker.detach("unknown", "g")) == ([], [])
+    assert await client.exists(KEYS.request("unknown")) == 0
+
+
+async def test_a_request_is_not_cancelled_while_somebody_else_listens(broker: Broker) -> None:
+    await submit(broker, "r")
+    await broker.attach("r", "dead")
+    await broker.attach("r", "new")
+    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "wanted"
+    assert await broker.cancel("r", unless_beside=[]) == "wanted"
+    await broker.detach("r", "new")
+    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "cancelled"
+    assert await broker.cancel("r", unless_beside=[]) == "done"
+    await submit(broker, "alone")
+    await broker.detach("alone", "g")
+    assert await broker.cancel("alone", unless_beside=[]) == "cancelled"
+
+
+async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r")
+    for index in range(100):
+        await broker.attach("r", f"g{index}")
+    listeners = (await broker.listeners_of(["r"]))["r"]
+    assert listeners == [f"g{index}" for index in range(36, 100)]
+    for corrupt in (b"\xc1", b"\x01"):
+        await client.hset(KEYS.request("r"), "gateways", corrupt)
+        assert await broker.listeners_of(["r"]) == {"r": []}
 
 
 async def keyed(broker: Broker, request_id: str, fingerprint: str = "f", key: str = "key") -> str:
@@ -473,9 +580,9 @@ async def test_a_request_in_the_background_has_no_gateway_to_live_for(broker: Br
     await broker.submit("back", b"body", gateway="g", cost=10, bounds=BOUNDS, is_background=True)
     await submit(broker, "front")
     await broker.refresh_gateway("g")
-    assert await broker.gateways_of(["back", "front", "unknown"]) == {"back": "", "front": "g", "unknown": ""}
+    assert await broker.listeners_of(["back", "front", "unknown"]) == {"front": ["g"]}
     assert await broker.live_gateways(["g", "gone"]) == {"g"}
-    assert (await broker.gateways_of([]), await broker.live_gateways([])) == ({}, set())
+    assert (await broker.listeners_of([]), await broker.live_gateways([])) == ({}, set())
 
 
 async def test_a_log_that_contradicts_the_state_ends_its_request_alone(broker: Broker, client: Redis) -> None:

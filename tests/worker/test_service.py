@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from shared.keys import GROUP, LaneKeys
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
 from shared.redis_clients import command_client, pubsub_client
@@ -148,6 +149,37 @@ async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -
         assert outcome == "cancelled"
         assert len(tokens) <= steps + 3
         assert engine.scheduler.blocks.num_free == LIMITS.num_blocks
+        await assert_drained(gateway, 1)
+
+
+async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its prompt is computed a request has no items: the mailbox alone tells."""
+    model = MockModel()
+    forward, real = model.forward, Broker.commit_step
+    lost = []
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.2)
+        return forward(*arguments)
+
+    async def unlucky(self: Broker, *arguments: Any) -> StepReply:
+        reply = await real(self, *arguments)
+        if reply.cancelled and not lost:
+            lost.append(reply)
+            raise RedisConnectionError("the reply was lost")
+        return reply
+
+    model.forward = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(Broker, "commit_step", unlucky)
+    async with Gateway(redis_url) as gateway, serving(redis_url, model):
+        request_id = await gateway.submit((1, 2) * 60, max_tokens=8, ignore_eos=True)
+        while await gateway.client.hget(KEYS.request(request_id), "state") != b"running":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await gateway.broker.cancel(request_id) == "flagged"
+        assert await gateway.result(request_id) == ([], "cancelled")
+        assert lost
         await assert_drained(gateway, 1)
 
 

@@ -1,0 +1,12 @@
+-- At this gateway nobody listens to a request any more.
+--   KEYS  request hash
+--   ARGV  gateway
+--   ->    {gateway, ...} at which somebody does, or did when they died; none if the request is done or unknown
+-- The output is published to the last of them from now on. Repeatable.
+local req = redis.call('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
+if not req[1] or req[1] == 'done' then
+    return {}
+end
+local gateways = without(listeners(req[2], req[3]), ARGV[1])
+redis.call('HSET', KEYS[1], 'gateways', cmsgpack.pack(gateways), 'gateway', gateways[#gateways] or req[3])
+return gateways

@@ -1,0 +1,26 @@
+-- End a request whose deadline has passed, whether it waits or runs: no worker did it in time.
+--   KEYS  request hash
+--   ARGV  prefix, id, retention (s)
+--   ->    'expired' (it is now done) | 'early' (its deadline has not passed, or it has none) | 'done' | 'unknown'
+-- Repeatable. The owner of one that runs finds its attempt token in its mailbox: that attempt is over.
+local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
+local req = redis.call('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt')
+local state, deadline = req[1], tonumber(req[2] or 0)
+if not state then
+    return 'unknown'
+end
+if state == 'done' then
+    return 'done'
+end
+if deadline == 0 or now_ms() <= deadline then
+    return 'early'
+end
+local detail = 'the deadline passed while the request was waiting'
+if state == 'queued' then
+    add_load(prefix, req[3], -1, -tonumber(req[4]))
+else
+    notify(prefix, req[5], id, req[6], retention)
+    detail = 'the deadline passed, and no worker took notice'
+end
+finish_unowned(prefix, id, 'deadline', detail, retention)
+return 'expired'
