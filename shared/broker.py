@@ -6,6 +6,7 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys, gateway_lease
 from shared.messages import MessageError, StepItem, WorkerCard, decode_items, unpack
+
+log = logging.getLogger(__name__)
 
 # How long the hash and the output log of a finished request stay: a client may come back for what it missed.
 RETENTION_S = 600
@@ -101,6 +104,16 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class NameHolder:
+    """The process that has a worker's name: which one, where it runs, how often it beats, its last beat (Redis ms)."""
+
+    incarnation: str
+    home: str
+    beat_s: float
+    beat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeadRequest:
     """An entry of the dead stream."""
 
@@ -144,6 +157,7 @@ class Broker:
     def __init__(self, client: Redis, lane: str) -> None:
         self.client = client
         self.keys = LaneKeys(lane)
+        self.corrupt_cards = 0
         folder = files("shared") / "scripts"
         prelude = (folder / "_prelude.lua").read_text()
 
@@ -159,6 +173,8 @@ class Broker:
         self._attach = script("attach")
         self._detach = script("detach")
         self._expire = script("expire")
+        self._beat = script("beat")
+        self._retire = script("retire")
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -280,12 +296,15 @@ class Broker:
         for name in names:
             pipe.hget(self.keys.worker(_text(name)), "card")
         cards = []
-        for data in await pipe.execute():
+        for name, data in zip(names, await pipe.execute(), strict=True):
             if data is not None:
                 try:
                     cards.append(WorkerCard.decode(data))
-                except MessageError:
-                    continue  # a worker of another version is not one that this gateway can use
+                except MessageError as error:
+                    # A worker of another version is not one that this gateway can use.
+                    self.corrupt_cards += 1
+                    if self.corrupt_cards == 1:
+                        log.error("the card of worker %s cannot be read (this is said once): %s", _text(name), error)
         return cards
 
     async def queued(self) -> tuple[int, int]:
@@ -410,24 +429,37 @@ class Broker:
             noticed,
         )
 
-    async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0) -> None:
-        """Publish the worker's card and its progress. It counts as live for three of its slowest steps at least."""
-        seconds, micros = await self.client.time()
-        key = self.keys.worker(card.worker_id)
-        pipe = self.client.pipeline(transaction=True)
-        pipe.hset(key, mapping={"card": card.encode(), "beat": seconds * 1000 + micros // 1000})
-        pipe.expire(key, max(WORKER_TTL_S, math.ceil(3 * slowest_step_s)))
-        pipe.zadd(self.keys.workers, {card.worker_id: seconds * 1000 + micros // 1000})
-        # Names of workers long gone must not pile up.
-        pipe.zremrangebyscore(self.keys.workers, 0, seconds * 1000 - 3_600_000)
-        await pipe.execute()
+    async def holder(self, worker_id: str) -> NameHolder | None:
+        """The process that lives under a worker's name, or has until lately; None if there is none."""
+        fields = await self.client.hmget(self.keys.worker(worker_id), "incarnation", "home", "every", "beat")
+        if any(field is None for field in fields):
+            return None
+        incarnation, home, beat_s, beat_ms = map(_text, fields)
+        return NameHolder(incarnation, home, float(beat_s), int(beat_ms))
 
-    async def retire(self, worker_id: str) -> None:
-        """A worker that ends on purpose stops counting as live at once."""
-        pipe = self.client.pipeline(transaction=True)
-        pipe.delete(self.keys.worker(worker_id), self.keys.mailbox(worker_id))
-        pipe.zrem(self.keys.workers, worker_id)
-        await pipe.execute()
+    async def enlist(self, worker_id: str, incarnation: str, home: str, beat_s: float, before: str = "") -> bool:
+        """Take a worker's name, which is free or that of the dead incarnation `before`; False if another one has it.
+
+        home: where this process runs, for whoever wants the name next. beat_s: how often `beat` will be called.
+        """
+        keys = [self.keys.worker(worker_id), self.keys.workers]
+        ttl_s = max(WORKER_TTL_S, math.ceil(3 * beat_s))
+        return bool(await self._beat(keys=keys, args=[worker_id, incarnation, home, beat_s, "", ttl_s, before]))
+
+    async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0, home: str = "", beat_s: float = BEAT_S) -> bool:
+        """Publish the worker's card and its progress; False if another incarnation has the name by now.
+
+        It counts as live for three of its slowest steps at least.
+        """
+        keys = [self.keys.worker(card.worker_id), self.keys.workers]
+        ttl_s = max(WORKER_TTL_S, math.ceil(3 * max(beat_s, slowest_step_s)))
+        args: list[Any] = [card.worker_id, card.incarnation, home, beat_s, card.encode(), ttl_s, ""]
+        return bool(await self._beat(keys=keys, args=args))
+
+    async def retire(self, worker_id: str, incarnation: str) -> None:
+        """A worker that ends stops counting as live at once, and its name is free."""
+        keys = [self.keys.worker(worker_id), self.keys.mailbox(worker_id), self.keys.workers]
+        await self._retire(keys=keys, args=[worker_id, incarnation])
 
 
 def _delivery(queue: str, entry_id: Any, fields: Any) -> Delivery:

@@ -46,12 +46,14 @@ def serve(settings: WorkerSettings) -> None:
 
     from worker.build import build_engine
     from worker.internal import PortError, bind
+    from worker.names import check_name
     from worker.service import Leases, WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
     # What may be wrong is found before minutes may go into loading.
     asyncio.run(check_redis(settings.redis_url))
+    asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
     try:
         listener = bind(settings.internal_host, settings.internal_port)
     except PortError as error:

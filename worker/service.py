@@ -19,6 +19,7 @@ from worker.consumer import Consumer
 from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
 from worker.internal import InternalServer
+from worker.names import NameTaken, home, take_name
 from worker.orphans import Orphans
 from worker.watch import Watch
 
@@ -63,6 +64,7 @@ class WorkerService:
         self._listener = listener
         self._engine = engine
         self._incarnation = new_id()
+        self._home = home()
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -71,13 +73,22 @@ class WorkerService:
         self._stop.set()
 
     async def run(self, drain_s: float) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT. Raises BrokerUnavailable if there is no Redis at the start."""
+        """Serve until `stop`, SIGTERM or SIGINT.
+
+        Raises BrokerUnavailable if there is no Redis at the start, NameTaken if another worker has this one's name.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await check_redis(self._redis_url)
         commands, blocking = command_client(self._redis_url, connections=4), blocking_client(self._redis_url)
         broker = Broker(commands, self._model_name)
+        try:
+            await take_name(broker, self._worker_id, self._incarnation, self._leases.beat_s)
+        except BaseException:
+            await commands.aclose()
+            await blocking.aclose()
+            raise
         died = asyncio.Event()
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.look_back())
 
@@ -133,7 +144,6 @@ class WorkerService:
             await asyncio.wait(tasks)
             for task in tasks:
                 task.result()
-            await broker.retire(self._worker_id)
         except (RedisError, OSError) as error:
             log.error("Redis failed while the worker was ending: %s", error)
         finally:
@@ -144,6 +154,8 @@ class WorkerService:
             for task in (*tasks, stopped, dead):
                 task.cancel()
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
+            with suppress(RedisError, OSError):  # the card then expires
+                await broker.retire(self._worker_id, self._incarnation)
             if internal:
                 await internal.close()
             await commands.aclose()
@@ -158,7 +170,7 @@ class WorkerService:
 
     async def _heartbeat(self, broker: Broker, engine: EngineLoop, committer: Committer, consumer: Consumer) -> None:
         """Beat and renew leases, but only if the engine has ticked since the last time: a worker that hangs does not
-        count as live, and loses its requests.
+        count as live, and loses its requests. Raises NameTaken if another worker has this one's name by now.
 
         Ends by a flag: redis-py can swallow a cancellation that arrives inside a command.
         """
@@ -168,7 +180,11 @@ class WorkerService:
                 seen = engine.ticks
                 try:
                     committer.lose(await broker.renew(self._worker_id, committer.attempts), engine)
-                    await broker.beat(self._card(engine), engine.status.slowest_step_s)
+                    beats = await broker.beat(
+                        self._card(engine), engine.status.slowest_step_s, self._home, self._leases.beat_s
+                    )
+                    if not beats and (holder := await broker.holder(self._worker_id)):
+                        raise NameTaken(self._worker_id, holder)
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
                     consumer.redis_was_away()

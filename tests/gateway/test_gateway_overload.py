@@ -141,7 +141,7 @@ async def test_ready_means_that_a_worker_makes_progress(gateway: RunningGateway)
         await gateway.gateway.fleet.refresh()
         reply = await gateway.get("/readyz")
         assert (reply.status, reply.json) == (200, {"ready": True, "workers": 1, "problems": []})
-        await worker.broker.retire(worker.worker_id)
+        await worker.broker.retire(worker.worker_id, "1")
     await gateway.gateway.fleet.refresh()
     assert (await gateway.get("/readyz")).status == 503
 

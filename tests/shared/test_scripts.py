@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from redis.asyncio import Redis
 
@@ -629,8 +631,47 @@ async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis)
     assert await broker.live_workers() == [card]
     await client.hset(KEYS.worker("w"), "card", b"another version")
     assert await broker.live_workers() == []
-    await broker.retire("w")
+    await broker.retire("w", "another")
+    assert await client.exists(KEYS.worker("w")) == 1
+    await broker.retire("w", "1")
     assert await client.exists(KEYS.worker("w")) == 0
+    assert await client.zcard(KEYS.workers) == 0
+
+
+async def test_a_name_is_of_one_incarnation_at_a_time(broker: Broker, client: Redis) -> None:
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    assert await broker.holder("w") is None
+    for _ in range(2):
+        assert await broker.enlist("w", "1", "here", 0.5)
+    assert await broker.beat(card, home="here", beat_s=0.5)
+    assert not await broker.enlist("w", "2", "there", 0.5)
+    assert not await broker.enlist("w", "2", "there", 0.5, before="0")
+    holder = await broker.holder("w")
+    assert holder is not None
+    assert (holder.incarnation, holder.home, holder.beat_s) == ("1", "here", 0.5)
+    assert await broker.enlist("w", "2", "there", 0.5, before="1")
+    # The one before has lost it, and its card is gone until the new one beats.
+    assert not await broker.beat(card)
+    assert await broker.live_workers() == []
+    assert 0 < await client.ttl(KEYS.worker("w")) <= 5
+    new = replace(card, incarnation="2")
+    assert await broker.beat(new, slowest_step_s=10)
+    assert await broker.live_workers() == [new]
+    assert 5 < await client.ttl(KEYS.worker("w")) <= 30
+
+
+async def test_cards_that_cannot_be_read_are_counted_and_said_once(
+    broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    for name in ("w", "x", "y"):
+        await broker.beat(replace(card, worker_id=name))
+    for name in ("x", "y"):
+        await client.hset(KEYS.worker(name), "card", b"another version")
+    for _ in range(2):
+        assert await broker.live_workers() == [card]
+    assert broker.corrupt_cards == 4
+    assert caplog.text.count("the card of worker") == 1
 
 
 async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:

@@ -1,0 +1,25 @@
+-- A worker lives under its name: the only one, or the one that follows a dead one.
+--   KEYS  the worker's hash, the set of workers
+--   ARGV  worker, incarnation of its process, where that process runs, seconds between beats, card ('' before the first
+--         beat), life of the hash (s), incarnation of the dead one that it follows ('' = none)
+--   ->    1 | 0 (another process lives under the name: nothing was done)
+-- Repeatable.
+local worker, incarnation, home, every, card, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local FORGOTTEN_MS = 3600000 -- names of workers long gone must not pile up
+
+local holder = redis.call('HGET', KEYS[1], 'incarnation')
+if holder and holder ~= incarnation then
+    if holder ~= ARGV[7] then
+        return 0
+    end
+    redis.call('DEL', KEYS[1])
+end
+local now = now_ms()
+redis.call('HSET', KEYS[1], 'incarnation', incarnation, 'home', home, 'every', every, 'beat', now)
+if card ~= '' then
+    redis.call('HSET', KEYS[1], 'card', card)
+    redis.call('ZADD', KEYS[2], now, worker)
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now - FORGOTTEN_MS)
+end
+redis.call('EXPIRE', KEYS[1], ttl)
+return 1

@@ -1,0 +1,119 @@
+"""Two workers under one name: the second is refused while the first lives, and takes the name of one that is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from shared.broker import Broker, new_id
+from shared.redis_clients import command_client
+from tests.worker.mock_model import EOS, MockModel, continuation
+from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway
+from worker.engine.engine import Engine
+from worker.names import NameTaken, check_name, home, is_gone, take_name
+from worker.service import Leases, WorkerService
+
+BEAT_S = 0.1
+
+
+def service(redis_url: str) -> WorkerService:
+    engine = Engine(MockModel(), LIMITS, (EOS,), None)
+    leases = Leases(lease_s=0.5, beat_s=BEAT_S)
+    return WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
+
+
+def homes() -> list[str]:
+    """Of a process that lives, of one that has ended, and of one that has and is not yet waited for."""
+    command = [sys.executable, "-c", "from worker.names import home; print(home(), flush=True); input()"]
+    found = []
+    for _ in range(2):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        found.append((process.stdout.readline().strip(), process))
+    (ended, first), (zombie, second) = found
+    for process in (first, second):
+        process.kill()
+    first.communicate()
+    os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    assert is_gone(zombie)
+    second.communicate()
+    return [ended, zombie]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what tells processes apart is Linux's /proc")
+def test_a_process_is_known_to_be_gone() -> None:
+    here = home()
+    host, machine, pid, started = here.split("/")
+    assert not is_gone(here)
+    assert all(map(is_gone, homes()))
+    assert is_gone("/".join((host, machine, pid, str(int(started) + 1))))  # its number was given to another process
+    # Of these nobody can tell.
+    for text in ("", "x", "/".join((host, "another machine", "1", "1")), "/".join((host, machine, "../1", "1"))):
+        assert not is_gone(text)
+
+
+async def test_a_second_worker_of_a_name_is_refused_and_the_first_goes_on(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        first = service(redis_url)
+        task = asyncio.create_task(first.run(1.0))
+        request_id = await gateway.submit((4, 2))
+        assert (await gateway.result(request_id))[0] == continuation((4, 2), 8)
+        for start in (service(redis_url).run(1.0), check_name(redis_url, MODEL, "w1", BEAT_S)):
+            with pytest.raises(NameTaken, match=rf"'w1' is in use: process {os.getpid()} .*--worker-id"):
+                await start
+        request_id = await gateway.submit((5, 3))
+        assert (await gateway.result(request_id))[0] == continuation((5, 3), 8)
+        first.stop()
+        await task
+        # Its name is free at once.
+        await check_name(redis_url, MODEL, "w1", 3600)
+
+
+async def test_of_two_that_start_at_once_one_gets_the_name(redis_url: str) -> None:
+    services = [service(redis_url) for _ in range(2)]
+    tasks = [asyncio.create_task(one.run(1.0)) for one in services]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert [type(task.exception()) for task in done] == [NameTaken]
+    for one in services:
+        one.stop()
+    for task in tasks:
+        with suppress(NameTaken):
+            await task
+
+
+async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        first = service(redis_url)
+        task = asyncio.create_task(first.run(1.0))
+        await gateway.result(await gateway.submit((4, 2)))
+        holder = await gateway.broker.holder("w1")
+        assert holder is not None
+        # As another one does that has not seen it beat.
+        assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=holder.incarnation)
+        with pytest.raises(NameTaken, match="--worker-id"):
+            await asyncio.wait_for(task, 10)
+        assert (await gateway.client.hget(KEYS.worker("w1"), "incarnation")) == b"new"
+
+
+async def test_the_name_of_a_dead_process_is_free_at_once_and_of_a_silent_one_soon(redis_url: str) -> None:
+    client = command_client(redis_url)
+    try:
+        broker = Broker(client, MODEL)
+        ended = (await asyncio.to_thread(homes))[0]
+        assert await broker.enlist("w1", "dead", ended, 3600)
+        began = time.monotonic()
+        await take_name(broker, "w1", new_id(), 3600)  # waits for no beat
+        assert time.monotonic() - began < 5
+        assert await broker.enlist("w2", "silent", "host/machine/1/1", BEAT_S)
+        await take_name(broker, "w2", "next", BEAT_S)
+        holder = await broker.holder("w2")
+        assert holder is not None
+        assert holder.incarnation == "next"
+    finally:
+        await client.aclose()
