@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -33,12 +34,7 @@ async def _run(settings: DeadSettings) -> int:
     try:
         lanes = [settings.served_model_name] if settings.served_model_name else await _lanes(client)
         if settings.action == "list":
-            for lane in lanes:
-                for one in await Broker(client, lane).read_dead(settings.count):
-                    print(
-                        f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens"
-                    )
-            return 0
+            return await _list(client, lanes, settings)
         broker, found = await _find(client, lanes, settings.entry)
         return await ACTIONS[settings.action](broker, found)
     except (RedisError, OSError) as error:
@@ -47,6 +43,16 @@ async def _run(settings: DeadSettings) -> int:
         ) from error
     finally:
         await client.aclose()
+
+
+async def _list(client: Redis, lanes: list[str], settings: DeadSettings) -> int:
+    found = [(lane, one) for lane in lanes for one in await Broker(client, lane).read_dead(settings.count)]
+    for lane, one in found:
+        print(f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens")
+    if not found:
+        model = f" of model {settings.served_model_name!r}" if settings.served_model_name else ""
+        print(f"no request{model} was given up", file=sys.stderr)
+    return 0
 
 
 async def _lanes(client: Redis) -> list[str]:
@@ -61,12 +67,18 @@ async def _lanes(client: Redis) -> list[str]:
 async def _find(client: Redis, lanes: list[str], entry: str) -> tuple[Broker, DeadRequest]:
     if not entry:
         raise CommandError("--entry is missing: give one that `quire dead list` shows")
-    for lane in lanes:
-        broker = Broker(client, lane)
-        for one in await broker.read_dead(count=1000):
-            if one.entry_id == entry:
-                return broker, one
-    raise CommandError(f"there is no entry {entry!r}: `quire dead list` shows those that there are")
+    found = [
+        (broker, one)
+        for broker in (Broker(client, lane) for lane in lanes)
+        for one in await broker.read_dead(count=10_000)
+        if one.entry_id == entry
+    ]
+    if not found:
+        raise CommandError(f"there is no entry {entry!r}: `quire dead list` shows those that there are")
+    if len(found) > 1:
+        names = ", ".join(broker.keys.lane for broker, _ in found)
+        raise CommandError(f"there is an entry {entry!r} of the models {names}: choose with --served-model-name")
+    return found[0]
 
 
 async def _show(broker: Broker, one: DeadRequest) -> int:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from redis import Redis
 
-from ops.soak.__main__ import check, is_good, report
+from ops.embedded_redis import EmbeddedRedis
+from ops.soak.__main__ import KEYS, check, is_good, plot, report, state
+from ops.soak.chaos import FAULTS, Fault
 from ops.soak.client import Record
 from tests.conftest import clean_environ
 
@@ -48,6 +51,19 @@ def test_what_is_lost_or_changed_fails_the_soak(records: list[Record], others: d
     assert not is_good(result(records, **others))
 
 
+async def test_the_report_has_what_recovery_did(redis_server: EmbeddedRedis, redis_url: str, tmp_path: Path) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.hset(KEYS.totals, mapping={"accepted": 3, "stop": 1, "length": 2})
+        client.hset(KEYS.recoveries, mapping={"migrations": 4, "fenced": 5})
+    found = await state(redis_server)
+    assert (found["accepted"], found["totals"]) == (3, {"stop": 1, "length": 2})
+    assert (found["migrations"], found["repairs"], found["fenced"]) == (4, 0, 5)
+    pytest.importorskip("matplotlib", reason="the plot is drawn where the bench extra is installed")
+    chaos: Any = SimpleNamespace(faults=[Fault(1.0, what, "x") for what in FAULTS] * 2)
+    plot(report([record("a b")], chaos, 3.0, 0.0) | GOOD | found, tmp_path)
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+
+
 async def test_texts_that_were_lost_doubled_or_changed_are_found() -> None:
     async def answer(request: web.Request) -> web.Response:
         assert "stream" not in await request.json()
@@ -78,3 +94,5 @@ def test_half_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
     assert found["lost"] == found["changed"] == 0
     assert found["requests"] > 0
     assert found["faults"]
+    assert {"migrations", "repairs", "fenced"} <= found.keys()
+    assert (tmp_path / "soak.png").stat().st_size > 0

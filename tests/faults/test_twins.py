@@ -1,0 +1,45 @@
+"""Two worker processes under one name: the second does not start while the first lives, and follows a dead one."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.faults.stack import KEYS, FaultStack, Stream
+from tests.faults.test_worker_faults import FAST, body
+
+
+@pytest.mark.slow
+def test_a_second_worker_of_a_name_says_so_and_the_first_serves_on(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    first = stack.worker("a", *FAST)
+    stream = Stream(url, body("greedy") | {"stream": True}).wait_events(5)
+    second = stack.worker("a", *FAST, ready=False)
+    assert second.wait() == 1
+    said = second.stderr.splitlines()[-1]
+    assert f"'a' is in use: process {first.pid} on " in said
+    assert "--worker-id (QUIRE_WORKER_ID)" in said
+    assert stream.wait_end().is_complete
+    assert stack.redis.hget(KEYS.recoveries, "migrations") is None
+    # Killed, and its name is free at once: the next one has the stream before any lease would have ended.
+    stream = Stream(url, body("greedy") | {"stream": True}).wait_events(5)
+    first.send(signal.SIGKILL)
+    stack.worker("a", "--lease-s", "3600", "--beat-s", "60")
+    assert stream.wait_end().is_complete
+    stack.assert_invariants()
+
+
+@pytest.mark.slow
+def test_a_worker_that_slept_while_its_name_was_taken_ends_itself(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    first = stack.worker("a", *FAST)
+    stream = Stream(url, body("greedy") | {"stream": True}).wait_events(5)
+    first.send(signal.SIGSTOP)
+    stack.worker("a", *FAST)
+    first.send(signal.SIGCONT)
+    assert first.wait() == 1
+    assert "'a' is in use" in first.stderr.splitlines()[-1]
+    assert stream.wait_end().is_complete
+    assert stream.text() == Stream(url, body("greedy") | {"stream": True}).wait_end().text()
+    stack.assert_invariants()
