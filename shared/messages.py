@@ -13,6 +13,7 @@ A published frame, and an entry of the output log, is a plain concatenation of i
 from __future__ import annotations
 
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -265,7 +266,10 @@ class StepItem(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.start + sum(len(delta.token_ids) for delta in self.deltas)
+        end = self.start
+        for delta in self.deltas:  # which is one nearly always
+            end += len(delta.token_ids)
+        return end
 
     def encode(self) -> bytes:
         return _pack((VERSION, *self))  # fields, and those of deltas and outcome, are in the order of the wire
@@ -336,8 +340,18 @@ def unpack(data: bytes, limit: int) -> Any:
         raise MessageError(f"not msgpack: {error}") from error
 
 
+class _Packers(threading.local):
+    """One packer per thread: to make one costs more than to use it."""
+
+    def __init__(self) -> None:
+        self.one = msgpack.Packer(use_bin_type=True)
+
+
+_packers = _Packers()
+
+
 def _pack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    packed: bytes = _packers.one.pack(value)
     return packed
 
 

@@ -39,15 +39,15 @@ class NoCache:
 
 
 class NoModel:
-    """Gives the same logits to everybody at once."""
+    """Gives the same logits and the same token to everybody at once."""
 
-    vocab_size = VOCAB
     name = "none"
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int = VOCAB, token: int = 1) -> None:
         self.ops = self
-        self._logits = torch.zeros(max_num_seqs, VOCAB)
-        self._tokens = torch.ones(max_num_seqs, dtype=torch.int32)
+        self.vocab_size = vocab_size
+        self._logits = torch.zeros(max_num_seqs, vocab_size)
+        self._tokens = torch.full((max_num_seqs,), token, dtype=torch.int32)
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> NoCache:
         return NoCache()

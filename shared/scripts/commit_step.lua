@@ -1,8 +1,8 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
---   ARGV  prefix, retention (s), number of notices that were obeyed, request id and notice for each of them, then for
---         each request six values:
---         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py)
+--   ARGV  prefix, retention (s), a msgpack array with six values for each request:
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py);
+--         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns it, or it ended without this one: drop the sequences.
 --         Cancelled and expired: finish it with that outcome.
@@ -17,17 +17,17 @@ local now = now_ms()
 local lost, cancelled, expired, behind = {}, {}, {}, {}
 local frames = {}
 
-local items_at = 4 + 2 * tonumber(ARGV[3])
-for i = 4, items_at - 1, 2 do
+for i = 4, #ARGV, 2 do
     if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
         redis.call('HDEL', KEYS[1], ARGV[i])
     end
 end
 local notices = redis.call('HGETALL', KEYS[1])
 
-for i = items_at, #ARGV, 6 do
-    local id, attempt, first, last, outcome, item = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3],
-        ARGV[i + 4], ARGV[i + 5]
+local step = cmsgpack.unpack(ARGV[3])
+for i = 1, #step, 6 do
+    local id, attempt, first, last, outcome, item = step[i], step[i + 1], step[i + 2], step[i + 3], step[i + 4],
+        step[i + 5]
     local req = prefix .. 'req:' .. id
     local state = redis.call('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
     local emitted = tonumber(state[3])
@@ -36,10 +36,10 @@ for i = items_at, #ARGV, 6 do
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
     elseif state[2] == 'running' then
-        if first > emitted or (first < emitted and tonumber(last) > emitted) then
+        if first > emitted or (first < emitted and last > emitted) then
             behind[#behind + 1] = id
             behind[#behind + 1] = emitted
-        elseif first == emitted and (tonumber(last) > first or outcome ~= '') then
+        elseif first == emitted and (last > first or outcome ~= '') then
             local entry = last .. (outcome == '' and '-0' or '-1')
             if type(redis.pcall('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
                 -- Log and state contradict each other. One broken request must not stop all commits of its worker.
@@ -64,7 +64,7 @@ for i = items_at, #ARGV, 6 do
                 expired[#expired + 1] = id
             end
         end
-    elseif tonumber(last) > emitted then -- another ended it: cancelled, or past its deadline
+    elseif last > emitted then -- another ended it: cancelled, or past its deadline
         count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
