@@ -1,6 +1,6 @@
 """A worker whose model computes nothing and whose steps are as long as one says: what remains is the pair itself.
 
-python -m ops.bench.clockwork --redis-url redis://127.0.0.1:6379/0 --model-name clockwork --step-ms 20 --log steps.msgpack
+python -m ops.bench.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
 
 All else is a worker's: it claims, commits and beats. Every token is the same. When it ends it writes what it did, for
 `ops.bench.pair`: [start, end, {request id: tokens so far}] of each step, times of the monotonic clock in seconds.

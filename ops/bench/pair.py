@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,9 @@ class Pair:
 
     folder: Path
     redis: EmbeddedRedis
-    port: int = 0
-    gateway: subprocess.Popen[bytes] = field(init=False)
-    worker: subprocess.Popen[bytes] = field(init=False)
+    port: int
+    gateway: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
 
     def steps(self) -> list[tuple[float, float, dict[str, int]]]:
         """End the worker; its steps."""
@@ -150,21 +150,25 @@ def resident_kib(pid: int) -> int:
     return int(found[1])
 
 
+def start(folder: Path, step_ms: float, sequences: int) -> Pair:
+    """Start all processes; they may not be ready yet."""
+    model = make_checkpoint(folder / "model", "tiny")
+    redis = EmbeddedRedis(folder)
+    redis.start()
+    port = free_port()
+    python = [sys.executable, "-m"]
+    gateway = ["ops.cli", "gateway", str(model), "--redis-url", redis.url, "--served-model-name", MODEL]
+    gateway += ["--port", str(port), "--log-level", "warning"]
+    worker = ["ops.bench.clockwork", "--redis-url", redis.url, "--step-ms", str(step_ms)]
+    worker += ["--sequences", str(sequences), "--log", str(folder / "steps")]
+    processes = [subprocess.Popen(dying_with_parent([*python, *command])) for command in (gateway, worker)]
+    return Pair(folder, redis, port, *processes)
+
+
 @asynccontextmanager
 async def pair(step_ms: float, sequences: int = 256) -> AsyncIterator[Pair]:
-    with tempfile.TemporaryDirectory(prefix="quire-pair-") as name:
-        folder = Path(name)
-        model = make_checkpoint(folder / "model", "tiny")
-        redis = EmbeddedRedis(folder)
-        redis.start()
-        found = Pair(folder, redis, free_port())
-        python = [sys.executable, "-m"]
-        gateway = ["ops.cli", "gateway", str(model), "--redis-url", redis.url, "--served-model-name", MODEL]
-        gateway += ["--port", str(found.port), "--log-level", "warning"]
-        worker = ["ops.bench.clockwork", "--redis-url", redis.url, "--step-ms", str(step_ms)]
-        worker += ["--sequences", str(sequences), "--log", str(folder / "steps")]
-        found.gateway = subprocess.Popen(dying_with_parent([*python, *gateway]))
-        found.worker = subprocess.Popen(dying_with_parent([*python, *worker]))
+    with tempfile.TemporaryDirectory(prefix="quire-pair-") as folder:
+        found = start(Path(folder), step_ms, sequences)
         try:
             for _ in range(300):
                 if answers(found.port, "/readyz"):
@@ -177,7 +181,7 @@ async def pair(step_ms: float, sequences: int = 256) -> AsyncIterator[Pair]:
             for process in (found.gateway, found.worker):
                 process.kill()
                 process.wait()
-            redis.stop()
+            found.redis.stop()
 
 
 def spread(values: list[float], unit: str = "ms", scale: float = 1000.0) -> str:
