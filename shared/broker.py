@@ -157,6 +157,8 @@ class Broker:
     def __init__(self, client: Redis, lane: str) -> None:
         self.client = client
         self.keys = LaneKeys(lane)
+        # Without the types for bytes and short strings, which Redis' cmsgpack does not know.
+        self._packer = msgpack.Packer(use_bin_type=False)
         self.corrupt_cards = 0
         folder = files("shared") / "scripts"
         prelude = (folder / "_prelude.lua").read_text()
