@@ -94,6 +94,18 @@ def _run_dead(settings: Any, environ: Mapping[str, str]) -> int:
     return dead(settings)
 
 
+def _bench_settings() -> type:
+    from ops.loadgen.settings import BenchSettings
+
+    return BenchSettings
+
+
+def _run_bench(settings: Any, environ: Mapping[str, str]) -> int:
+    from ops.loadgen.command import bench
+
+    return bench(settings, environ)
+
+
 def _run_gateway(settings: Any, environ: Mapping[str, str]) -> int:
     from gateway.main import run
 
@@ -161,6 +173,22 @@ COMMANDS = {
         ),
         _chat_settings,
         _run_chat,
+    ),
+    "bench": Command(
+        "Measure a server: throughput, latency, goodput.",
+        "Send load to any server that speaks the OpenAI API, and measure what its clients would see: time to the first "
+        "token (TTFT), time per token after it (TPOT), gaps between chunks (ITL), time to the end (E2E), throughput, "
+        "and goodput under limits. With --against, two servers get the same requests, in blocks that alternate. "
+        "Ctrl-C ends it with what was measured so far. Exit code 1 if a request failed.",
+        (
+            "quire bench",
+            "quire bench http://127.0.0.1:9000 --shape alpaca --rate 5 --duration-s 60 --slo ttft=500ms,tpot=50ms",
+            "quire bench --shape fixed --input-tokens 128 --output-tokens 64 --concurrency 32 --requests 256",
+            "quire bench --endpoint chat --tokenizer ./my-model --json result.json --html report.html",
+            "quire bench --url http://127.0.0.1:8000 --against http://127.0.0.1:8101 --rounds 6",
+        ),
+        _bench_settings,
+        _run_bench,
     ),
     "dead": Command(
         "Look at requests that were given up.",

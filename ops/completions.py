@@ -8,9 +8,9 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from ops.errors import CommandError
+from ops.server_url import parse_url
 
 CONNECT_TIMEOUT_S = 10.0
 # A server that queues may be silent for long before the first token; it sends comments meanwhile.
@@ -43,20 +43,13 @@ class ChatClient:
     """Speaks to one server. Raises CommandError with what is wrong, where, and the remedy."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise CommandError(f"--url {url}: {error}; give http://host:port") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CommandError(f"--url {url} is no address of a server; give http://host:port or https://host")
-        self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        server = parse_url(url)
+        self._secure, self._host, self._port = server.secure, server.host, server.port
+        self._path = server.path
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self.url = server.shown
 
     def first_model(self) -> str:
         """The name of the model to ask when none was given."""

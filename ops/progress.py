@@ -1,4 +1,4 @@
-"""What a person sees while `quire serve` works: one line that moves on a terminal, plain lines elsewhere."""
+"""What a person sees while a command works: one line that moves on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def say(self, text: str) -> None:
-        self._clear()
+        self.clear()
         self._write(text + "\n")
 
     def update(self, text: str) -> None:
@@ -42,7 +42,8 @@ class Progress:
             self._next_plain = now + _PLAIN_INTERVAL_S
             self._write(f"{self.elapsed_s:.0f} s: {text}\n")
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take away what moves, before something else writes to the terminal."""
         if self._drawn:
             self._write(_CLEAR_LINE)
             self._drawn = False

@@ -1,0 +1,108 @@
+"""`quire bench`: connects, warms up, sends the load, and tells the result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import uvloop
+
+from ops.errors import CommandError
+from ops.loadgen import table
+from ops.loadgen.client import new_session
+from ops.loadgen.html_report import page
+from ops.loadgen.measures import summaries
+from ops.loadgen.plan import Plan, make_plan
+from ops.loadgen.prompts import IdPrompts
+from ops.loadgen.result import as_json
+from ops.loadgen.runner import Run
+from ops.loadgen.server import connect, load_tokenizer, make_prompts
+from ops.loadgen.settings import BenchSettings
+from ops.progress import Progress
+
+BAR = 24
+# Room for what words that are only calibrated may have too many.
+CALIBRATION_MARGIN = 16
+
+
+def bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
+    """Returns the exit code: 0, 1 if a request failed, 130 after Ctrl-C. Raises SettingError and CommandError."""
+    plan = make_plan(settings)
+    count = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
+    api_key = settings.api_key or environ.get("OPENAI_API_KEY", "")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run = runner.run(_run(settings, plan, count, api_key))
+    print(table.render(run))
+    result = as_json(run, settings)
+    if settings.json:
+        _write(settings.json, json.dumps(result, indent=1) + "\n")
+    if settings.html:
+        _write(settings.html, page(run, result))
+    if run.stopped:
+        return 130
+    failed = any(side.failed for side in summaries(run))
+    return 1 if failed and not settings.allow_errors else 0
+
+
+async def _run(settings: BenchSettings, plan: Plan, count: Callable[[str], int] | None, api_key: str) -> Run:
+    progress = Progress(sys.stderr)
+    moves = sys.stderr.isatty()
+    async with new_session(settings.timeout_s, api_key) as session:
+        servers = [await connect(session, settings, "--url", settings.model)]
+        if settings.against:
+            wanted = settings.against_model or servers[0].model
+            required = bool(settings.against_model or settings.model)
+            servers.append(await connect(session, settings, "--against", wanted, required))
+        prompts = await make_prompts(session, servers, settings, plan.shape.shared_prefix, count)
+        context = settings.context or min((server.context for server in servers if server.context), default=None)
+        if context is not None and not isinstance(prompts, IdPrompts) and count is None:
+            context -= context // CALIBRATION_MARGIN
+        _check_context(plan, context)
+        run = Run(plan, servers, prompts, context)
+        if moves:
+            progress.update("warming up")
+        await run.warm_up(session, settings.warmup)
+        try:
+            await run.measure(session, (lambda run: progress.update(_status(run))) if moves else None)
+        finally:
+            progress.clear()
+    return run
+
+
+def _check_context(plan: Plan, context: int | None) -> None:
+    """A length that was asked for is not cut: refused instead."""
+    shape = plan.shape
+    longest = shape.shared_prefix + shape.prompt.mean + shape.answer.mean
+    if context is not None and not shape.prompt.sigma and longest > context:
+        raise CommandError(
+            f"prompts and answers of {longest:g} tokens together do not fit into the context of {context}; give a "
+            "smaller --input-tokens, --output-tokens or --prefix-tokens"
+        )
+
+
+def _status(run: Run) -> str:
+    """A bar, and what goes on now."""
+    plan = run.plan
+    records = [record for block in run.blocks for record in block.records]
+    ended = sum(bool(record.ended) for record in records)
+    failed = sum(bool(record.ended) and not record.ok for record in records)
+    if plan.requests is not None:
+        share, total = ended / (plan.requests * len(run.servers)), f"/{plan.requests * len(run.servers)}"
+    else:
+        spent_s = sum((block.ended or run.now) - block.started for block in run.blocks)
+        share, total = spent_s / ((plan.duration_s or 1) * len(run.servers)), ""
+    filled = min(BAR, int(BAR * share))
+    errors = f", {failed} failed" if failed else ""
+    where = f" at {run.servers[run.blocks[-1].server].name}" if len(run.servers) > 1 and run.blocks else ""
+    return f"[{'#' * filled}{'.' * (BAR - filled)}] {ended}{total} done, {len(records) - ended} open{errors}{where}"
+
+
+def _write(name: str, text: str) -> None:
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"cannot write {name}: {error.strerror}; give another file") from error
+    print(f"written: {name}")

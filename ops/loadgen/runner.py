@@ -1,0 +1,193 @@
+"""Sends the load: block by block, to each server in turn, and watches itself while it does.
+
+With two servers every block holds the same requests for both; even blocks go to the first server first, odd ones to the
+second, so that a machine that slowly gets faster or slower favours neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import aiohttp
+
+from ops.loadgen.client import Record, clock, stream
+from ops.loadgen.plan import Plan
+from ops.loadgen.prompts import Prompts
+from ops.loadgen.server import Server
+from ops.loadgen.shapes import arrivals, lengths
+
+LAG_INTERVAL_S = 0.01
+REDRAW_S = 0.1
+
+
+@dataclass(slots=True)
+class Block:
+    """A piece of the run at one server. Times in seconds of the client's clock."""
+
+    server: int
+    index: int
+    started: float = 0.0
+    ended: float = 0.0
+    records: list[Record] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Work:
+    """A request that is ready to be sent, so many seconds after its block has begun."""
+
+    record: Record
+    body: bytes
+    at_s: float
+
+
+@dataclass
+class Run:
+    """Everything that was measured. `lag_s` is by how much timers of the client came late."""
+
+    plan: Plan
+    servers: list[Server]
+    prompts: Prompts
+    context: int | None
+    blocks: list[Block] = field(default_factory=list)
+    lag_s: array[float] = field(default_factory=lambda: array("d"))
+    cut_lengths: int = 0
+    stopped: bool = False
+    started: float = 0.0
+
+    def works(self, server: Server, block: int, warmup: bool = False) -> Iterator[Work]:
+        """The requests of a block, the same for each server; without end if there is no number of them."""
+        plan = self.plan
+        seed = f"{plan.seed} {'warmup' if warmup else block}"
+        count = None if warmup else plan.block_requests(block)
+        times = arrivals(plan.rate, plan.burstiness, seed) if plan.rate is not None else None
+        draw = random.Random(f"prompts {seed}")
+        for index, (prompt, answer) in enumerate(lengths(plan.shape, count, seed)):
+            prompt_tokens, answer_tokens = self.fit(prompt, answer)
+            if server is self.servers[0] and not warmup:
+                self.cut_lengths += (prompt_tokens, answer_tokens) != (prompt, answer)
+            body = server.body(self.prompts.make(prompt_tokens, draw), answer_tokens)
+            yield Work(Record(index, prompt_tokens, answer_tokens), body, next(times) if times else 0.0)
+
+    def fit(self, prompt: int, answer: int) -> tuple[int, int]:
+        """Lengths that the context has room for: of two that are too long together, each keeps half of it."""
+        if self.context is None:
+            return prompt, answer
+        prompt = min(prompt, max(self.context // 2, self.context - answer))
+        return prompt, min(answer, self.context - prompt)
+
+    async def warm_up(self, session: aiohttp.ClientSession, requests: int) -> None:
+        """Send requests that do not count, to each server, as many at once as the load will have."""
+        for server in self.servers:
+            gate = asyncio.Semaphore(self.plan.concurrency or requests or 1)
+
+            async def one(work: Work, server: Server = server, gate: asyncio.Semaphore = gate) -> None:
+                async with gate:
+                    await stream(session, server.address, work.body, work.record)
+
+            await asyncio.gather(*(one(work) for work in islice(self.works(server, 0, warmup=True), requests)))
+
+    async def measure(self, session: aiohttp.ClientSession, show: Callable[[Run], None] | None = None) -> None:
+        """Run all blocks. The first Ctrl-C ends it early, with what there is; a second one ends the command."""
+        loop = asyncio.get_running_loop()
+        current: asyncio.Task[None] | None = None
+
+        def stop() -> None:
+            self.stopped = True
+            loop.remove_signal_handler(signal.SIGINT)
+            if current is not None:
+                current.cancel()
+
+        loop.add_signal_handler(signal.SIGINT, stop)
+        helpers = [asyncio.create_task(self._watch_lag())]
+        if show is not None:
+            helpers.append(asyncio.create_task(self._redraw(show)))
+        self.started = clock()
+        try:
+            for index in range(self.plan.rounds):
+                order = range(len(self.servers))
+                for server in order if index % 2 == 0 else reversed(order):
+                    if self.stopped:
+                        return
+                    current = asyncio.create_task(self._block(session, server, index))
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await current
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _block(self, session: aiohttp.ClientSession, number: int, index: int) -> None:
+        server, plan = self.servers[number], self.plan
+        works = self.works(server, index)
+        if plan.rate is not None and plan.duration_s is not None:
+            works = _until(works, self._block_s)
+        if plan.rate is not None or plan.requests is not None:
+            works = iter(list(works))  # made before the clock runs
+        block = Block(number, index, clock())
+        self.blocks.append(block)
+        try:
+            if plan.concurrency is not None:
+                await self._closed(session, server, block, works)
+            else:
+                await self._open(session, server, block, works)
+        finally:
+            block.ended = clock()
+
+    @property
+    def now(self) -> float:
+        return clock()
+
+    @property
+    def _block_s(self) -> float:
+        return (self.plan.duration_s or 0.0) / self.plan.rounds
+
+    async def _closed(
+        self, session: aiohttp.ClientSession, server: Server, block: Block, works: Iterator[Work]
+    ) -> None:
+        end = block.started + self._block_s if self.plan.duration_s is not None else float("inf")
+
+        async def one_after_the_other() -> None:
+            while clock() < end and (work := next(works, None)):
+                work.record.due = clock()
+                block.records.append(work.record)
+                await stream(session, server.address, work.body, work.record)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.plan.concurrency or 1):
+                group.create_task(one_after_the_other())
+
+    async def _open(self, session: aiohttp.ClientSession, server: Server, block: Block, works: Iterator[Work]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                work.record.due = block.started + work.at_s
+                wait_s = work.record.due - clock()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                block.records.append(work.record)
+                group.create_task(stream(session, server.address, work.body, work.record))
+
+    async def _watch_lag(self) -> None:
+        while True:
+            before = clock()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self.lag_s.append(max(0.0, clock() - before - LAG_INTERVAL_S))
+
+    async def _redraw(self, show: Callable[[Run], None]) -> None:
+        while True:
+            show(self)
+            await asyncio.sleep(REDRAW_S)
+
+
+def _until(works: Iterator[Work], end_s: float) -> Iterator[Work]:
+    for work in works:
+        if work.at_s >= end_s:
+            return
+        yield work

@@ -1,0 +1,91 @@
+"""The result on the terminal: plain text, at most 110 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ops.loadgen.measures import Distribution, Summary, client_figures, compare, summaries, warnings
+from ops.loadgen.runner import Run
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def render(run: Run) -> str:
+    """Everything a reader needs, the warnings last."""
+    lines = [headline(run), f"prompts: {run.prompts.how}", ""]
+    sides = summaries(run)
+    for server, side in zip(run.servers, sides, strict=True):
+        lines += [" ".join(f"{server.name} {server.model} {server.software}".split()), *_one(run, side), ""]
+    if len(sides) == 2:
+        lines += [*_compared(run), ""]
+    client = client_figures(run)
+    if client:
+        lines.append("client: " + ", ".join(f"{name} {value:.2f}" for name, value in client.items()))
+    lines += [f"note: {text}" for text in warnings(run)]
+    return "\n".join(lines)
+
+
+def headline(run: Run) -> str:
+    """The load in one line."""
+    plan = run.plan
+    much = f"{plan.requests} requests" if plan.requests is not None else f"{plan.duration_s:g} s"
+    rounds = f", {plan.rounds} blocks each" if plan.rounds > 1 else ""
+    return f"{plan.shape.name}, {much}{rounds}, {plan.load}, seed {plan.seed}"
+
+
+def _one(run: Run, side: Summary) -> list[str]:
+    counts = f"{side.completed} of {side.requests} requests completed in {side.seconds:.2f} s"
+    if side.failed:
+        counts += f", {side.failed} failed"
+    if side.cut_short:
+        counts += f", {side.cut_short} were cut short"
+    lines = [f"  {counts}"]
+    lines += [f"    {error.count} x {error.kind}: {error.first_message}" for error in side.errors]
+    if not side.completed:
+        return lines
+    lines.append(
+        f"  {side.requests_per_s:.2f} requests/s, {side.input_tokens_per_s:.1f} input and "
+        f"{side.output_tokens_per_s:.1f} output tokens/s ({side.input_tokens} and {side.output_tokens} tokens)"
+    )
+    rate = "" if run.plan.rate is None else f"asked {run.plan.rate:g} requests/s, sent {side.sent_per_s:.2f}; "
+    lines.append(f"  {rate}{side.mean_concurrency:.1f} requests open on average")
+    if side.good is not None:
+        limits = ", ".join(f"{name} <= {1000 * limit:g} ms" for name, limit in run.plan.slo.items())
+        lines.append(
+            f"  goodput: {100 * (side.good_share or 0):.1f} % of the requests, {side.good_per_s:.2f} requests/s "
+            f"({limits})"
+        )
+    rows = [["ms", *SHARES]]
+    for name in LATENCIES:
+        found: Distribution | None = getattr(side, f"{name}_ms")
+        if found is not None:
+            rows.append([name.upper(), *(_number(getattr(found, share)) for share in SHARES)])
+    return lines + columns(rows)
+
+
+def _compared(run: Run) -> list[str]:
+    rows = [["", "first", "second", "ratio", "blocks", ""]]
+    for one in compare(run):
+        better = "" if one.least <= 1 <= one.most else "second" if (one.ratio > 1) == one.more_is_better else "first"
+        spread = f"{one.least:.2f} to {one.most:.2f}"
+        rows.append([one.name, _number(one.first), _number(one.second), f"{one.ratio:.2f}", spread, better])
+    return ["second to first; the last column says which is better, where all blocks agree", *columns(rows)]
+
+
+def columns(rows: Sequence[Iterable[str]]) -> list[str]:
+    """Rows with the first column to the left and the others to the right."""
+    cells = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
