@@ -1,15 +1,15 @@
-"""A load client for any OpenAI-compatible server: streams completions and reads the clock at every token."""
+"""The cases of `make bench`: prompts of random token ids, answers of a fixed length, a closed loop."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-import aiohttp
+from ops.loadgen.client import Record, clock, encode, new_session, stream
+from ops.loadgen.measures import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,6 @@ CASES = {
 }
 
 
-@dataclass(slots=True)
-class Timing:
-    """One request: when it was sent, and when each token came."""
-
-    sent: float
-    tokens: list[float] = field(default_factory=list)
-    completion_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a case measured. Times in milliseconds."""
@@ -65,37 +56,39 @@ async def run_case(url: str, model: str, vocab_size: int, case: Case, seed: int 
     ids = range(2, vocab_size)
     prefix = draw.choices(ids, k=case.shared_prefix)
     prompts = [prefix + draw.choices(ids, k=case.input_tokens) for _ in range(case.requests)]
+    bodies = [encode(_body(model, prompt, case.output_tokens)) for prompt in prompts]
+    records = [Record(index, len(prompt), case.output_tokens) for index, prompt in enumerate(prompts)]
     gate = asyncio.Semaphore(case.concurrency)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with new_session(timeout_s=None) as session:
 
-        async def one(prompt: list[int]) -> Timing:
+        async def one(body: bytes, record: Record) -> None:
             async with gate:
-                return await _stream(session, url, model, prompt, case.output_tokens)
+                await stream(session, f"{url}/v1/completions", body, record)
 
-        start = time.perf_counter()
-        timings = await asyncio.gather(*(one(prompt) for prompt in prompts))
-        seconds = time.perf_counter() - start
-    tokens = sum(timing.completion_tokens for timing in timings)
+        start = clock()
+        await asyncio.gather(*map(one, bodies, records))
+        seconds = clock() - start
+    if failed := [record for record in records if not record.ok]:
+        raise RuntimeError(f"{url}: {failed[0].error}: {failed[0].message}")
+    tokens = sum(record.tokens for record in records)
     if tokens != case.requests * case.output_tokens:
         raise RuntimeError(f"{case.name}: {tokens} tokens came back, not {case.requests * case.output_tokens}")
-    gaps = sorted(b - a for t in timings for a, b in zip(t.tokens, t.tokens[1:], strict=False))
-    per_token = [(t.tokens[-1] - t.tokens[0]) / (t.completion_tokens - 1) for t in timings]
+    gaps = sorted(gap for record in records for gap in record.gaps_s)
     return Result(
         case.name,
         case.requests,
         tokens,
         seconds,
         tokens / seconds,
-        1000 * median(t.tokens[0] - t.sent for t in timings),
-        1000 * median(per_token),
+        1000 * median(record.ttft_s for record in records),
+        1000 * median(record.tpot_s or 0.0 for record in records),
         1000 * median(gaps),
-        1000 * gaps[int(0.99 * (len(gaps) - 1))],
+        1000 * percentile(gaps, 0.99),
     )
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: list[int], length: int) -> Timing:
-    body = {
+def _body(model: str, prompt: list[int], length: int) -> dict[str, Any]:
+    return {
         "model": model,
         "prompt": prompt,
         "max_tokens": length,
@@ -104,17 +97,3 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    timing = Timing(time.perf_counter())
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise RuntimeError(f"{url}: status {response.status}: {(await response.text())[:300]}")
-        async for line in response.content:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            now = time.perf_counter()
-            event = json.loads(line[6:])
-            if event.get("choices") and event["choices"][0]["text"]:
-                timing.tokens.append(now)
-            if event.get("usage"):
-                timing.completion_tokens = event["usage"]["completion_tokens"]
-    return timing

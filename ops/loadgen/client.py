@@ -27,7 +27,10 @@ clock = time.perf_counter
 
 @dataclass(slots=True)
 class Record:
-    """One request: what was asked, when it was due, sent and over, and when each chunk with tokens came (seconds)."""
+    """One request: what was asked, when it was due, sent and over, and when each chunk with tokens came (seconds).
+
+    `last` is when the last token was there: it may have no text, and then only the reason for the end tells of it.
+    """
 
     index: int
     input_tokens: int
@@ -35,6 +38,7 @@ class Record:
     due: float = 0.0
     sent: float = 0.0
     ended: float = 0.0
+    last: float = 0.0
     chunks: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -61,7 +65,7 @@ class Record:
     @property
     def tpot_s(self) -> float | None:
         """Seconds per token after the first; None for a single token."""
-        return (self.chunks[-1] - self.chunks[0]) / (self.tokens - 1) if self.tokens > 1 else None
+        return (self.last - self.chunks[0]) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def gaps_s(self) -> list[float]:
@@ -88,8 +92,8 @@ class EventParser:
                 yield line[5:].strip()
 
 
-def new_session(timeout_s: float, api_key: str = "") -> aiohttp.ClientSession:
-    """A session without a limit on connections."""
+def new_session(timeout_s: float | None, api_key: str = "") -> aiohttp.ClientSession:
+    """A session without a limit on connections; `timeout_s` None waits for ever."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
@@ -140,6 +144,8 @@ async def _read(content: aiohttp.StreamReader, record: Record) -> None:
             if error := event.get("error"):
                 record.fail("error event", str(error.get("message", error) if isinstance(error, dict) else error))
                 return
+            if event.get("choices"):
+                record.last = now
             if _has_token(event):
                 record.chunks.append(now)
             if usage := event.get("usage"):

@@ -56,6 +56,8 @@ async def _run(settings: BenchSettings, plan: Plan, count: Callable[[str], int] 
             wanted = settings.against_model or servers[0].model
             required = bool(settings.against_model or settings.model)
             servers.append(await connect(session, settings, "--against", wanted, required))
+            for server, place in zip(servers, ("first", "second"), strict=True):
+                server.label = f"{place}: {server.name}"
         prompts = await make_prompts(session, servers, settings, plan.shape.shared_prefix, count)
         context = settings.context or min((server.context for server in servers if server.context), default=None)
         if context is not None and not isinstance(prompts, IdPrompts) and count is None:
@@ -96,7 +98,7 @@ def _status(run: Run) -> str:
         share, total = spent_s / ((plan.duration_s or 1) * len(run.servers)), ""
     filled = min(BAR, int(BAR * share))
     errors = f", {failed} failed" if failed else ""
-    where = f" at {run.servers[run.blocks[-1].server].name}" if len(run.servers) > 1 and run.blocks else ""
+    where = f" at {run.servers[run.blocks[-1].server].label}" if len(run.servers) > 1 and run.blocks else ""
     return f"[{'#' * filled}{'.' * (BAR - filled)}] {ended}{total} done, {len(records) - ended} open{errors}{where}"
 
 

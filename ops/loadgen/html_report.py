@@ -54,10 +54,10 @@ def page(run: Run, result: dict[str, Any]) -> str:
             _table(["", "first", "second", "ratio", "least of the blocks", "most of the blocks"], rows),
         ]
     parts.append("<h2>Throughput</h2>")
-    parts.append(_table(["", *(server["url"] for server in servers)], _throughput(servers)))
+    parts.append(_table(["", *(server["label"] for server in servers)], _throughput(servers)))
     parts.append("<h2>Latency in ms</h2>")
     parts.append(_table(["", *SHARES], list(_latencies(servers))))
-    errors = [(server["url"], error) for server in servers for error in server["errors"]]
+    errors = [(server["label"], error) for server in servers for error in server["errors"]]
     if errors:
         rows = [[url, str(one["count"]), one["kind"], one["first_message"]] for url, one in errors]
         parts += ["<h2>Errors</h2>", _table(["server", "number", "kind", "first message"], rows)]
@@ -71,7 +71,7 @@ def page(run: Run, result: dict[str, Any]) -> str:
 
 def _title(server: dict[str, Any]) -> str:
     counts = f"{server['completed']} of {server['requests']} requests completed in {server['seconds']:.2f} s"
-    return f"{server['url']}, model {server['model']}, server {server['software'] or 'unknown'}: {counts}"
+    return f"{server['label']}, model {server['model']}, server {server['software'] or 'unknown'}: {counts}"
 
 
 def _throughput(servers: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -94,7 +94,7 @@ def _latencies(servers: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
     for name in LATENCIES:
         for server in servers:
             if found := server[f"{name}_ms"]:
-                yield [f"{name.upper()} {server['url']}", *(f"{found[share]:.2f}" for share in SHARES)]
+                yield [f"{name.upper()} {server['label']}", *(f"{found[share]:.2f}" for share in SHARES)]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
@@ -105,7 +105,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = F
 
 
 def _plots(run: Run) -> Iterable[str]:
-    names = [server.name for server in run.servers]
+    names = [server.label for server in run.servers]
     done = [
         [r for block in blocks_of(run, number) for r in block.records if r.ok and not was_cut(r)]
         for number in range(len(names))

@@ -85,7 +85,15 @@ class Comparison:
     ratio: float
     least: float
     most: float
+    blocks: int
     more_is_better: bool
+
+    @property
+    def better(self) -> str:
+        """`first` or `second`, where all blocks agree; else nothing."""
+        if self.blocks < 2 or self.least <= 1 <= self.most:
+            return ""
+        return "second" if (self.ratio > 1) == self.more_is_better else "first"
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -196,9 +204,8 @@ def compare(run: Run) -> list[Comparison]:
             continue
         ratios = [y / x for x, y in ((value(one), value(other)) for one, other in pairs) if x and y is not None]
         ratio = b / a
-        found.append(
-            Comparison(name, a, b, ratio, min(ratios, default=ratio), max(ratios, default=ratio), more_is_better)
-        )
+        least, most = min(ratios, default=ratio), max(ratios, default=ratio)
+        found.append(Comparison(name, a, b, ratio, least, most, len(ratios), more_is_better))
     return found
 
 
@@ -252,7 +259,7 @@ def warnings(run: Run) -> list[str]:
     if slip_ms > 1000 * MOST_SLIP_S:
         found.append(f"requests left {slip_ms:.0f} ms after they were due (p99): the client cannot send that fast")
     for number, (server, side) in enumerate(zip(run.servers, sides, strict=True)):
-        who = f"{server.name}: " if len(sides) > 1 else ""
+        who = f"{server.label}: " if len(sides) > 1 else ""
         if run.plan.rate is not None and (growth := _growth(run, number)):
             found.append(f"{who}{growth}")
         if side.other_length:
@@ -260,7 +267,10 @@ def warnings(run: Run) -> list[str]:
         if side.completed and side.counted_by != "server":
             found.append(f"{who}the server does not count tokens; each chunk counts as one")
         if side.tokens_per_chunk > 1.05:
-            found.append(f"{who}a chunk has {side.tokens_per_chunk:.2f} tokens; ITL is the time between chunks")
+            found.append(
+                f"{who}{side.tokens_per_chunk:.2f} tokens came per chunk (several at once, or some without text): "
+                "ITL is the time between chunks, TPOT that of a token"
+            )
         wanted = side.asked_input_tokens
         if wanted and abs(side.input_tokens - wanted) > 0.02 * wanted:
             found.append(f"{who}the server counted {side.input_tokens} input tokens, not the {wanted} aimed at")

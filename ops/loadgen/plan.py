@@ -45,10 +45,17 @@ class Plan:
         return f"{self.rate:g} requests/s, {kind}"
 
     def block_requests(self, block: int) -> int | None:
-        """How many requests the block has; None for a run by time."""
-        if self.requests is None:
-            return None
-        return self.requests * (block + 1) // self.rounds - self.requests * block // self.rounds
+        """How many requests the block has; None for a closed loop by time, which has as many as the server takes."""
+        if self.requests is not None:
+            return self.requests * (block + 1) // self.rounds - self.requests * block // self.rounds
+        if self.rate is not None and self.block_s is not None:
+            return max(1, round(self.rate * self.block_s))
+        return None
+
+    @property
+    def block_s(self) -> float | None:
+        """For how long a block sends requests; None for a run by number."""
+        return None if self.duration_s is None else self.duration_s / self.rounds
 
 
 def make_plan(settings: BenchSettings) -> Plan:

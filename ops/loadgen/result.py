@@ -37,6 +37,7 @@ def as_json(run: Run, settings: BenchSettings) -> dict[str, Any]:
         "client": client_figures(run),
         "servers": [
             {
+                "label": server.label,
                 "url": server.name,
                 "model": server.model,
                 "software": server.software,

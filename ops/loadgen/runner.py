@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import signal
 from array import array
@@ -66,14 +67,14 @@ class Run:
         plan = self.plan
         seed = f"{plan.seed} {'warmup' if warmup else block}"
         count = None if warmup else plan.block_requests(block)
-        times = arrivals(plan.rate, plan.burstiness, seed) if plan.rate is not None else None
+        times = arrivals(count, plan.rate, plan.burstiness, seed) if count and plan.rate is not None else None
         draw = random.Random(f"prompts {seed}")
         for index, (prompt, answer) in enumerate(lengths(plan.shape, count, seed)):
             prompt_tokens, answer_tokens = self.fit(prompt, answer)
             if server is self.servers[0] and not warmup:
                 self.cut_lengths += (prompt_tokens, answer_tokens) != (prompt, answer)
             body = server.body(self.prompts.make(prompt_tokens, draw), answer_tokens)
-            yield Work(Record(index, prompt_tokens, answer_tokens), body, next(times) if times else 0.0)
+            yield Work(Record(index, prompt_tokens, answer_tokens), body, times[index] if times else 0.0)
 
     def fit(self, prompt: int, answer: int) -> tuple[int, int]:
         """Lengths that the context has room for: of two that are too long together, each keeps half of it."""
@@ -127,9 +128,7 @@ class Run:
     async def _block(self, session: aiohttp.ClientSession, number: int, index: int) -> None:
         server, plan = self.servers[number], self.plan
         works = self.works(server, index)
-        if plan.rate is not None and plan.duration_s is not None:
-            works = _until(works, self._block_s)
-        if plan.rate is not None or plan.requests is not None:
+        if plan.block_requests(index) is not None:
             works = iter(list(works))  # made before the clock runs
         block = Block(number, index, clock())
         self.blocks.append(block)
@@ -145,14 +144,10 @@ class Run:
     def now(self) -> float:
         return clock()
 
-    @property
-    def _block_s(self) -> float:
-        return (self.plan.duration_s or 0.0) / self.plan.rounds
-
     async def _closed(
         self, session: aiohttp.ClientSession, server: Server, block: Block, works: Iterator[Work]
     ) -> None:
-        end = block.started + self._block_s if self.plan.duration_s is not None else float("inf")
+        end = block.started + (self.plan.block_s or math.inf)
 
         async def one_after_the_other() -> None:
             while clock() < end and (work := next(works, None)):
@@ -184,10 +179,3 @@ class Run:
         while True:
             show(self)
             await asyncio.sleep(REDRAW_S)
-
-
-def _until(works: Iterator[Work], end_s: float) -> Iterator[Work]:
-    for work in works:
-        if work.at_s >= end_s:
-            return
-        yield work

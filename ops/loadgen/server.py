@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,12 @@ from shared.settings import SettingError
 CONNECT_TIMEOUT_S = 30.0
 # Sizes of vocabularies that are tried, largest first: what lies below the accepted one are valid token ids.
 VOCAB_SIZES = (32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256, 128)
-FEW_WORDS, MANY_WORDS = 16, 144
 
 
 @dataclass
 class Server:
-    """One server under load. `context` None: it does not say. `usage`: it counts tokens in its streams."""
+    """One server under load. `context` None: it does not say. `usage`: it counts tokens in its streams. `label` names
+    it among others."""
 
     flag: str
     url: ServerUrl
@@ -35,6 +34,7 @@ class Server:
     context: int | None
     endpoint: str
     options: dict[str, Any]
+    label: str
     usage: bool = True
 
     @property
@@ -82,7 +82,9 @@ async def connect(
     options: dict[str, Any] = {"temperature": settings.temperature}
     if settings.ignore_eos:
         options["ignore_eos"] = True
-    server = Server(flag, url, name, software, said if isinstance(said, int) else None, settings.endpoint, options)
+    server = Server(
+        flag, url, name, software, said if isinstance(said, int) else None, settings.endpoint, options, url.shown
+    )
     record = await server.ask(session, WORDS[0])
     if record.error.startswith("status 4") and "stream_options" in record.message:
         server.usage = False
@@ -117,19 +119,17 @@ async def make_prompts(
             raise CommandError(f"{refused.name} takes no token ids as prompts; give --prompts text")
     first = servers[0]
     if count is not None:
-        words = " ".join(random.Random(0).choices(WORDS, k=MANY_WORDS))
+        words = " ".join(WORDS)
         counted = count(words)
         record = await first.ask(session, words)
         fixed: float = max(0, record.prompt_tokens - counted) if record.prompt_tokens is not None else 0
         how = f"random words, counted with {Path(settings.tokenizer).name} (the server adds {fixed:g})"
-        return WordPrompts(shared, settings.seed, how, fixed, counted / MANY_WORDS, count)
-    few, many = [await _count(session, first, number) for number in (FEW_WORDS, MANY_WORDS)]
-    per_word = (many - few) / (MANY_WORDS - FEW_WORDS)
+        return WordPrompts(shared, settings.seed, how, fixed, counted / len(WORDS), count)
+    once, twice = [await _count(session, first, WORDS * times) for times in (1, 2)]
+    per_word = (twice - once) / len(WORDS)
     if per_word <= 0:
-        raise CommandError(
-            f"{first.name} counts {few} and {many} tokens in {FEW_WORDS} and {MANY_WORDS} words; give --tokenizer PATH"
-        )
-    fixed = few - per_word * FEW_WORDS
+        raise CommandError(f"{first.name} counts as many tokens in twice as many words; give --tokenizer PATH")
+    fixed = max(0.0, once - per_word * len(WORDS))
     how = f"random words, calibrated with the server's count ({per_word:.2f} tokens per word, {fixed:.0f} besides)"
     return WordPrompts(shared, settings.seed, how, fixed, per_word)
 
@@ -198,12 +198,12 @@ async def _accepted_ids(session: aiohttp.ClientSession, server: Server) -> int:
     return 0
 
 
-async def _count(session: aiohttp.ClientSession, server: Server, words: int) -> int:
-    record = await server.ask(session, " ".join(random.Random(words).choices(WORDS, k=words)))
+async def _count(session: aiohttp.ClientSession, server: Server, words: list[str]) -> int:
+    record = await server.ask(session, " ".join(words))
     if record.prompt_tokens is None:
         what = f"{record.error}: {record.message}" if record.error else "it does not say"
         raise CommandError(
-            f"{server.name} does not count the tokens of a prompt of {words} words ({what}); give --tokenizer PATH, "
-            "or --prompts ids"
+            f"{server.name} does not count the tokens of a prompt of {len(words)} words ({what}); give --tokenizer "
+            "PATH, or --prompts ids"
         )
     return record.prompt_tokens

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from statistics import NormalDist
 
 BLOCK = 256
@@ -91,15 +92,14 @@ def lengths(shape: Shape, count: int | None, seed: str) -> Iterator[tuple[int, i
         left = None if left is None else left - size
 
 
-def arrivals(rate: float, burstiness: float, seed: str) -> Iterator[float]:
-    """Seconds at which requests are sent: the first at 0, then `rate` per second without end.
+def arrivals(count: int, rate: float, burstiness: float, seed: str) -> list[float]:
+    """Seconds at which `count` requests are sent: the first at 0, then `rate` per second.
 
-    The gaps are gamma-distributed with shape `burstiness`: 1 is Poisson, less is bursts, more is regular. An infinite
-    rate is all of them at once.
+    The gaps are gamma-distributed with shape `burstiness` (1 is Poisson, less is bursts, more is regular) and scaled so
+    that the rate is exactly that asked for, also of a few. An infinite rate is all of them at once.
     """
     draw = random.Random(f"arrivals {seed}")
-    at = 0.0
-    while True:
-        yield at
-        if math.isfinite(rate):
-            at += draw.gammavariate(burstiness, 1 / (rate * burstiness))
+    times = list(accumulate((draw.gammavariate(burstiness, 1.0) for _ in range(count - 1)), initial=0.0))
+    if not math.isfinite(rate) or not times[-1]:
+        return [0.0] * count
+    return [at / times[-1] * (count - 1) / rate for at in times]

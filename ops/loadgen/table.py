@@ -16,7 +16,7 @@ def render(run: Run) -> str:
     lines = [headline(run), f"prompts: {run.prompts.how}", ""]
     sides = summaries(run)
     for server, side in zip(run.servers, sides, strict=True):
-        lines += [" ".join(f"{server.name} {server.model} {server.software}".split()), *_one(run, side), ""]
+        lines += [" ".join(f"{server.label} {server.model} {server.software}".split()), *_one(run, side), ""]
     if len(sides) == 2:
         lines += [*_compared(run), ""]
     client = client_figures(run)
@@ -67,9 +67,8 @@ def _one(run: Run, side: Summary) -> list[str]:
 def _compared(run: Run) -> list[str]:
     rows = [["", "first", "second", "ratio", "blocks", ""]]
     for one in compare(run):
-        better = "" if one.least <= 1 <= one.most else "second" if (one.ratio > 1) == one.more_is_better else "first"
         spread = f"{one.least:.2f} to {one.most:.2f}"
-        rows.append([one.name, _number(one.first), _number(one.second), f"{one.ratio:.2f}", spread, better])
+        rows.append([one.name, _number(one.first), _number(one.second), f"{one.ratio:.2f}", spread, one.better])
     return ["second to first; the last column says which is better, where all blocks agree", *columns(rows)]
 
 
