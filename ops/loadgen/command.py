@@ -67,6 +67,7 @@ async def _run(settings: BenchSettings, plan: Plan, count: Callable[[str], int] 
         if moves:
             progress.update("warming up")
         await run.warm_up(session, settings.warmup)
+        progress.say(f"measuring {' and '.join(server.name for server in servers)}; Ctrl-C ends it early")
         try:
             await run.measure(session, (lambda run: progress.update(_status(run))) if moves else None)
         finally:

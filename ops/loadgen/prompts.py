@@ -162,7 +162,7 @@ WORDS = [
 ]
 # Ids below are special or single bytes in most vocabularies.
 FIRST_ID = 256
-_TRIES = 12
+_TRIES = 24
 
 
 class Prompts(Protocol):
@@ -214,8 +214,7 @@ class WordPrompts:
             missing = wanted - self.count(" ".join(words))
             if not missing:
                 break
-            if missing > 0:
-                words += draw.choices(WORDS, k=missing)
-            else:
-                del words[max(1, len(words) + missing) :]
+            if missing < 0:
+                del words[max(0, len(words) + missing) :]
+            words += draw.choices(WORDS, k=max(missing, not words))
         return " ".join(words)

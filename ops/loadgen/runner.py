@@ -164,7 +164,7 @@ class Run:
             for work in works:
                 work.record.due = block.started + work.at_s
                 wait_s = work.record.due - clock()
-                if wait_s > 0:
+                if wait_s > 0:  # the loop's timers are exact to a millisecond
                     await asyncio.sleep(wait_s)
                 block.records.append(work.record)
                 group.create_task(stream(session, server.address, work.body, work.record))

@@ -1,0 +1,304 @@
+"""The parts of `quire bench`: lengths, arrivals, limits, measures and reports, without a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from array import array
+from itertools import islice, pairwise
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from ops.loadgen import table
+from ops.loadgen.client import EventParser, Record
+from ops.loadgen.html_report import page
+from ops.loadgen.measures import compare, distribution, is_good, percentile, summarise, warnings
+from ops.loadgen.plan import make_plan, parse_slo
+from ops.loadgen.prompts import WORDS, IdPrompts, WordPrompts
+from ops.loadgen.result import SCHEMA, as_json
+from ops.loadgen.runner import Block, Run
+from ops.loadgen.server import Server
+from ops.loadgen.settings import BenchSettings
+from ops.loadgen.shapes import SHAPES, arrivals, lengths
+from ops.paths import PROJECT_ROOT
+from ops.server_url import parse_url
+from shared.settings import SettingError
+
+# Mean tokens of prompts and answers as published: the paper's section 6.1, and Azure's traces of 2023.
+PUBLISHED = {
+    "sharegpt": (161.31, 337.99),
+    "alpaca": (19.31, 58.45),
+    "azure-chat": (1155, 211),
+    "azure-code": (2048, 28),
+}
+LONGEST = {"sharegpt": (1024, 2048), "alpaca": (1024, 2048), "azure-chat": (14_050, 1000), "azure-code": (7437, 1899)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(("count", "tolerance"), [(64, 0.04), (1000, 0.01)])
+def test_lengths_have_the_published_means(name: str, count: int, tolerance: float) -> None:
+    pairs = list(lengths(SHAPES[name], count, "7"))
+    assert len(pairs) == count
+    for side, published, longest in zip(zip(*pairs, strict=True), PUBLISHED[name], LONGEST[name], strict=True):
+        assert mean(side) == pytest.approx(published, rel=tolerance)
+        assert min(side) >= 4
+        assert max(side) <= longest
+        assert stdev(side) > 0.3 * mean(side)
+
+
+def test_lengths_are_those_of_the_seed_and_go_on_without_end() -> None:
+    shape = SHAPES["sharegpt"]
+    assert list(lengths(shape, 50, "1")) == list(lengths(shape, 50, "1"))
+    assert list(lengths(shape, 50, "1")) != list(lengths(shape, 50, "2"))
+    assert mean(answer for _, answer in islice(lengths(shape, None, "1"), 1024)) == pytest.approx(337.99, rel=0.01)
+
+
+@pytest.mark.parametrize("burstiness", [0.2, 1.0, 4.0])
+def test_arrivals_have_the_rate_and_the_burstiness(burstiness: float) -> None:
+    times = arrivals(4001, 8.0, burstiness, "3")
+    gaps = [b - a for a, b in pairwise(times)]
+    assert times[0] == 0
+    assert times[-1] == pytest.approx(500)
+    # A gamma distribution with shape k has a coefficient of variation of 1 / sqrt(k).
+    assert stdev(gaps) / mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.1)
+
+
+def test_an_infinite_rate_is_all_at_once() -> None:
+    assert arrivals(3, math.inf, 1.0, "0") == [0.0, 0.0, 0.0]
+    assert arrivals(1, 5.0, 1.0, "0") == [0.0]
+
+
+def test_token_ids_are_exact_and_share_the_prefix() -> None:
+    prompts = IdPrompts(1000, 50, seed=1)
+    first, second = (prompts.make(60, random.Random(seed)) for seed in (1, 2))
+    assert len(first) == len(second) == 60
+    assert first[:50] == second[:50]
+    assert first[50:] != second[50:]
+    assert all(0 <= token < 1000 for token in first)
+    assert len(prompts.make(20, random.Random(1))) == 20
+
+
+def test_words_are_exact_with_a_tokenizer() -> None:
+    tokenizer = Tokenizer.from_file(str(PROJECT_ROOT / "models/demo/tokenizer.json"))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    prompts = WordPrompts(0, 0, "", fixed=4, per_word=count(" ".join(WORDS)) / len(WORDS), count=count)
+    asked = [6, 7, 20, 21, 100, 500]
+    made = [count(prompts.make(tokens, random.Random(tokens))) + 4 for tokens in asked]
+    assert made == asked
+
+
+def test_events_are_cut_wherever_the_network_cuts_them() -> None:
+    text = b": hello\n\nid: 1\ndata: {}\n\ndata:[DONE]\r\n\n"
+    for size in range(1, len(text)):
+        parser = EventParser()
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert [data for piece in pieces for data in parser.feed(piece)] == [b"{}", b"[DONE]"]
+
+
+def test_limits_are_read_with_their_units() -> None:
+    assert parse_slo("ttft=500ms, tpot:50ms e2e=2s") == {"ttft": 0.5, "tpot": 0.05, "e2e": 2.0}
+    assert parse_slo("") == {}
+    for wrong in ("ttft=500", "ttft", "foo=1s", "ttft=1s,ttft=2s", "ttft=0ms", "ttft=-1s"):
+        with pytest.raises(SettingError, match=r"slo: .*give ttft"):
+            parse_slo(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rate": "3", "concurrency": 2}, "rate and concurrency are both given"),
+        ({"requests": 3, "duration_s": 2.0}, "requests and duration_s are both given"),
+        ({"rate": "fast"}, "rate: 'fast' is no rate; give"),
+        ({"rate": "0"}, "rate: '0' is no rate; give"),
+        ({"rate": "nan"}, "rate: 'nan' is no rate; give"),
+        ({"rate": "inf", "duration_s": 1.0}, "rate: inf .* give --requests"),
+        ({"burstiness": 2.0}, "burstiness: 2 .* give --rate"),
+        ({"input_tokens": 5}, "input_tokens: 5 .* give --shape fixed or prefix"),
+        ({"shape": "fixed", "prefix_tokens": 5}, "prefix_tokens: 5 .* give --shape prefix"),
+        ({"endpoint": "chat", "prompts": "ids"}, "prompts: ids .* give"),
+        ({"save_requests": True}, "save_requests: .* give --json"),
+        ({"against_model": "m"}, "against_model: 'm' .* give --against"),
+        ({"against": "http://x", "requests": 3}, "requests: 3 .* give --rounds"),
+        ({"json": "/no/such/folder/x.json"}, "json: .* give"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        make_plan(BenchSettings(**given))
+
+
+def test_blocks_have_all_requests() -> None:
+    plan = make_plan(BenchSettings(requests=10, rounds=4, against="http://x"))
+    assert [plan.block_requests(index) for index in range(4)] == [2, 3, 2, 3]
+    plan = make_plan(BenchSettings(duration_s=8.0, rounds=4, against="http://x", rate="5"))
+    assert [plan.block_requests(index) for index in range(4)] == [10, 10, 10, 10]
+
+
+def record(sent: float, *chunks: float, ended: float, tokens: int, error: str = "", message: str = "") -> Record:
+    return Record(
+        0,
+        10,
+        tokens,
+        due=sent,
+        sent=sent,
+        ended=ended,
+        last=chunks[-1] if chunks else 0.0,
+        chunks=array("d", chunks),
+        prompt_tokens=10,
+        completion_tokens=tokens if chunks else None,
+        error=error,
+        message=message,
+    )
+
+
+def test_measures_are_those_of_the_definitions() -> None:
+    block = Block(0, 0, started=100.0, ended=104.0)
+    block.records = [
+        record(100.0, 100.1, 100.2, 100.4, ended=100.5, tokens=3),
+        record(101.0, 101.3, ended=101.4, tokens=1),
+        record(102.0, ended=102.5, tokens=5, error="status 503", message="full"),
+        record(103.0, 103.1, ended=104.0, tokens=5, error="cut short"),
+    ]
+    found = summarise([block], parse_slo("ttft=200ms"))
+    assert (found.requests, found.completed, found.failed, found.cut_short) == (4, 2, 1, 1)
+    assert found.requests_per_s == pytest.approx(2 / 4)
+    assert (found.input_tokens_per_s, found.output_tokens_per_s) == pytest.approx((20 / 4, 4 / 4))
+    assert found.ttft_ms is not None
+    assert found.tpot_ms is not None
+    assert found.itl_ms is not None
+    assert found.e2e_ms is not None
+    assert found.ttft_ms.mean == pytest.approx(200)
+    assert found.tpot_ms.mean == pytest.approx(150)  # of the first only: (0.4 - 0.1) / (3 - 1)
+    assert found.itl_ms.max == pytest.approx(200)
+    assert found.e2e_ms.max == pytest.approx(500)
+    assert (found.good, found.good_share, found.good_per_s) == (1, pytest.approx(1 / 3), pytest.approx(1 / 4))
+    [error] = found.errors
+    assert (error.kind, error.count, error.first_message) == ("status 503", 1, "full")
+    assert found.mean_concurrency == pytest.approx((0.5 + 0.4 + 0.5 + 1.0) / 4)
+
+
+def test_a_good_request_keeps_to_every_limit() -> None:
+    one = record(0.0, 0.1, 0.2, 0.5, ended=0.6, tokens=3)
+    for limits, good in (
+        ("ttft=100ms,tpot=200ms,itl=301ms,e2e=600ms", True),
+        ("ttft=99ms", False),
+        ("tpot=199ms", False),
+        ("itl=299ms", False),
+        ("e2e=599ms,ttft=1s", False),
+    ):
+        assert is_good(one, parse_slo(limits)) is good
+    assert not is_good(record(0.0, ended=0.1, tokens=1, error="timeout"), {})
+
+
+def test_percentiles_are_linear_between_ranks() -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+    assert percentile([5.0], 0.99) == 5.0
+    assert distribution([]) is None
+
+
+NASTY = "</title><script>alert('1')</script>&\"x"
+
+
+def finished_run(settings: BenchSettings, model: str = "m") -> Run:
+    """Two servers, of which the second takes twice as long; and one error."""
+    plan = make_plan(settings)
+    servers = [
+        Server("--url", parse_url(f"http://host-{name}:1"), model, "quire", 100, "completions", {}, name)
+        for name in ("a", "b")
+    ]
+    run = Run(plan, servers, IdPrompts(1000, 0, 0), 100, started=100.0)
+    run.lag_s.append(0.001)
+    for index in range(plan.rounds):
+        for server, factor in ((0, 1.0), (1, 2.0)):
+            start = 100.0 + 10 * index + 5 * server
+            block = Block(server, index, start, start + factor)
+            block.records = [
+                record(start, start + 0.1 * factor, start + 0.2 * factor, ended=start + 0.3 * factor, tokens=2),
+                record(start, ended=start + 0.1, tokens=2, error="status 500", message=NASTY),
+            ]
+            run.blocks.append(block)
+    return run
+
+
+def test_two_servers_are_compared_with_the_spread_of_the_blocks() -> None:
+    run = finished_run(BenchSettings(against="http://x"))
+    found = {one.name: one for one in compare(run)}
+    throughput, ttft = found["requests/s"], found["TTFT p50 ms"]
+    assert (throughput.ratio, throughput.least, throughput.most) == pytest.approx((0.5, 0.5, 0.5))
+    assert (ttft.first, ttft.second, ttft.ratio) == pytest.approx((100, 200, 2))
+    assert throughput.better == ttft.better == "first"
+    assert throughput.blocks == 4
+    run.blocks[1].ended -= 1.5  # the second server was faster in one block
+    assert {one.name: one for one in compare(run)}["requests/s"].better == ""
+    assert "ratio" in table.render(run)
+
+
+def test_the_json_has_everything_and_no_secret() -> None:
+    settings = BenchSettings(
+        against="http://me:word@x", slo="ttft=150ms", json="x.json", save_requests=True, api_key="sk-secret"
+    )
+    text = json.dumps(as_json(finished_run(settings), settings))
+    assert "sk-secret" not in text
+    assert "word" not in text
+    result = json.loads(text)
+    assert result["schema"] == SCHEMA == "quire-bench/1"
+    assert set(result) == {
+        "schema", "when", "settings", "environment", "load", "stopped", "client", "servers", "comparison", "warnings",
+    }  # fmt: skip
+    first, second = result["servers"]
+    assert (first["good_share"], second["good_share"]) == (0.5, 0.0)
+    assert len(first["blocks"]) == 4
+    assert len(first["records"]) == 8
+    assert first["records"][0]["chunks_s"] == pytest.approx([0.1, 0.2])
+    assert first["errors"] == [{"kind": "status 500", "count": 4, "first_message": NASTY}]
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+        assert set(first[name]) == {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+def test_the_page_has_no_script_and_escapes_everything() -> None:
+    settings = BenchSettings(against="http://x", model=NASTY)
+    run = finished_run(settings, model=NASTY)
+    text = page(run, as_json(run, settings))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "'1'" not in text
+    assert "http://host-a:1" not in text.partition("<body>")[0]
+    assert not any(word in text for word in ("src=", "href=", "@import", "url("))
+    assert text.count("<svg") == text.count("</svg>") == 7
+    assert text.count('class="line"') == 10  # five plots of lines, a line for each server
+
+
+def test_warnings_say_what_cannot_be_believed() -> None:
+    run = finished_run(BenchSettings(against="http://x"))
+    assert warnings(run) == []
+    run.lag_s.append(0.5)
+    run.stopped = True
+    run.cut_lengths = 3
+    run.blocks[0].records[0].completion_tokens = None
+    run.blocks[0].records[0].prompt_tokens = 99
+    text = "\n".join(warnings(run))
+    for part in (
+        "was stopped",
+        "client was late",
+        "3 requests were longer",
+        "does not count",
+        "counted 129 input tokens",
+    ):
+        assert part in text
+
+
+def test_a_queue_that_grows_is_told() -> None:
+    run = finished_run(BenchSettings(rate="10", against="http://x"))
+    block = Block(0, 0, 0.0, 100.0)
+    block.records = [record(i, i + 0.1 * (i + 1), ended=i + 20, tokens=1) for i in range(40)]
+    run.blocks = [block]
+    assert any("does not keep up" in text for text in warnings(run))
+    block.records = [record(i, i + 0.1, ended=i + 20, tokens=1) for i in range(40)]
+    assert not any("does not keep up" in text for text in warnings(run))
