@@ -58,7 +58,7 @@ def test_each_command_has_help_with_examples_that_call_it(name: str) -> None:
 def test_help_loads_neither_torch_nor_aiohttp() -> None:
     program = (
         "import sys; from ops.cli import main; main(['--help']); main(['--version'])\n"
-        "for name in ('serve', 'gateway', 'worker', 'chat'):\n"
+        "for name in ('serve', 'gateway', 'worker', 'chat', 'bench'):\n"
         "    try: main([name, '--help'])\n"
         "    except SystemExit: pass\n"
         "sys.exit(' '.join({'torch', 'aiohttp', 'redis', 'transformers'} & set(sys.modules)) or 0)"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from array import array
 from itertools import islice, pairwise
 from statistics import mean, stdev
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from tokenizers import Tokenizer
@@ -271,6 +273,8 @@ def test_the_page_has_no_script_and_escapes_everything() -> None:
     assert "'1'" not in text
     assert "http://host-a:1" not in text.partition("<body>")[0]
     assert not any(word in text for word in ("src=", "href=", "@import", "url("))
+    for plot in re.findall(r"<svg.*?</svg>", text):
+        ElementTree.fromstring(plot)
     assert text.count("<svg") == text.count("</svg>") == 7
     assert text.count('class="line"') == 10  # five plots of lines, a line for each server
 
