@@ -137,6 +137,8 @@ async def _read(content: aiohttp.StreamReader, record: Record) -> None:
         now = clock()
         for data in parser.feed(piece):
             if data == b"[DONE]":
+                if not record.chunks and record.completion_tokens and record.last:
+                    record.chunks.append(record.last)  # tokens without text: their end is the first that is seen
                 if not record.chunks:
                     record.fail("empty answer", "the stream ended without a token")
                 return

@@ -89,18 +89,15 @@ def _check_context(plan: Plan, context: int | None) -> None:
 def _status(run: Run) -> str:
     """A bar, and what goes on now."""
     plan = run.plan
-    records = [record for block in run.blocks for record in block.records]
-    ended = sum(bool(record.ended) for record in records)
-    failed = sum(bool(record.ended) and not record.ok for record in records)
     if plan.requests is not None:
-        share, total = ended / (plan.requests * len(run.servers)), f"/{plan.requests * len(run.servers)}"
+        share, total = run.ended / (plan.requests * len(run.servers)), f"/{plan.requests * len(run.servers)}"
     else:
         spent_s = sum((block.ended or run.now) - block.started for block in run.blocks)
         share, total = spent_s / ((plan.duration_s or 1) * len(run.servers)), ""
     filled = min(BAR, int(BAR * share))
-    errors = f", {failed} failed" if failed else ""
+    errors = f", {run.failed} failed" if run.failed else ""
     where = f" at {run.servers[run.blocks[-1].server].label}" if len(run.servers) > 1 and run.blocks else ""
-    return f"[{'#' * filled}{'.' * (BAR - filled)}] {ended}{total} done, {len(records) - ended} open{errors}{where}"
+    return f"[{'#' * filled}{'.' * (BAR - filled)}] {run.ended}{total} done, {run.sent - run.ended} open{errors}{where}"
 
 
 def _write(name: str, text: str) -> None:

@@ -26,6 +26,8 @@ from ops.loadgen.shapes import arrivals, lengths
 
 LAG_INTERVAL_S = 0.01
 REDRAW_S = 0.1
+# Requests that are made before the clock of their block runs; of more than these each is made when its turn comes.
+MOST_PREPARED = 5000
 
 
 @dataclass(slots=True)
@@ -50,7 +52,8 @@ class Work:
 
 @dataclass
 class Run:
-    """Everything that was measured. `lag_s` is by how much timers of the client came late."""
+    """Everything that was measured. `lag_s` is by how much timers of the client came late; `sent`, `ended` and `failed`
+    count while it goes on."""
 
     plan: Plan
     servers: list[Server]
@@ -59,6 +62,9 @@ class Run:
     blocks: list[Block] = field(default_factory=list)
     lag_s: array[float] = field(default_factory=lambda: array("d"))
     cut_lengths: int = 0
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0
     stopped: bool = False
     started: float = 0.0
 
@@ -128,7 +134,8 @@ class Run:
     async def _block(self, session: aiohttp.ClientSession, number: int, index: int) -> None:
         server, plan = self.servers[number], self.plan
         works = self.works(server, index)
-        if plan.block_requests(index) is not None:
+        count = plan.block_requests(index)
+        if count is not None and count <= MOST_PREPARED:
             works = iter(list(works))  # made before the clock runs
         block = Block(number, index, clock())
         self.blocks.append(block)
@@ -152,8 +159,7 @@ class Run:
         async def one_after_the_other() -> None:
             while clock() < end and (work := next(works, None)):
                 work.record.due = clock()
-                block.records.append(work.record)
-                await stream(session, server.address, work.body, work.record)
+                await self._send(session, server, block, work)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self.plan.concurrency or 1):
@@ -166,8 +172,16 @@ class Run:
                 wait_s = work.record.due - clock()
                 if wait_s > 0:  # the loop's timers are exact to a millisecond
                     await asyncio.sleep(wait_s)
-                block.records.append(work.record)
-                group.create_task(stream(session, server.address, work.body, work.record))
+                group.create_task(self._send(session, server, block, work))
+
+    async def _send(self, session: aiohttp.ClientSession, server: Server, block: Block, work: Work) -> None:
+        block.records.append(work.record)
+        self.sent += 1
+        try:
+            await stream(session, server.address, work.body, work.record)
+        finally:
+            self.ended += 1
+            self.failed += not work.record.ok
 
     async def _watch_lag(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from statistics import NormalDist
 
 BLOCK = 256
-_STEPS = 2000
+_STEPS = 1000
 
 
 @dataclass(frozen=True)

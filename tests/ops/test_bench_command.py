@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
-        for _ in range(request["max_tokens"]):
+        for _ in range(0 if fault == "silent" else request["max_tokens"]):
             self._event({"choices": [{"text": "x", "finish_reason": None}]})
         if fault == "event":
             self._event({"error": {"message": "The worker is gone."}})
@@ -165,7 +165,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.over.wait(20)
         if fault == "garbage":
             self.wfile.write(b"data: {nonsense\n\n")
-        if fault:
+        self._event({"choices": [{"text": "", "finish_reason": "length"}]})
+        if fault not in ("", "silent"):
             return
         if "stream_options" in request:
             usage = {"prompt_tokens": 3, "completion_tokens": request["max_tokens"]}
@@ -259,6 +260,13 @@ def test_ctrl_c_reports_what_was_measured(awkward: Awkward, start_quire: StartQu
 def test_errors_can_be_allowed(awkward: Awkward, bench: Bench) -> None:
     awkward.faults = ["full"]
     assert bench(awkward.url, *SEVEN, "--requests", "3", "--allow-errors").code == 0
+
+
+def test_an_answer_without_text_is_no_error_if_its_tokens_were_counted(awkward: Awkward, measured: Measured) -> None:
+    awkward.faults = ["silent"]
+    [server] = measured(awkward.url, *SEVEN, "--requests", "1")["servers"]
+    assert (server["completed"], server["output_tokens"]) == (1, 7)
+    assert server["ttft_ms"]["p50"] <= server["e2e_ms"]["p50"]
 
 
 def test_without_usage_chunks_are_counted_and_that_is_said(awkward: Awkward, bench: Bench) -> None:
