@@ -39,7 +39,7 @@ def run(settings: GatewaySettings) -> int:
 
 async def _serve(settings: GatewaySettings) -> None:
     model = await asyncio.to_thread(load_model, settings.model, settings.name)
-    version = await _check_redis(settings)
+    server = await check_redis(settings.redis_url, model.name)
     app = create_app(settings, model)
     runner = Runner(app, settings)
     await runner.setup()
@@ -49,7 +49,7 @@ async def _serve(settings: GatewaySettings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         port = await _listen(runner, settings)
-        log.info("serving %s through Redis %s at %s", model.name, version, redact(settings.redis_url))
+        log.info("serving %s through %s at %s", model.name, server, redact(settings.redis_url))
         log.info("listening on http://%s:%d", f"[{settings.host}]" if ":" in settings.host else settings.host, port)
         await stop.wait()
         log.info("ending; open streams get %g s", settings.drain_s)
@@ -59,16 +59,6 @@ async def _serve(settings: GatewaySettings) -> None:
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
-
-
-async def _check_redis(settings: GatewaySettings) -> str:
-    try:
-        return await check_redis(settings.redis_url)
-    except ValueError as error:
-        raise StartError(
-            f"{redact(settings.redis_url)} is not a Redis URL: {error}; give one like redis://host:6379/0 with "
-            "--redis-url (QUIRE_REDIS_URL)."
-        ) from error
 
 
 async def _listen(runner: Runner, settings: GatewaySettings) -> int:

@@ -52,8 +52,8 @@ class Gateway:
 
     async def start(self) -> None:
         settings = self.settings
-        self._commands = command_client(settings.redis_url)
-        self._pubsub = pubsub_client(settings.redis_url)
+        self._commands = command_client(settings.redis_url, self.model.name)
+        self._pubsub = pubsub_client(settings.redis_url, self.model.name)
         self.broker = Broker(self._commands, self.model.name)
         self.renderer = Renderer(self.model, settings.tokenizer_threads)
         self.fanout = Fanout(self.broker, settings.keepalive_s)

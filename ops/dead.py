@@ -6,10 +6,9 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from ops.errors import CommandError
@@ -17,7 +16,7 @@ from ops.settings import DeadSettings
 from shared.broker import Broker, DeadRequest, QueueBounds, new_id
 from shared.keys import LaneKeys
 from shared.messages import GenerationRequest, MessageError
-from shared.redis_clients import command_client, redact
+from shared.redis_clients import BrokerUnavailable, command_client, node_clients, redact
 
 # Nothing is refused for want of room: an operator asks for it.
 NO_BOUNDS = QueueBounds(10**12, 10**15)
@@ -30,23 +29,28 @@ def dead(settings: DeadSettings) -> int:
 
 
 async def _run(settings: DeadSettings) -> int:
-    client = command_client(settings.redis_url, connections=2)
+    brokers: dict[str, Broker] = {}
     try:
-        lanes = [settings.served_model_name] if settings.served_model_name else await _lanes(client)
+        name = settings.served_model_name
+        for lane in [name] if name else await _lanes(settings.redis_url):
+            brokers[lane] = Broker(command_client(settings.redis_url, lane, connections=2), lane)
         if settings.action == "list":
-            return await _list(client, lanes, settings)
-        broker, found = await _find(client, lanes, settings.entry)
+            return await _list(brokers.values(), settings)
+        broker, found = await _find(brokers.values(), settings.entry)
         return await ACTIONS[settings.action](broker, found)
+    except BrokerUnavailable as error:
+        raise CommandError(str(error)) from error
     except (RedisError, OSError) as error:
         raise CommandError(
             f"no Redis at {redact(settings.redis_url)}: {error}; pass --redis-url (QUIRE_REDIS_URL)"
         ) from error
     finally:
-        await client.aclose()
+        for broker in brokers.values():
+            await broker.client.aclose()
 
 
-async def _list(client: Redis, lanes: list[str], settings: DeadSettings) -> int:
-    found = [(lane, one) for lane in lanes for one in await Broker(client, lane).read_dead(settings.count)]
+async def _list(brokers: Iterable[Broker], settings: DeadSettings) -> int:
+    found = [(broker.keys.lane, one) for broker in brokers for one in await broker.read_dead(settings.count)]
     for lane, one in found:
         print(f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens")
     if not found:
@@ -55,21 +59,27 @@ async def _list(client: Redis, lanes: list[str], settings: DeadSettings) -> int:
     return 0
 
 
-async def _lanes(client: Redis) -> list[str]:
+async def _lanes(url: str) -> list[str]:
     """The lanes that have a dead stream."""
     found = []
-    async for key in client.scan_iter(LaneKeys("*").dead, count=1000):
-        if match := _LANE.match(key.decode()):
-            found.append(match[1])
+    clients = await node_clients(url)
+    try:
+        for client in clients:
+            async for key in client.scan_iter(LaneKeys("*").dead, count=1000):
+                if match := _LANE.match(key.decode()):
+                    found.append(match[1])
+    finally:
+        for client in clients:
+            await client.aclose()
     return sorted(found)
 
 
-async def _find(client: Redis, lanes: list[str], entry: str) -> tuple[Broker, DeadRequest]:
+async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequest]:
     if not entry:
         raise CommandError("--entry is missing: give one that `quire dead list` shows")
     found = [
         (broker, one)
-        for broker in (Broker(client, lane) for lane in lanes)
+        for broker in brokers
         for one in await broker.read_dead(count=10_000)
         if one.entry_id == entry
     ]

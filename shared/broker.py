@@ -19,7 +19,7 @@ import msgpack
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys, gateway_lease
+from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys
 from shared.messages import MessageError, StepItem, WorkerCard, decode_items, unpack
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class Broker:
 
     async def refresh_gateway(self, gateway_id: str) -> None:
         """Renew the gateway's lease."""
-        await self.client.set(gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
+        await self.client.set(self.keys.gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
 
     async def read_totals(self) -> dict[str, int]:
         """How many requests of this lane were accepted, and ended, by outcome, since Redis was empty."""
@@ -404,7 +404,7 @@ class Broker:
         """Those of these gateways that hold their lease."""
         pipe = self.client.pipeline(transaction=False)
         for gateway_id in gateway_ids:
-            pipe.exists(gateway_lease(gateway_id))
+            pipe.exists(self.keys.gateway_lease(gateway_id))
         replies = await pipe.execute() if gateway_ids else []
         return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
 

@@ -80,7 +80,6 @@ class LaneKeys:
         """Pub/sub channel of the step frames that are meant for one gateway."""
         return f"{self.prefix}gateway:{gateway_id}"
 
-
-def gateway_lease(gateway_id: str) -> str:
-    """String with a TTL: the gateway lives. Nobody listening is not the same as nobody interested."""
-    return f"{NAMESPACE}:gateway:{gateway_id}:alive"
+    def gateway_lease(self, gateway_id: str) -> str:
+        """String with a TTL: the gateway lives. Nobody listening is not the same as nobody interested."""
+        return f"{self.prefix}gateway:{gateway_id}:alive"

@@ -52,7 +52,7 @@ def serve(settings: WorkerSettings) -> None:
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
     # What may be wrong is found before minutes may go into loading.
-    asyncio.run(check_redis(settings.redis_url))
+    asyncio.run(check_redis(settings.redis_url, name))
     asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
     try:
         listener = bind(settings.internal_host, settings.internal_port)

@@ -95,7 +95,7 @@ async def take_name(broker: Broker, worker_id: str, incarnation: str, beat_s: fl
 
 async def check_name(redis_url: str, lane: str, worker_id: str, beat_s: float) -> None:
     """Raises NameTaken if a worker lives under the name."""
-    client = command_client(redis_url, connections=1)
+    client = command_client(redis_url, lane, connections=1)
     try:
         await _free(Broker(client, lane), worker_id, beat_s)
     finally:

@@ -80,8 +80,9 @@ class WorkerService:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await check_redis(self._redis_url)
-        commands, blocking = command_client(self._redis_url, connections=4), blocking_client(self._redis_url)
+        url, lane = self._redis_url, self._model_name
+        await check_redis(url, lane)
+        commands, blocking = command_client(url, lane, connections=4), blocking_client(url, lane)
         broker = Broker(commands, self._model_name)
         try:
             await take_name(broker, self._worker_id, self._incarnation, self._leases.beat_s)

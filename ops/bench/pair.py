@@ -261,7 +261,7 @@ async def tokens(streams: int, seconds: float) -> None:
 
 async def cancel(requests: int) -> None:
     async with pair(step_ms=20, sequences=64) as found:
-        client = command_client(found.redis.url)
+        client = command_client(found.redis.url, MODEL)
         broker = Broker(client, MODEL)
         cancelled: dict[str, float] = {}
         for index in range(requests):

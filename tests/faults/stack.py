@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from redis import Redis
 
@@ -142,14 +142,28 @@ class Stream:
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
 
+class RedisServers(Protocol):
+    """Several servers that hold the queue together."""
+
+    url: str
+
+    def client(self, lane: str) -> Redis:
+        """A client of the server that has this lane now."""
+
+
 class FaultStack:
     """One Redis, and as many gateways and workers of the tiny model as a test starts."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, servers: RedisServers | None = None) -> None:
+        """servers: that run already, in place of one of its own; its owner stops them."""
         self.model = model
-        self.redis_server = EmbeddedRedis(folder)
-        self.redis_server.start()
-        self.redis = Redis.from_url(self.redis_server.url)
+        self.servers = servers
+        if servers is None:
+            self.redis_server = EmbeddedRedis(folder)
+            self.redis_server.start()
+            self.redis = Redis.from_url(self.redis_server.url)
+        else:
+            self.redis = servers.client(MODEL)
         self.processes: list[QuireProcess] = []
         self.proxies: list[Proxy] = []
 
@@ -161,7 +175,8 @@ class FaultStack:
         for proxy in self.proxies:
             proxy.close()
         self.redis.close()
-        self.redis_server.stop()
+        if self.servers is None:
+            self.redis_server.stop()
 
     def proxy(self) -> Proxy:
         """A network of its own between Redis and whoever is started `via` it."""
@@ -172,9 +187,11 @@ class FaultStack:
     def _start(
         self, module: str, arguments: tuple[str, ...], environ: dict[str, str], via: Proxy | None = None
     ) -> QuireProcess:
-        url = via.url if via else self.redis_server.url
-        common = ("--redis-url", url, "--served-model-name", MODEL)
-        process = QuireProcess((*arguments, *common), clean_environ(**environ), None, module)
+        url = via.url if via else self.servers.url if self.servers else self.redis_server.url
+        arguments = (*arguments, "--redis-url", url)
+        if "--served-model-name" not in arguments:
+            arguments = (*arguments, "--served-model-name", MODEL)
+        process = QuireProcess(arguments, clean_environ(**environ), None, module)
         self.processes.append(process)
         return process
 

@@ -165,7 +165,8 @@ async def test_a_context_may_be_set_smaller_but_not_larger(start_gateway: Start)
 
 async def test_the_lease_of_the_gateway_is_there_while_it_runs(start_gateway: Start) -> None:
     gateway = await start_gateway(gateway_id="g7")
-    assert await gateway.gateway.broker.client.ttl("quire:gateway:g7:alive") > 0
+    broker = gateway.gateway.broker
+    assert await broker.client.ttl(broker.keys.gateway_lease("g7")) > 0
 
 
 async def test_the_log_has_one_line_per_request_and_no_prompt(

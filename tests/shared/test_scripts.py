@@ -676,7 +676,7 @@ async def test_cards_that_cannot_be_read_are_counted_and_said_once(
 
 async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:
     await broker.refresh_gateway("g")
-    assert 0 < await client.ttl("quire:gateway:g:alive") <= GATEWAY_TTL_S
+    assert 0 < await client.ttl("quire:{lane}:gateway:g:alive") <= GATEWAY_TTL_S
 
 
 def test_all_keys_of_a_lane_share_one_hash_tag() -> None:
