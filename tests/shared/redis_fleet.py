@@ -153,6 +153,24 @@ class Cluster:
     def client(self, lane: str) -> Redis:
         return self.owner(lane).client
 
+    @contextmanager
+    def moving(self, slot: int, source: Node, target: Node) -> Iterator[None]:
+        """A slot that is on its way from one node to another; then it stays where it was."""
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
+        yield
+        source.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+        target.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+
+    def move(self, slot: int, source: Node, target: Node) -> None:
+        """Move a slot with all its keys."""
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        for node in (target, source, *self.nodes):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
+
     def lanes(self) -> list[str]:
         """A lane for each of the three masters."""
         found: dict[int, str] = {}
