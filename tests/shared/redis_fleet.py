@@ -190,19 +190,43 @@ class Watched:
     """A master, a replica, and Sentinels that make the one the other's successor."""
 
     def __init__(self, folder: Path, sentinels: int = 3, *options: str) -> None:
-        self.nodes = [Node(folder, *options).start()]
-        self.nodes.append(Node(folder, *options, f"replicaof 127.0.0.1 {self.nodes[0].port}").start())
-        wait(lambda: self.nodes[1].info("replication")["master_link_status"] == "up")
+        master = Node(folder, *options)
+        self.nodes = [master, Node(folder, *options, f"replicaof 127.0.0.1 {master.port}")]
         watch = (
-            f"sentinel monitor {SERVICE} 127.0.0.1 {self.nodes[0].port} {sentinels // 2 + 1}",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {sentinels // 2 + 1}",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 6000",
         )
-        self.sentinels = [Node(folder, *watch, sentinel=True).start() for _ in range(sentinels)]
-        for sentinel in self.sentinels:
-            wait(lambda sentinel=sentinel: self._knows_all(sentinel))  # type: ignore[misc]
+        self.sentinels = [Node(folder, *watch, sentinel=True) for _ in range(sentinels)]
         addresses = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         self.url = f"redis+sentinel://{addresses}/{SERVICE}/0"
+
+    def start(self) -> Watched:
+        for node in self.nodes:
+            node.start()
+        wait(lambda: self.nodes[1].info("replication")["master_link_status"] == "up")
+        for sentinel in self.sentinels:
+            sentinel.start()
+        for sentinel in self.sentinels:
+            wait(lambda sentinel=sentinel: self._knows_all(sentinel))  # type: ignore[misc]
+        return self
+
+    def cut_replica(self) -> None:
+        """From now on the replica hears nothing from its master, and cannot connect again."""
+        master, replica = self.nodes
+        replica.client.config_set("masterauth", "wrong")
+        master.ask("CLIENT", "KILL", "TYPE", "replica")
+        wait(lambda: replica.info("replication")["master_link_status"] == "down")
+
+    def swap(self) -> None:
+        """Make the replica the master and the master its replica, and the one Sentinel say so."""
+        old, new = self.nodes
+        new.ask("REPLICAOF", "NO", "ONE")
+        (sentinel,) = self.sentinels
+        sentinel.ask("SENTINEL", "REMOVE", SERVICE)
+        sentinel.ask("SENTINEL", "MONITOR", SERVICE, "127.0.0.1", new.port, 1)
+        old.ask("REPLICAOF", "127.0.0.1", new.port)
+        wait(lambda: old.info("replication")["master_link_status"] == "up")
 
     def _knows_all(self, sentinel: Node) -> bool:
         parts = [part.decode() for part in sentinel.ask("SENTINEL", "MASTER", SERVICE)]

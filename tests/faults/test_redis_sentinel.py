@@ -1,0 +1,172 @@
+"""A master, a replica, and Sentinels: the master dies, falls silent, or is replaced on purpose."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.broker import Broker, QueueBounds, QueueReader, new_id
+from shared.redis_clients import (
+    BrokerUnavailable,
+    NotTheServer,
+    blocking_client,
+    check_redis,
+    command_client,
+    pubsub_client,
+)
+from tests.faults.calls import FAST, assert_same, longest_pause, start_streams, undisturbed
+from tests.faults.stack import FaultStack
+from tests.shared.redis_fleet import SERVICE, Watched, closing, wait
+
+BOUNDS = QueueBounds(10**6, 10**9)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    """A master, its replica and three Sentinels."""
+    with closing(Watched(tmp_path)) as watched:
+        yield watched.start()
+
+
+async def test_clients_leave_a_master_that_has_become_a_replica(tmp_path: Path) -> None:
+    with closing(Watched(tmp_path, sentinels=1)) as watched:
+        watched.start()
+        commands, blocking = command_client(watched.url, "lane"), blocking_client(watched.url, "lane")
+        subscriber = pubsub_client(watched.url, "lane")
+        pubsub = subscriber.pubsub()
+        try:
+            broker, reader = Broker(commands, "lane"), QueueReader(blocking, "lane", "w")
+            await broker.create_groups()
+            await reader.pending()
+            await pubsub.subscribe("news")
+            assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+            old = watched.master()
+            # Behind the Sentinels' back the clients stay where they are, until they are told.
+            watched.swap()
+            with pytest.raises(NotTheServer):
+                await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
+            await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
+            new = watched.master()
+            assert new is not old
+            # The others follow without an error of their own.
+            assert len(await reader.read(1, 2000)) == 1
+            await pubsub.ping()
+            assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+            new.client.publish("news", b"heard")
+            found = [await pubsub.get_message(timeout=5) for _ in range(2)]
+            assert b"heard" in [message["data"] for message in found if message]
+            assert not old.client.client_list(_type="pubsub")
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            for client in (commands, blocking, subscriber):
+                await client.aclose()
+
+
+async def test_a_service_that_no_sentinel_knows(tmp_path: Path) -> None:
+    with closing(Watched(tmp_path, sentinels=1)) as watched:
+        watched.start()
+        wrong = watched.url.replace(f"/{SERVICE}/", "/nothing/")
+        with pytest.raises(BrokerUnavailable, match=r"knows no service 'nothing'.*--redis-url"):
+            await check_redis(wrong)
+        with pytest.raises(BrokerUnavailable, match=r"runs as sentinel.*redis\+sentinel://"):
+            await check_redis(f"redis://127.0.0.1:{watched.sentinels[0].port}")
+
+
+def serve(stack: FaultStack) -> str:
+    """A gateway and two workers; the gateway's URL."""
+    _, url = stack.gateway()
+    workers = [stack.worker(name, *FAST, ready=False) for name in ("a", "b")]
+    for worker in workers:
+        worker.wait_for("ready: worker")
+    return url
+
+
+def assert_well(stack: FaultStack, watched: Watched, url: str, expected: dict[str, list[str]]) -> None:
+    """At the new master: new requests get what they always got, and nothing was counted twice or lost."""
+    wait(watched.master)
+    stack.redis = watched.master().client
+    assert undisturbed(url) == expected
+    stack.assert_invariants()
+    assert set(stack.totals()) == {"accepted", "length"}
+
+
+@pytest.mark.slow
+def test_streams_go_on_when_the_master_is_killed(watched: Watched, long_model: Path, tmp_path: Path) -> None:
+    stack = FaultStack(tmp_path, long_model, watched)
+    try:
+        url = serve(stack)
+        expected = undisturbed(url)
+        streams = start_streams(url)
+        old = watched.master()
+        old.kill()
+        assert_same(streams, expected)
+        assert longest_pause(streams) < 15
+        assert watched.master() is not old
+        assert_well(stack, watched, url, expected)
+        # It comes back as a master that knows nothing, and is made a replica of the new one.
+        old.start()
+        wait(lambda: old.info("replication")["role"] == "slave")
+        assert_well(stack, watched, url, expected)
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
+def test_streams_go_on_when_the_master_falls_silent_and_wakes_up_again(
+    watched: Watched, long_model: Path, tmp_path: Path
+) -> None:
+    stack = FaultStack(tmp_path, long_model, watched)
+    try:
+        url = serve(stack)
+        expected = undisturbed(url)
+        streams = start_streams(url)
+        old = watched.master()
+        old.send(signal.SIGSTOP)
+        try:
+            assert_same(streams, expected)
+        finally:
+            old.send(signal.SIGCONT)
+        wait(lambda: old.info("replication")["role"] == "slave")
+        assert_well(stack, watched, url, expected)
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
+def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: Path, tmp_path: Path) -> None:
+    stack = FaultStack(tmp_path, long_model, watched)
+    try:
+        url = serve(stack)
+        expected = undisturbed(url)
+        streams = start_streams(url)
+        old = watched.master()
+        watched.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        assert_same(streams, expected)
+        wait(lambda: watched.master() is not old)
+        assert_well(stack, watched, url, expected)
+    finally:
+        stack.close()
+
+
+@pytest.mark.slow
+def test_what_the_replica_lacks_is_sent_again(watched: Watched, long_model: Path, tmp_path: Path) -> None:
+    """Replication is asynchronous: here the replica has heard nothing for a while when the master dies."""
+    stack = FaultStack(tmp_path, long_model, watched)
+    try:
+        url = serve(stack)
+        expected = undisturbed(url)
+        streams = start_streams(url)
+        watched.cut_replica()
+        counts = {name: len(stream.pieces) for name, stream in streams.items()}
+        for name, stream in streams.items():
+            stream.wait_events(counts[name] + 15)
+        watched.nodes[0].kill()
+        assert_same(streams, expected)
+        assert_well(stack, watched, url, expected)
+        said = "".join(process.stderr for process in stack.processes)
+        assert "sending the rest again" in said
+    finally:
+        stack.close()
