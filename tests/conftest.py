@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -138,6 +139,24 @@ class QuireProcess:
         with self._changed:
             self._open -= 1
             self._changed.notify_all()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """TEST_REDIS_SERVER=/path/to/redis-server, or to a valkey-server: what the tests run in place of the usual one."""
+    if server := os.environ.get("TEST_REDIS_SERVER"):
+        assert os.access(server, os.X_OK), f"TEST_REDIS_SERVER={server} is not a program"
+        folder = tempfile.TemporaryDirectory(prefix="quire-redis-")
+        config.add_cleanup(folder.cleanup)
+        (Path(folder.name) / "redis-server").symlink_to(Path(server).absolute())
+        os.environ["PATH"] = f"{folder.name}{os.pathsep}{os.environ['PATH']}"
+
+
+def pytest_report_header() -> str:
+    server = os.environ.get("TEST_REDIS_SERVER")
+    if not server:
+        return "redis-server: the usual one"
+    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=True).stdout
+    return f"redis-server: {said.strip()}"
 
 
 StartQuire = Callable[..., QuireProcess]

@@ -18,7 +18,7 @@ from shared.redis_clients import (
     pubsub_client,
 )
 from tests.faults.calls import FAST, assert_same, longest_pause, start_streams, undisturbed
-from tests.faults.stack import FaultStack
+from tests.faults.stack import STEP_S, FaultStack
 from tests.shared.redis_fleet import SERVICE, Watched, closing, wait
 
 BOUNDS = QueueBounds(10**6, 10**9)
@@ -75,10 +75,10 @@ async def test_a_service_that_no_sentinel_knows(tmp_path: Path) -> None:
             await check_redis(f"redis://127.0.0.1:{watched.sentinels[0].port}")
 
 
-def serve(stack: FaultStack) -> str:
+def serve(stack: FaultStack, step_s: float = STEP_S) -> str:
     """A gateway and two workers; the gateway's URL."""
     _, url = stack.gateway()
-    workers = [stack.worker(name, *FAST, ready=False) for name in ("a", "b")]
+    workers = [stack.worker(name, *FAST, ready=False, TEST_STEP_S=str(step_s)) for name in ("a", "b")]
     for worker in workers:
         worker.wait_for("ready: worker")
     return url
@@ -139,13 +139,14 @@ def test_streams_go_on_when_the_master_falls_silent_and_wakes_up_again(
 def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: Path, tmp_path: Path) -> None:
     stack = FaultStack(tmp_path, long_model, watched)
     try:
-        url = serve(stack)
+        url = serve(stack, step_s=0.05)
         expected = undisturbed(url)
         streams = start_streams(url)
         old = watched.master()
         watched.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        wait(lambda: watched.master() is not old and old.info("replication")["role"] == "slave")
+        assert not any(stream.is_complete for stream in streams.values()), "they had ended before"
         assert_same(streams, expected)
-        wait(lambda: watched.master() is not old)
         assert_well(stack, watched, url, expected)
     finally:
         stack.close()

