@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.naming import served_name
+from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
 
 
@@ -22,7 +23,7 @@ class GatewaySettings:
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
     port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
     reuse_port: bool = option(False, help="Let several gateways of this machine share the port (SO_REUSEPORT).")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
+    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
     gateway_id: str = option("", help="Name of this gateway in the queue, unique; by default drawn at start.")
     max_model_len: int = option(
         0, minimum=0, maximum=2_000_000, help="Longest context in tokens; 0 is what model and workers allow."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
 
 
@@ -21,7 +22,11 @@ class ServeSettings:
     port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
     workers: int = option(1, minimum=1, maximum=64, metavar="N", help="Worker processes, each with the whole model.")
     redis_url: str = option(
-        "", help="A Redis that runs already; without it Quire starts its own.", metavar="URL", secret=True
+        "",
+        help="A Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without it Quire "
+        "starts its own.",
+        metavar="URL",
+        secret=True,
     )
     device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
     dtype: str = option(
@@ -58,7 +63,7 @@ class DeadSettings:
         help="What to do: list them all; show, retry or drop one.",
     )
     entry: str = option("", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Which one, as `list` names it.")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
+    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
     served_model_name: str = option("", metavar="NAME", help="Of this model only; by default of all.")
     count: int = option(
         100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="How many are listed, at most."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
 
 
@@ -16,7 +17,7 @@ class WorkerSettings:
         "models/demo", help="Folder of the checkpoint, or its Hugging Face name.", metavar="MODEL", positional=True
     )
     served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help="Where the queue is.", metavar="URL", secret=True)
+    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
     device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
     dtype: str = option(
         "auto",
