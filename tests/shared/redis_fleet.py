@@ -176,7 +176,7 @@ class Cluster:
         found: dict[int, str] = {}
         number = 0
         while len(found) < 3:
-            lane = f"tiny{number}" if number else "tiny"
+            lane = f"lane{number}"
             found.setdefault(3 * slot_of(lane) // SLOTS, lane)
             number += 1
         return list(found.values())
