@@ -55,10 +55,15 @@ class QuireProcess:
     """A running `quire ...`. Its output is collected while it runs; `wait_for` waits for a line instead of a time."""
 
     def __init__(
-        self, arguments: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None, module: str = "ops.cli"
+        self,
+        arguments: tuple[str, ...],
+        environ: Mapping[str, str],
+        cwd: Path | None,
+        module: str = "ops.cli",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.process = subprocess.Popen(
-            dying_with_parent([sys.executable, "-m", module, *arguments]),  # also if the test run is killed
+            dying_with_parent([*prefix, sys.executable, "-m", module, *arguments]),  # also if the test run is killed
             env=dict(environ),
             cwd=cwd,
             stdin=subprocess.DEVNULL,

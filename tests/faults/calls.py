@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.stack import Stream
+from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import (
     FAST,
     REQUESTS,
@@ -13,7 +13,7 @@ from tests.faults.test_worker_faults import (
     start_streams,
 )
 
-__all__ = ["FAST", "REQUESTS", "assert_same", "body", "longest_pause", "owner", "start_streams", "undisturbed"]
+__all__ = ["FAST", "REQUESTS", "assert_same", "body", "longest_pause", "owned", "owner", "start_streams", "undisturbed"]
 
 
 def undisturbed(url: str) -> dict[str, list[str]]:
@@ -22,3 +22,9 @@ def undisturbed(url: str) -> dict[str, list[str]]:
     for call in calls.values():
         assert call.wait_end().status == 200, call.text_body
     return {name: [choice["text"] for choice in call.answer["choices"]] for name, call in calls.items()}
+
+
+def owned(stack: FaultStack, name: str) -> list[bytes]:
+    """Keys of the requests that run at a worker, as Redis has it."""
+    keys = list(stack.redis.scan_iter(KEYS.prefix + "req:*"))
+    return [key for key in keys if stack.redis.hmget(key, "owner", "state") == [name.encode(), b"running"]]

@@ -47,6 +47,9 @@ class Proxy:
         self.black_hole(to_server=False, to_client=False)
         self._call(self._listen())
 
+    # Whoever goes through it runs on this machine.
+    prefix: tuple[str, ...] = ()
+
     @property
     def url(self) -> str:
         """What the client connects to instead of the target."""

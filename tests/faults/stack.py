@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from redis import Redis
+from tokenizers import Tokenizer
 
 from ops.embedded_redis import EmbeddedRedis
-from shared.keys import GROUP, QUEUES, LaneKeys
-from shared.messages import WorkerCard
+from shared.keys import LaneKeys
 from tests.conftest import QuireProcess, clean_environ
+from tests.faults import invariants
 from tests.faults.proxy import Proxy
 
 MODEL = "tiny"
@@ -35,9 +36,23 @@ class Event:
     data: str
 
 
+class Way(Protocol):
+    """How a process gets to Redis: through a proxy, or from a machine of its own."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What is put before the command, to run it there."""
+
+
 @dataclass
 class Stream:
     """A client that reads an answer in a thread."""
+
+    # All that were started since a stack last looked at what its clients have.
+    started: ClassVar[list[Stream]] = []
 
     url: str
     body: dict[str, Any]
@@ -55,6 +70,7 @@ class Stream:
         self._response: http.client.HTTPResponse | None = None
         self._changed = threading.Condition()
         self._over = False
+        self.started.append(self)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -105,15 +121,18 @@ class Stream:
         return self
 
     @property
+    def parsed(self) -> list[dict[str, Any]]:
+        return [json.loads(event.data) for event in self.events if event.data != "[DONE]"]
+
+    @property
     def pieces(self) -> list[tuple[int, str]]:
         """(choice, text) of each event."""
         found = []
-        for event in self.events:
-            if event.data != "[DONE]":
-                for choice in json.loads(event.data).get("choices", ()):
-                    text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-                    if text:
-                        found.append((choice["index"], text))
+        for data in self.parsed:
+            for choice in data.get("choices", ()):
+                text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+                if text:
+                    found.append((choice["index"], text))
         return found
 
     def text(self, choice: int = 0) -> str:
@@ -154,18 +173,30 @@ class RedisServers(Protocol):
 class FaultStack:
     """One Redis, and as many gateways and workers of the tiny model as a test starts."""
 
-    def __init__(self, folder: Path, model: Path, servers: RedisServers | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        servers: RedisServers | None = None,
+        redis_server: EmbeddedRedis | None = None,
+    ) -> None:
         """servers: that run already, in place of one of its own; its owner stops them."""
         self.model = model
+        self.keys = KEYS
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.servers = servers
         if servers is None:
-            self.redis_server = EmbeddedRedis(folder)
+            self.redis_server = redis_server or EmbeddedRedis(folder)
             self.redis_server.start()
             self.redis = Redis.from_url(self.redis_server.url)
         else:
             self.redis = servers.client(MODEL)
         self.processes: list[QuireProcess] = []
         self.proxies: list[Proxy] = []
+        self.streams = Stream.started
+        self.streams.clear()
+        # The last process of each worker's name.
+        self._workers: dict[str, QuireProcess] = {}
 
     def close(self) -> None:
         for proxy in self.proxies:
@@ -185,29 +216,31 @@ class FaultStack:
         return proxy
 
     def _start(
-        self, module: str, arguments: tuple[str, ...], environ: dict[str, str], via: Proxy | None = None
+        self, module: str, arguments: tuple[str, ...], environ: dict[str, str], via: Way | None = None
     ) -> QuireProcess:
         url = via.url if via else self.servers.url if self.servers else self.redis_server.url
+        prefix = via.prefix if via else ()
         arguments = (*arguments, "--redis-url", url)
         if "--served-model-name" not in arguments:
             arguments = (*arguments, "--served-model-name", MODEL)
-        process = QuireProcess(arguments, clean_environ(**environ), None, module)
+        process = QuireProcess(arguments, clean_environ(**environ), None, module, prefix)
         self.processes.append(process)
         return process
 
     def worker(
-        self, name: str, *flags: str, ready: bool = True, via: Proxy | None = None, **environ: str
+        self, name: str, *flags: str, ready: bool = True, via: Way | None = None, **environ: str
     ) -> QuireProcess:
         """A worker whose steps take STEP_S; see `broken_worker` for what else it can be told."""
         arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
         process = self._start(
             "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
         )
+        self._workers[name] = process
         if ready:
             process.wait_for("ready: worker")
         return process
 
-    def gateway(self, *flags: str, port: int = 0, via: Proxy | None = None, **environ: str) -> tuple[QuireProcess, str]:
+    def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
         """A gateway, on a free port if none is given, and its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)
         process = self._start("tests.faults.broken_worker" if environ else "ops.cli", arguments, environ, via)
@@ -219,42 +252,17 @@ class FaultStack:
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.02)
 
+    def live_workers(self) -> list[str]:
+        """The names of the workers whose processes have not ended."""
+        return [name for name, process in self._workers.items() if process.process.poll() is None]
+
     def totals(self) -> dict[str, int]:
         return {name.decode(): int(count) for name, count in self.redis.hgetall(KEYS.totals).items()}
 
     def is_drained(self) -> bool:
         """Nothing waits, runs or is pending."""
-        for name in QUEUES:
-            queue = KEYS.queue(name)
-            if self.redis.exists(queue) and (self.redis.xlen(queue) or self.redis.xpending(queue, GROUP)["pending"]):
-                return False
-        return all(int(count) == 0 for count in self.redis.hvals(KEYS.load))
-
-    def blocks(self) -> dict[str, tuple[int, int]]:
-        """By worker that is alive: blocks of the KV cache that are free, and all."""
-        found = {}
-        for name in self.redis.zrange(KEYS.workers, 0, -1):
-            data = self.redis.hget(KEYS.worker(name.decode()), "card")
-            if data is not None:
-                card = WorkerCard.decode(data)
-                found[name.decode()] = (card.free_blocks, card.total_blocks)
-        return found
-
-    def wait_blocks(self) -> None:
-        """Wait until every worker says that all its blocks are free."""
-        self.wait(lambda: (found := self.blocks()) and all(free == total for free, total in found.values()))
+        return invariants.is_drained(self)
 
     def assert_invariants(self) -> None:
-        """I1, I2 and I5 of docs/protocol.md, once everything has ended."""
-        self.wait(self.is_drained)
-        totals = self.totals()
-        assert totals.pop("accepted") == sum(totals.values())
-        for key in self.redis.scan_iter(KEYS.prefix + "out:*"):
-            ends = [entry.decode().split("-") for entry, _ in self.redis.xrange(key)]
-            numbers = [int(end) for end, _ in ends]
-            assert numbers == sorted(numbers), "the log goes back"
-            assert [kind for _, kind in ends].count("1") == 1, "a log without exactly one end"
-            assert self.redis.ttl(key) > 0
-        for key in self.redis.scan_iter(KEYS.prefix + "req:*"):
-            assert self.redis.hget(key, "state") == b"done"
-            assert self.redis.ttl(key) > 0
+        """Everything that must hold once all requests have ended, and all their clients have their answers."""
+        invariants.assert_invariants(self)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-import socket
 import time
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.calls import FAST, assert_same, body
 from tests.faults.stack import KEYS, STEP_S, FaultStack, Stream
+from tests.faults.stalling import Stalling
 
 pytestmark = pytest.mark.soak
 
@@ -23,45 +20,6 @@ WRITE_TIMEOUT_S = 1.0
 
 # The text is that of the greedy request without faults.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
-
-
-class Stalling:
-    """A client that asks for a long answer and reads as little of it as it is told to."""
-
-    def __init__(self, url: str, asks: dict[str, Any]) -> None:
-        parts = urllib.parse.urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self.socket = socket.socket()
-        # Small segments and buffers, so that the kernel does not hold the whole answer.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-        self.socket.connect((parts.hostname, parts.port))
-        self.socket.settimeout(30)
-        data = json.dumps(asks).encode()
-        head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
-        self.socket.sendall(f"{head}{len(data)}\r\n\r\n".encode() + data)
-        self.received = b""
-
-    def read(self, count: int) -> bool:
-        """Up to `count` bytes; False at the end, however it comes."""
-        try:
-            data = self.socket.recv(count)
-        except ConnectionResetError:
-            return False
-        self.received += data
-        return bool(data)
-
-    def events(self) -> list[str]:
-        assert b" 200 " in self.received[:20], self.received
-        return [line[6:] for line in self.received.decode().split("\n") if line.startswith("data: ")]
-
-    def text(self) -> str:
-        choices = [json.loads(data).get("choices", ()) for data in self.events() if not data.startswith("[DONE]")]
-        return "".join(choice["text"] for found in choices for choice in found)
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 @pytest.fixture(scope="module")

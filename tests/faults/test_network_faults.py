@@ -11,7 +11,7 @@ import pytest
 
 from shared.messages import decode_items
 from tests.conftest import QuireProcess
-from tests.faults.calls import FAST, REQUESTS, assert_same, body, longest_pause, owner, start_streams, undisturbed
+from tests.faults.calls import FAST, REQUESTS, assert_same, body, longest_pause, owned, owner, start_streams, undisturbed
 from tests.faults.proxy import Proxy
 from tests.faults.stack import KEYS, FaultStack, Stream
 
@@ -227,12 +227,6 @@ def partition(net: Net, *, to_server: bool) -> None:
     stream = Stream(net.url, body("greedy") | {"stream": True})
     assert_same({"greedy": stream}, net.expected)
     net.assert_well()
-
-
-def owned(stack: FaultStack, name: str) -> list[bytes]:
-    """Keys of the requests that run at a worker, as Redis has it."""
-    keys = list(stack.redis.scan_iter(KEYS.prefix + "req:*"))
-    return [key for key in keys if stack.redis.hmget(key, "owner", "state") == [name.encode(), b"running"]]
 
 
 def test_a_worker_behind_a_partition_is_replaced_and_fenced_when_it_returns(net: Net) -> None:

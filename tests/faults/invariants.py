@@ -1,0 +1,160 @@
+"""I1 to I8 of docs/protocol.md, compared over Redis, the clients and the processes once everything has ended.
+
+I3, the same tokens as without faults, is the tests' own: they know what the text should be. I6 is counted in steps by
+tests/worker/test_service.py; here every block must be free.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from shared.broker import BEAT_S
+from shared.detokenizer import IncrementalDetokenizer
+from shared.keys import GROUP, QUEUES
+from shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
+
+if TYPE_CHECKING:
+    from tests.faults.stack import FaultStack, Stream
+
+# What a process may have open when nothing runs. TODO
+MAX_FILES = 64
+# What nobody awaited, or nobody expected.
+UNEXPECTED = ("Traceback", "never retrieved", "never awaited", "Task was destroyed")
+
+
+def assert_invariants(stack: FaultStack) -> None:
+    """Wait until everything has ended, then compare; a stack may be checked again after more requests."""
+    stack.wait(lambda: is_drained(stack), 30)
+    assert_counted_once(stack)
+    logs = {key: read_log(stack, key) for key in stack.redis.scan_iter(stack.keys.prefix + "out:*")}
+    assert_logs(stack, logs)
+    assert_no_key_stays(stack)
+    streams, stack.streams[:] = list(stack.streams), []
+    for stream in streams:
+        assert_client(stack, stream)
+    wait_blocks(stack)
+    assert_processes(stack)
+
+
+def is_drained(stack: FaultStack) -> bool:
+    """Nothing waits, runs or is pending."""
+    for name in QUEUES:
+        queue = stack.keys.queue(name)
+        if stack.redis.exists(queue) and (stack.redis.xlen(queue) or stack.redis.xpending(queue, GROUP)["pending"]):
+            return False
+    return all(int(count) == 0 for count in stack.redis.hvals(stack.keys.load))
+
+
+def assert_counted_once(stack: FaultStack) -> None:
+    """I1: accepted is the sum of the outcomes; no request has none, and none is counted twice."""
+    totals = stack.totals()
+    accepted = totals.pop("accepted", 0)
+    assert set(totals) <= set(OUTCOMES)
+    assert accepted == sum(totals.values()), totals
+    seen = dict.fromkeys(OUTCOMES, 0)
+    for key in stack.redis.scan_iter(stack.keys.prefix + "req:*"):
+        state, outcome = stack.redis.hmget(key, "state", "outcome")
+        assert (key, state) == (key, b"done")
+        seen[outcome.decode()] += 1
+    assert all(count <= totals.get(name, 0) for name, count in seen.items()), (seen, totals)
+
+
+def read_log(stack: FaultStack, key: bytes) -> list[tuple[str, list[StepItem]]]:
+    """The entries of an output log: id and items."""
+    return [(entry.decode(), list(decode_items(fields[b"item"]))) for entry, fields in stack.redis.xrange(key)]
+
+
+def assert_logs(stack: FaultStack, logs: dict[bytes, list[tuple[str, list[StepItem]]]]) -> None:
+    """I2 and I4: every log is the tokens from 0 on without gap or overlap, then one end, and nothing behind it."""
+    for key, entries in logs.items():
+        items = [item for _, found in entries for item in found]
+        assert items[0].start == 0, key
+        assert all(a.end == b.start for a, b in pairwise(items)), f"{key!r} has a gap, or a token twice"
+        assert [item.outcome is not None for item in items] == [False] * (len(items) - 1) + [True], key
+        assert [entry for entry, _ in entries] == [
+            f"{found[-1].end}-{int(found[-1].outcome is not None)}" for _, found in entries
+        ]
+        request = stack.keys.request(key.decode().removeprefix(stack.keys.output("")))
+        emitted, outcome = stack.redis.hmget(request, "emitted", "outcome")
+        assert (int(emitted), outcome.decode()) == (items[-1].end, items[-1].outcome.name)  # type: ignore[union-attr]
+
+
+def assert_no_key_stays(stack: FaultStack) -> None:
+    """I5: nothing of a request is kept for ever."""
+    lasting = {stack.keys.load, stack.keys.totals, stack.keys.workers, stack.keys.dead, *map(stack.keys.queue, QUEUES)}
+    for key in stack.redis.scan_iter():
+        # -2: it has gone since.
+        assert key.decode() in lasting or stack.redis.ttl(key) > 0 or stack.redis.ttl(key) == -2, key
+
+
+def assert_client(stack: FaultStack, stream: Stream) -> None:
+    """I2 and I7: what a client has is what the log says, in order, and what it pays for is what it got."""
+    stream.wait_end(10)
+    if stream.status != 200 or stream.method != "POST" or not (stream.events or stream.text_body):
+        return
+    entries = read_log(stack, stack.keys.output(stream.response_headers["x-request-id"]).encode())
+    if not entries:  # Redis came back without it
+        return
+    tokens: dict[int, list[int]] = {}
+    for delta in (delta for _, items in entries for item in items for delta in item.deltas):
+        tokens.setdefault(delta.choice, []).extend(delta.token_ids)
+    if stream.body.get("stream"):
+        places = [tuple(map(int, event.id.split("."))) for event in stream.events if event.id]
+        assert all(a < b for a, b in pairwise(places)), "events in the wrong order, or twice"
+        texts = {index: stream.text(index) for index in tokens}
+        is_whole = stream.is_complete
+        usages = [event["usage"] for event in stream.parsed if event.get("usage")]
+    else:
+        texts = {choice["index"]: text_of(choice) for choice in stream.answer["choices"]}
+        is_whole = True
+        usages = [stream.answer["usage"]]
+    for index, text in texts.items():
+        whole = decode(stack.tokenizer, tokens[index])
+        if is_whole and not stream.body.get("stop"):
+            assert text == whole
+        assert whole.startswith(text)
+    for usage in usages:
+        assert usage["completion_tokens"] == sum(map(len, tokens.values()))
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+def decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    return detokenizer.push(token_ids) + detokenizer.flush()
+
+
+def wait_blocks(stack: FaultStack) -> None:
+    """I5 and I6: wait until every worker that lives says that all its blocks are free."""
+
+    def are_free() -> bool:
+        for name in stack.live_workers():
+            data = stack.redis.hget(stack.keys.worker(name), "card")
+            if data is None:
+                return False
+            card = WorkerCard.decode(data)
+            if card.free_blocks != card.total_blocks or card.running or card.waiting:
+                return False
+        return True
+
+    stack.wait(are_free, 10 + BEAT_S)
+
+
+def assert_processes(stack: FaultStack) -> None:
+    """I8: no exception that nobody awaited, no connection or file left open."""
+    for process in stack.processes:
+        found = [word for word in UNEXPECTED if word in process.stderr]
+        assert not found, process.stderr[-6000:]
+
+    def are_closed() -> bool:
+        living = [process.pid for process in stack.processes if process.process.poll() is None]
+        return all(len(list(Path(f"/proc/{pid}/fd").iterdir())) <= MAX_FILES for pid in living)
+
+    stack.wait(are_closed)

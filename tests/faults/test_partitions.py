@@ -1,0 +1,171 @@
+"""Partitions between machines: packets disappear, nobody is told, and connections stay half-open on both sides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import QuireProcess
+from tests.faults.calls import FAST, REQUESTS, assert_same, body, owned, start_streams, undisturbed
+from tests.faults.machines import Machine, Network, NetworkedRedis, half_open, why_not
+from tests.faults.stack import FaultStack, Stream
+from tests.faults.stalling import Stalling
+
+REASON = why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON or "-")]
+
+WRITE_TIMEOUT_S = 1.0
+
+
+class Room:
+    """Machines `a` and `b` with a worker each, one with a gateway, and one for a client. Redis is on this one.
+
+    Redis has a network of its own; clients reach the gateway over another.
+    """
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.inner, self.outer = Network(), Network()
+        self.machines = {name: Machine(name, self.inner) for name in ("a", "b")}
+        self.machines["gateway"] = Machine("gateway", self.inner, self.outer)
+        self.machines["client"] = Machine("client", self.outer)
+        self.stack = FaultStack(folder, model, NetworkedRedis(folder, self.inner))
+        door = self.machines["gateway"]
+        self.workers = {
+            name: self.stack.worker(name, *FAST, ready=False, via=self.machines[name]) for name in ("a", "b")
+        }
+        flags = ("--host", door.addresses[self.outer], "--write-timeout-s", str(WRITE_TIMEOUT_S))
+        self.gateway, self.url = self.stack.gateway(*flags, via=door)
+        for worker in self.workers.values():
+            worker.wait_for("ready: worker")
+        self.expected = undisturbed(self.url)
+
+    def address(self, name: str) -> str:
+        return self.machines[name].addresses[self.inner]
+
+    def cut(self, name: str) -> None:
+        self.machines[name].cut(self.inner)
+
+    def heal(self, name: str) -> None:
+        self.machines[name].heal(self.inner)
+
+    def owner(self) -> str:
+        """The name of the worker that has most of what runs."""
+        return max(self.workers, key=lambda name: len(owned(self.stack, name)))
+
+    def close(self) -> None:
+        self.stack.close()
+        for machine in self.machines.values():
+            machine.close()
+        self.inner.close()
+        self.outer.close()
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[Room]:
+    room = Room(tmp_path_factory.mktemp("room"), long_model)
+    try:
+        yield room
+    finally:
+        room.close()
+
+
+def fenced(worker: QuireProcess) -> int:
+    return worker.stderr.count("is over: Redis or another worker has it otherwise")
+
+
+def test_a_worker_that_is_cut_off_is_replaced_stops_and_is_fenced_when_it_is_back(room: Room) -> None:
+    streams = start_streams(room.url)
+    name = room.owner()
+    worker, before = room.workers[name], fenced(room.workers[name])
+    failures = worker.stderr.count("failed")
+    mine = len(owned(room.stack, name))
+    connections = half_open(room.address(name))
+    assert mine
+    assert connections
+    room.cut(name)
+    try:
+        room.stack.wait(lambda: not owned(room.stack, name), 20)
+        # Nobody was told: to Redis the worker's connections are as good as they were.
+        assert half_open(room.address(name)) == connections
+        assert_same(streams, room.expected)
+        # It noticed, too: what it does now reaches nobody, and it says so.
+        room.stack.wait(lambda: worker.stderr.count("failed") > failures, 20)
+        late = {each: Stream(room.url, body(each) | {"stream": True}) for each in REQUESTS}
+        assert_same(late, room.expected)
+    finally:
+        room.heal(name)
+    room.stack.wait(lambda: fenced(worker) >= before + mine, 20)
+    assert worker.process.poll() is None
+    room.stack.assert_invariants()
+    # It is as good as before: alone, too.
+    (other,) = set(room.workers) - {name}
+    room.cut(other)
+    try:
+        assert_same({"greedy": Stream(room.url, body("greedy") | {"stream": True})}, room.expected)
+    finally:
+        room.heal(other)
+    room.stack.assert_invariants()
+
+
+def test_a_gateway_that_is_cut_off_repairs_its_streams_when_it_is_back(room: Room) -> None:
+    streams = start_streams(room.url)
+    connections = half_open(room.address("gateway"))
+    repairs = room.gateway.stderr.count("subscribed again")
+    assert connections >= 2  # commands, subscription
+    room.cut("gateway")
+    try:
+        assert half_open(room.address("gateway")) == connections
+        # The workers go on, and finish.
+        room.stack.wait(lambda: not any(owned(room.stack, name) for name in room.workers), 20)
+        room.gateway.wait_for("the subscription is broken", 20)
+        assert not any(stream.is_complete or stream.failure for stream in streams.values())
+        refused = Stream(room.url, body("greedy")).wait_end()
+        assert (refused.status, refused.answer["error"]["code"]) == (503, "broker_unavailable")
+    finally:
+        room.heal("gateway")
+    assert_same(streams, room.expected)
+    assert room.gateway.stderr.count("subscribed again") > repairs
+    room.stack.assert_invariants()
+
+
+def test_a_client_that_is_cut_off_blocks_nobody_and_its_request_is_cancelled(room: Room) -> None:
+    cancelled = room.stack.totals().get("cancelled", 0)
+    asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
+    client = room.machines["client"]
+    with client.entered():
+        stalled = Stalling(room.url, asks)
+    try:
+        assert stalled.read(100)
+        client.cut(room.outer)
+        began = time.monotonic()
+        streams = start_streams(room.url)
+        assert_same(streams, room.expected)
+        # What the kernel does not hold is not written: after a while the connection is given up, and the request.
+        room.stack.wait(lambda: room.stack.totals().get("cancelled", 0) == cancelled + 1, 60)
+        assert time.monotonic() - began > WRITE_TIMEOUT_S
+    finally:
+        client.heal(room.outer)
+        stalled.close()
+    room.stack.assert_invariants()
+
+
+def test_a_client_that_is_cut_off_for_less_than_its_time_gets_everything(room: Room) -> None:
+    client = room.machines["client"]
+    with client.entered():
+        stalled = Stalling(room.url, body("greedy") | {"stream": True})
+    try:
+        assert stalled.read(100)
+        client.cut(room.outer)
+        room.stack.wait(lambda: room.stack.is_drained(), 20)
+        client.heal(room.outer)
+        while stalled.read(65536):
+            pass
+        assert stalled.events()[-1] == "[DONE]"
+        assert stalled.text() == room.expected["greedy"][0]
+    finally:
+        client.heal(room.outer)
+        stalled.close()
+    room.stack.assert_invariants()
