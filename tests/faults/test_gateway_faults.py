@@ -1,0 +1,37 @@
+"""Gateways die. Their clients come back to another one and get what they have not seen, no more and no less."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.faults.calls import FAST, REQUESTS, body, start_streams, undisturbed
+from tests.faults.stack import FaultStack, Stream
+
+
+def test_a_killed_gateways_clients_go_on_at_another_where_they_were(stack: FaultStack) -> None:
+    """Case 11, with both ways to name a place; nothing is cancelled before the grace time of orphans."""
+    gateway, url = stack.gateway()
+    _, other = stack.gateway()
+    stack.worker("a", *FAST)
+    expected = undisturbed(other)
+    streams = start_streams(url)
+    os.kill(gateway.pid, signal.SIGKILL)
+    rests = {}
+    for (name, stream), by_header in zip(streams.items(), (True, False, True), strict=True):
+        stream.wait_end()
+        assert not stream.is_complete
+        path, last = f"/v1/completions/{stream.parsed[0]['id']}/stream", stream.events[-1].id
+        if by_header:
+            rests[name] = Stream(other, {}, {"Last-Event-ID": last}, path, "GET")
+        else:
+            rests[name] = Stream(other, {}, {}, f"{path}?starting_after={last}", "GET")
+    for name, rest in rests.items():
+        rest.wait_end()
+        assert rest.is_complete, rest.error
+        for index, text in enumerate(expected[name]):
+            assert streams[name].text(index) + rest.text(index) == text
+    # Live to the end: what is asked for now is served by that gateway alone.
+    assert Stream(other, body("greedy")).wait_end().answer["choices"][0]["text"] == expected["greedy"][0]
+    stack.assert_invariants()
+    assert stack.totals() == {"accepted": 2 * len(REQUESTS) + 1, "length": 2 * len(REQUESTS) + 1}

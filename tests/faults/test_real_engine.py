@@ -1,0 +1,215 @@
+"""Cases 1 to 7 with the engine and the demo model as they are served: 32 streams of every kind at once.
+
+A worker here can still be killed or hung by a prompt of one certain token; nothing else is different.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from tests.conftest import QuireProcess
+from tests.faults.calls import assert_same, longest_pause, owned
+from tests.faults.stack import FaultStack, Stream
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+LEASE_S = 1.0
+FLAGS = ("--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3", "--drain-s", "0.2")
+# Tokens that no prompt and no answer has: special ones.
+DEADLY, HANGING = 0, 1
+STREAMS = 32
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "seed": 5},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 6, "frequency_penalty": 0.5},
+    {"temperature": 1, "seed": 7, "n": 2, "presence_penalty": 0.6, "repetition_penalty": 1.1},
+    {"temperature": 0.7, "seed": 8, "stop": ["\n\n\n", "never said by anyone"]},
+)
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+SUBJECTS = ("the sea", "a clock", "bread", "winter", "a small town", "numbers", "an old map", "birds")
+
+
+def call(number: int) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": f"{number}. A story about {SUBJECTS[number % len(SUBJECTS)]}:",
+        "max_tokens": 200,
+        "ignore_eos": True,
+        **KINDS[number % len(KINDS)],
+    }
+
+
+class Demo:
+    """One gateway; workers `a` and `b` as tests want them; and what every call gives when nothing happens."""
+
+    def __init__(self, stack: FaultStack) -> None:
+        self.stack = stack
+        self.workers: dict[str, QuireProcess] = {}
+        _, self.url = stack.gateway("--write-timeout-s", "60")
+        self.crew("a")
+        answers = {str(number): Stream(self.url, call(number)) for number in range(STREAMS)}
+        self.expected = {
+            name: [choice["text"] for choice in stream.wait_end(100).answer["choices"]]
+            for name, stream in answers.items()
+        }
+
+    def start(self, name: str) -> None:
+        faults = {"TEST_STEP_S": "0", "TEST_DEADLY_TOKEN": str(DEADLY), "TEST_HANGING_TOKEN": str(HANGING)}
+        self.workers[name] = self.stack.worker(name, *FLAGS, ready=False, **faults)
+
+    def crew(self, *names: str) -> None:
+        """From now on exactly these workers."""
+        for name, process in list(self.workers.items()):
+            if name not in names or process.process.poll() is not None:
+                process.close()
+                del self.workers[name]
+        for name in names:
+            if name not in self.workers:
+                self.start(name)
+        for process in self.workers.values():
+            process.wait_for("ready: worker", 100)
+
+    def streams(self, count: int = STREAMS, tokens: int = 10) -> dict[str, Stream]:
+        """So many at once, all in the middle of their answers."""
+        found = {
+            str(number): Stream(self.url, call(number % STREAMS) | STREAMED)
+            for number in range(count)
+        }
+        for stream in found.values():
+            stream.wait_events(tokens, 60)
+        return found
+
+    def owner(self) -> str:
+        return max(self.workers, key=lambda name: len(owned(self.stack, name)))
+
+    def assert_same(self, streams: dict[str, Stream]) -> None:
+        assert_same(streams, {name: self.expected[str(int(name) % STREAMS)] for name in streams})
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    stack = FaultStack(tmp_path_factory.mktemp("demo"), PROJECT_ROOT / DEFAULT_MODEL)
+    try:
+        yield Demo(stack)
+    finally:
+        stack.close()
+
+
+def kill(process: QuireProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_killed_workers_32_streams_go_on_elsewhere(demo: Demo) -> None:
+    demo.crew("a", "b")
+    streams = demo.streams()
+    name = demo.owner()
+    assert owned(demo.stack, name)
+    kill(demo.workers[name])
+    demo.assert_same(streams)
+    # The lease, the time to notice that it is over, and to compute again what was there.
+    assert longest_pause(streams) < LEASE_S + 2.0
+    demo.stack.assert_invariants()
+
+
+def test_without_a_worker_streams_wait_and_go_on_with_its_next_process(demo: Demo) -> None:
+    demo.crew("a")
+    streams = demo.streams(8)
+    kill(demo.workers["a"])
+    late = Stream(demo.url, call(0) | {"timeout": 1}).wait_end()
+    assert late.status == 504
+    assert not any(stream.failure or stream.error for stream in streams.values())
+    demo.crew("a")
+    demo.assert_same(streams)
+    demo.stack.assert_invariants()
+
+
+def test_a_worker_that_sleeps_is_fenced_when_it_wakes(demo: Demo) -> None:
+    demo.crew("a", "b")
+    streams = demo.streams()
+    name = demo.owner()
+    sleeper = demo.workers[name]
+    sleeper.send(signal.SIGSTOP)
+    try:
+        demo.stack.wait(lambda: not owned(demo.stack, name), 20)
+        demo.assert_same(streams)
+    finally:
+        sleeper.send(signal.SIGCONT)
+    sleeper.wait_for("is over: Redis or another worker has it otherwise")
+    demo.stack.assert_invariants()
+
+
+def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo) -> None:
+    demo.crew("a")
+    streams = demo.streams(8)
+    hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 5], "max_tokens": 3, "n": 1})
+    first = demo.workers["a"]
+    assert first.wait(60) == 70
+    # A process that is told so hangs again: the request is another's, and the third death is the last.
+    for _ in range(4):
+        if hanging.status:
+            break
+        demo.crew("a")
+        demo.stack.wait(lambda: hanging.status or demo.workers["a"].process.poll() is not None, 60)
+    assert hanging.wait_end().status == 500
+    assert hanging.answer["error"]["code"] == "quarantined"
+    demo.crew("a")
+    demo.assert_same(streams)
+    demo.stack.assert_invariants()
+
+
+def test_a_worker_that_is_told_to_stop_hands_over_at_once(demo: Demo) -> None:
+    demo.crew("a", "b")
+    streams = demo.streams()
+    leaving = demo.workers[demo.owner()]
+    leaving.send(signal.SIGTERM)
+    assert leaving.wait(30) == 0
+    demo.assert_same(streams)
+    redis = demo.stack.redis
+    ids = [stream.response_headers["x-request-id"] for stream in streams.values()]
+    assert {redis.hget(demo.stack.keys.request(request_id), "deaths") for request_id in ids} == {None}
+    demo.stack.assert_invariants()
+
+
+def test_workers_that_are_restarted_one_by_one_fail_nothing(demo: Demo) -> None:
+    demo.crew("a", "b")
+    waves = []
+    for name in ("a", "b"):
+        waves.append(demo.streams(16))
+        demo.workers[name].send(signal.SIGTERM)
+        assert demo.workers[name].wait(30) == 0
+        waves.append(demo.streams(16, 0))
+        demo.crew("a", "b")
+    for wave in waves:
+        demo.assert_same(wave)
+    demo.stack.assert_invariants()
+
+
+def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: Demo) -> None:
+    demo.crew("a", "b")
+    before = demo.stack.totals().get("quarantined", 0)
+    good = demo.streams(100, 1)
+    deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 5], "max_tokens": 3, "n": 1})
+    deaths = 0
+    while not deadly.status:
+        ended = [name for name, process in demo.workers.items() if process.process.poll() is not None]
+        for name in ended:
+            assert demo.workers[name].wait() == -signal.SIGKILL
+            deaths += 1
+            demo.start(name)
+        demo.stack.wait(
+            lambda: deadly.status or any(process.process.poll() is not None for process in demo.workers.values()), 60
+        )
+    assert deadly.wait_end().answer["error"]["code"] == "quarantined"
+    assert demo.stack.totals()["quarantined"] == before + 1
+    demo.assert_same(good)
+    demo.crew("a", "b")
+    demo.stack.assert_invariants()
+    assert deaths <= 3
