@@ -25,7 +25,7 @@ log = logging.getLogger("gateway")
 # Items of one call that may wait for its client. A client that is slower gets the rest from the log.
 MAX_WAITING = 256
 # A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
-SILENCE_S = 0.5
+SILENCE_S = 0.25
 MAX_SILENCE_S = 4.0
 # A request that has not ended so long after its deadline has no worker that would end it.
 OVERDUE_S = 1.0

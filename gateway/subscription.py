@@ -21,7 +21,7 @@ from shared.messages import MessageError, decode_items
 
 log = logging.getLogger("gateway")
 
-TICK_S = 0.25
+TICK_S = 0.1
 # A connection over which nothing came for so long is pinged, and given up after as long again: it may be half-open.
 PING_AFTER_S = 2.0
 RECONNECT_S = (0.05, 1.0)

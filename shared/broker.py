@@ -531,4 +531,5 @@ def _pairs(values: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    # What is not UTF-8 is none of ours: it is looked up, not found, and dropped, and stops no loop.
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

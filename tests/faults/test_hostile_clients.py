@@ -10,6 +10,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,8 @@ class Target:
     def raw(self, data: bytes, timeout_s: float = LONG) -> tuple[int, bytes]:
         """Send bytes as they are; the status and all that comes back until the gateway closes, or has answered."""
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has answered before it was sent everything
                 connection.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # it has answered before it was sent everything
             return read_answer(connection)
 
     def post(self, data: bytes | dict[str, Any], *headers: str, path: str = "/v1/completions") -> tuple[int, bytes]:

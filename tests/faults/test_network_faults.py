@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +12,23 @@ import pytest
 
 from shared.messages import decode_items
 from tests.conftest import QuireProcess
-from tests.faults.calls import FAST, REQUESTS, assert_same, body, longest_pause, owned, owner, start_streams, undisturbed
+from tests.faults.calls import (
+    FAST,
+    REQUESTS,
+    assert_same,
+    body,
+    longest_pause,
+    owned,
+    owner,
+    start_streams,
+    undisturbed,
+)
 from tests.faults.proxy import Proxy
-from tests.faults.stack import KEYS, FaultStack, Stream
+from tests.faults.stack import FaultStack, Stream
 
-# What a lost message may cost: the silence after which a gateway looks into the log, the time between two looks, and
-# what a busy machine takes.
-REPAIR_S = 0.5 + 0.25 + 0.5
+# What a lost message may cost; and what a machine that is busy with other things may add to one of several.
+REPAIR_S = 0.5
+BUSY_S = 0.75
 # Clocks that are wrong change nothing: only Redis' clock and monotonic ones count.
 SKEW_S = 3600
 
@@ -50,7 +61,6 @@ class Net:
         self.heal()
         assert [name for name, process in self.processes.items() if process.process.poll() is not None] == []
         self.stack.assert_invariants()
-        self.stack.wait_blocks()
         assert set(self.stack.totals()) <= {"accepted", "length", "deadline"}
 
 
@@ -110,9 +120,9 @@ def test_a_submission_whose_reply_is_lost_makes_one_request(net: Net) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(is_claim, marks=pytest.mark.soak),
+        pytest.param(is_claim, marks=pytest.mark.slow),
         pytest.param(is_commit),
-        pytest.param(is_read, marks=pytest.mark.soak),
+        pytest.param(is_read, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_worker_did_without_hearing_of_it_is_done_once(net: Net, command: Callable[[list[bytes]], bool]) -> None:
@@ -125,6 +135,11 @@ def test_what_a_worker_did_without_hearing_of_it_is_done_once(net: Net, command:
     net.assert_well()
 
 
+def assert_repaired_in_time(streams: dict[str, Stream]) -> None:
+    assert statistics.median(stream.longest_pause_s for stream in streams.values()) < REPAIR_S
+    assert longest_pause(streams) < REPAIR_S + BUSY_S
+
+
 def test_dropped_messages_are_repaired_from_the_log(net: Net) -> None:
     draw = random.Random(5)
     proxy = net.gateway_proxy()
@@ -132,7 +147,7 @@ def test_dropped_messages_are_repaired_from_the_log(net: Net) -> None:
     streams = start_streams(net.url)
     assert_same(streams, net.expected)
     assert proxy.dropped > 0
-    assert longest_pause(streams) < REPAIR_S
+    assert_repaired_in_time(streams)
     net.assert_well()
 
 
@@ -143,7 +158,7 @@ def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
     streams = start_streams(net.url)
     assert_same(streams, net.expected)
     assert proxy.dropped > dropped
-    assert longest_pause(streams) < REPAIR_S
+    assert_repaired_in_time(streams)
     net.assert_well()
 
 
@@ -158,7 +173,7 @@ def test_a_subscription_that_is_killed_again_and_again_loses_nothing(net: Net) -
     net.assert_well()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_connections_that_are_cut_again_and_again_lose_nothing(net: Net) -> None:
     streams = start_streams(net.url)
     for _ in range(8):
@@ -169,7 +184,7 @@ def test_connections_that_are_cut_again_and_again_lose_nothing(net: Net) -> None
     net.assert_well()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_redis_that_cannot_be_reached_for_a_while_costs_a_pause(net: Net) -> None:
     streams = start_streams(net.url)
     for proxy in net.proxies.values():
@@ -184,7 +199,7 @@ def test_redis_that_cannot_be_reached_for_a_while_costs_a_pause(net: Net) -> Non
     net.assert_well()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Net) -> None:
     for proxy in net.proxies.values():
         proxy.slice_bytes = 7
@@ -193,7 +208,7 @@ def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Ne
     net.assert_well()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False])
 def test_a_gateway_behind_a_partition_catches_up(net: Net, to_server: bool) -> None:
     """For longer than it trusts a silent subscription."""
@@ -233,12 +248,12 @@ def test_a_worker_behind_a_partition_is_replaced_and_fenced_when_it_returns(net:
     partition(net, to_server=True)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_a_worker_that_is_heard_but_does_not_hear_is_replaced_and_fenced(net: Net) -> None:
     partition(net, to_server=False)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     answer = Stream(net.url, body("greedy") | {"timeout": 30}).wait_end().answer
     assert answer["created"] < time.time() - SKEW_S / 2  # its clock is wrong indeed

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,10 +77,7 @@ class Demo:
 
     def streams(self, count: int = STREAMS, tokens: int = 10) -> dict[str, Stream]:
         """So many at once, all in the middle of their answers."""
-        found = {
-            str(number): Stream(self.url, call(number % STREAMS) | STREAMED)
-            for number in range(count)
-        }
+        found = {str(number): Stream(self.url, call(number % STREAMS) | STREAMED) for number in range(count)}
         for stream in found.values():
             stream.wait_events(tokens, 60)
         return found
