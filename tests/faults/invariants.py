@@ -20,7 +20,7 @@ from shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
 if TYPE_CHECKING:
     from tests.faults.stack import FaultStack, Stream
 
-# What a process may have open when nothing runs. TODO
+# What a process may have open when nothing runs: an idle gateway has 26, and its pool of connections fills under load.
 MAX_FILES = 64
 # What nobody awaited, or nobody expected.
 UNEXPECTED = ("Traceback", "never retrieved", "never awaited", "Task was destroyed")

@@ -1,4 +1,4 @@
-"""What is corrupt in Redis is dropped, or ends the one request that it belongs to; the processes and all others go on."""
+"""What is corrupt in Redis is dropped, or ends the one request that it belongs to; all others go on."""
 
 from __future__ import annotations
 
