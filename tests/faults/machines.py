@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ops.embedded_redis import EmbeddedRedis
@@ -34,6 +36,18 @@ def why_not() -> str:
     return f"network namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+def sweep() -> None:
+    """Remove what test runs left that were killed: their process ids are in the names."""
+    for folder, pattern, command in (
+        (Path("/run/netns"), r"quire-(\d+)-", ("netns", "del")),
+        (Path("/sys/class/net"), r"qb(\d+)-", ("link", "del")),
+    ):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            match = re.match(pattern, path.name)
+            if match and not Path(f"/proc/{match[1]}").exists():
+                ip(*command, path.name)
+
+
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
@@ -43,7 +57,7 @@ class Network:
 
     def __init__(self) -> None:
         self.subnet = f"198.18.{next(SUBNETS)}"
-        self.bridge = f"qb{os.getpid() % 100_000}-{self.subnet.rpartition('.')[2]}"
+        self.bridge = f"qb{os.getpid()}-{self.subnet.rpartition('.')[2]}"
         self.address = f"{self.subnet}.1"
         self._hosts = itertools.count(2)
         ip("link", "add", self.bridge, "type", "bridge")
@@ -58,13 +72,16 @@ class Network:
 
 
 class Machine:
-    """A machine with a cable to each of `networks`. `url` is that of the Redis on the first one."""
+    """A machine with a cable to each of `networks`. `url` is that of the Redis on the first one.
+
+    Machines on one network reach this one, and not each other: what a bridge passes on may be filtered here.
+    """
 
     def __init__(self, name: str, *networks: Network) -> None:
         self._namespace = f"quire-{os.getpid()}-{name}"
         self._cables: dict[Network, str] = {}
         self.addresses: dict[Network, str] = {}
-        self.url = f"redis://{networks[0].address}:{REDIS_PORT}/0"
+        self.url = f"redis://{networks[0].address}:{REDIS_PORT}/0" if networks else ""
         program = shutil.which("ip")
         assert program is not None
         self.prefix = (program, "netns", "exec", self._namespace)
@@ -73,13 +90,16 @@ class Machine:
         for network in networks:
             self._join(network)
 
+    def set_end(self, end: str, state: str) -> None:
+        self._inside("link", "set", end, state)
+
     def _inside(self, *arguments: str) -> None:
         ip("-n", self._namespace, *arguments)
 
     def _join(self, network: Network) -> None:
         address = network.next_address()
         end = "eth" + address.split(".")[2]
-        cable = f"q{os.getpid() % 100_000}-{'-'.join(address.split('.')[2:])}"
+        cable = f"q{os.getpid()}-{'-'.join(address.split('.')[2:])}"
         ip("link", "add", cable, "type", "veth", "peer", "name", end, "netns", self._namespace)
         ip("link", "set", cable, "master", network.bridge, "up")
         self._inside("addr", "add", f"{address}/24", "dev", end)
@@ -91,6 +111,29 @@ class Machine:
 
     def heal(self, network: Network) -> None:
         ip("link", "set", self._cables[network], "up")
+
+    def cable_to(self, other: Machine) -> Cable:
+        """A network of these two alone."""
+        subnet = f"198.18.{next(SUBNETS)}"
+        cable = Cable(self, f"eth{subnet.split('.')[2]}", f"{subnet}.2")
+        ip(
+            "-n",
+            self._namespace,
+            "link",
+            "add",
+            cable.end,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            cable.end,
+            "netns",
+            other._namespace,
+        )
+        for machine, address in ((self, f"{subnet}.1"), (other, cable.address)):
+            machine._inside("addr", "add", f"{address}/24", "dev", cable.end)
+            machine._inside("link", "set", cable.end, "up")
+        return cable
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -104,6 +147,21 @@ class Machine:
 
     def close(self) -> None:
         ip("netns", "del", self._namespace)  # and its ends of the cables, and with them the others
+
+
+@dataclass(frozen=True)
+class Cable:
+    """From `machine` to the one that has `address` there."""
+
+    machine: Machine
+    end: str
+    address: str
+
+    def cut(self) -> None:
+        self.machine.set_end(self.end, "down")
+
+    def heal(self) -> None:
+        self.machine.set_end(self.end, "up")
 
 
 def _set_namespace(fd: int) -> None:

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer
 from tests.faults.calls import FAST
 from tests.faults.stack import FaultStack, Stream
 
+pytestmark = pytest.mark.slow
+
 # Characters of several tokens, marks that combine, joined ones, and every kind of line end.
 TEXT = "a😀b e\u0301 👨\u200d👩\u200d👧 x\r\ny\u2028z\u0085 data: evil\r\rid: 7\n\n: \0 \x1b end"
 # Bytes that are no UTF-8: a lonely first byte, and one that never occurs. The tokenizer writes them so.
@@ -96,7 +98,6 @@ def test_a_stop_string_over_many_tokens_ends_it_and_is_not_seen(speaking: Speaki
     speaking.stack.assert_invariants()
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_inside_a_character_changes_nothing(speaking: Speaking) -> None:
     stream = speaking.ask()
     speaking.kill_at(stream, 3)  # two of the four bytes of the first emoji
@@ -104,7 +105,6 @@ def test_a_worker_that_dies_inside_a_character_changes_nothing(speaking: Speakin
     speaking.stack.assert_invariants()
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_inside_a_stop_string_still_finds_it(speaking: Speaking) -> None:
     stream = speaking.ask(stop=[STOP])
     speaking.kill_at(stream, speaking.stop_at + 3)

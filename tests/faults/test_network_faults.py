@@ -244,6 +244,7 @@ def partition(net: Net, *, to_server: bool) -> None:
     net.assert_well()
 
 
+@pytest.mark.slow
 def test_a_worker_behind_a_partition_is_replaced_and_fenced_when_it_returns(net: Net) -> None:
     partition(net, to_server=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import QuireProcess
 from tests.faults.calls import FAST, REQUESTS, assert_same, body, owned, start_streams, undisturbed
-from tests.faults.machines import Machine, Network, NetworkedRedis, half_open, why_not
+from tests.faults.machines import Machine, Network, NetworkedRedis, half_open, sweep, why_not
 from tests.faults.stack import FaultStack, Stream
 from tests.faults.stalling import Stalling
 
@@ -23,21 +23,26 @@ WRITE_TIMEOUT_S = 1.0
 class Room:
     """Machines `a` and `b` with a worker each, one with a gateway, and one for a client. Redis is on this one.
 
-    Redis has a network of its own; clients reach the gateway over another.
+    Redis has a network of its own; this machine reaches the gateway over another, the client over a cable.
     """
 
     def __init__(self, folder: Path, model: Path) -> None:
+        sweep()
         self.inner, self.outer = Network(), Network()
         self.machines = {name: Machine(name, self.inner) for name in ("a", "b")}
         self.machines["gateway"] = Machine("gateway", self.inner, self.outer)
-        self.machines["client"] = Machine("client", self.outer)
+        self.machines["client"] = self.client = Machine("client")
         self.stack = FaultStack(folder, model, NetworkedRedis(folder, self.inner))
         door = self.machines["gateway"]
         self.workers = {
             name: self.stack.worker(name, *FAST, ready=False, via=self.machines[name]) for name in ("a", "b")
         }
-        flags = ("--host", door.addresses[self.outer], "--write-timeout-s", str(WRITE_TIMEOUT_S))
-        self.gateway, self.url = self.stack.gateway(*flags, via=door)
+        self.cable = self.client.cable_to(door)
+        flags = ("--host", "0.0.0.0", "--write-timeout-s", str(WRITE_TIMEOUT_S))
+        self.gateway, url = self.stack.gateway(*flags, via=door)
+        port = url.rpartition(":")[2]
+        self.url = f"http://{door.addresses[self.outer]}:{port}"
+        self.clients_url = f"http://{self.cable.address}:{port}"
         for worker in self.workers.values():
             worker.wait_for("ready: worker")
         self.expected = undisturbed(self.url)
@@ -134,12 +139,11 @@ def test_a_gateway_that_is_cut_off_repairs_its_streams_when_it_is_back(room: Roo
 def test_a_client_that_is_cut_off_blocks_nobody_and_its_request_is_cancelled(room: Room) -> None:
     cancelled = room.stack.totals().get("cancelled", 0)
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
-    client = room.machines["client"]
-    with client.entered():
-        stalled = Stalling(room.url, asks)
+    with room.client.entered():
+        stalled = Stalling(room.clients_url, asks)
     try:
         assert stalled.read(100)
-        client.cut(room.outer)
+        room.cable.cut()
         began = time.monotonic()
         streams = start_streams(room.url)
         assert_same(streams, room.expected)
@@ -147,25 +151,24 @@ def test_a_client_that_is_cut_off_blocks_nobody_and_its_request_is_cancelled(roo
         room.stack.wait(lambda: room.stack.totals().get("cancelled", 0) == cancelled + 1, 60)
         assert time.monotonic() - began > WRITE_TIMEOUT_S
     finally:
-        client.heal(room.outer)
+        room.cable.heal()
         stalled.close()
     room.stack.assert_invariants()
 
 
 def test_a_client_that_is_cut_off_for_less_than_its_time_gets_everything(room: Room) -> None:
-    client = room.machines["client"]
-    with client.entered():
-        stalled = Stalling(room.url, body("greedy") | {"stream": True})
+    with room.client.entered():
+        stalled = Stalling(room.clients_url, body("greedy") | {"stream": True})
     try:
         assert stalled.read(100)
-        client.cut(room.outer)
+        room.cable.cut()
         room.stack.wait(lambda: room.stack.is_drained(), 20)
-        client.heal(room.outer)
+        room.cable.heal()
         while stalled.read(65536):
             pass
         assert stalled.events()[-1] == "[DONE]"
         assert stalled.text() == room.expected["greedy"][0]
     finally:
-        client.heal(room.outer)
+        room.cable.heal()
         stalled.close()
     room.stack.assert_invariants()

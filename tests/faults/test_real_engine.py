@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 LEASE_S = 1.0
 FLAGS = ("--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3", "--drain-s", "0.2")
-# Tokens that no prompt and no answer has: special ones.
-DEADLY, HANGING = 0, 1
+# Tokens that no prompt and no answer here has: those of roles of a conversation.
+DEADLY, HANGING = 3, 4
 STREAMS = 32
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -145,7 +145,7 @@ def test_a_worker_that_sleeps_is_fenced_when_it_wakes(demo: Demo) -> None:
 def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo) -> None:
     demo.crew("a")
     streams = demo.streams(8)
-    hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 5], "max_tokens": 3, "n": 1})
+    hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 1], "max_tokens": 3, "n": 1})
     first = demo.workers["a"]
     assert first.wait(60) == 70
     # A process that is told so hangs again: the request is another's, and the third death is the last.
@@ -192,7 +192,7 @@ def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: De
     demo.crew("a", "b")
     before = demo.stack.totals().get("quarantined", 0)
     good = demo.streams(100, 1)
-    deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 5], "max_tokens": 3, "n": 1})
+    deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 1], "max_tokens": 3, "n": 1})
     deaths = 0
     while not deadly.status:
         ended = [name for name, process in demo.workers.items() if process.process.poll() is not None]
