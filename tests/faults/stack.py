@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,20 @@ class Way(Protocol):
         """What is put before the command, to run it there."""
 
 
+def parse(events: Sequence[Event]) -> list[dict[str, Any]]:
+    return [json.loads(event.data) for event in events if event.data != "[DONE]"]
+
+
+def texts(events: Sequence[Event]) -> list[tuple[int, str]]:
+    """(choice, text) of each piece of text."""
+    found = []
+    for choice in (choice for data in parse(events) for choice in data.get("choices", ())):
+        text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        if text:
+            found.append((choice["index"], text))
+    return found
+
+
 @dataclass
 class Stream:
     """A client that reads an answer in a thread."""
@@ -70,6 +84,7 @@ class Stream:
         self._response: http.client.HTTPResponse | None = None
         self._changed = threading.Condition()
         self._over = False
+        self._texts = 0
         self.started.append(self)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -88,8 +103,10 @@ class Stream:
                 if line.startswith(b"id: "):
                     event_id = line[4:].decode().strip()
                 elif line.startswith(b"data: "):
+                    event = Event(time.monotonic(), event_id, line[6:].decode().strip())
                     with self._changed:
-                        self.events.append(Event(time.monotonic(), event_id, line[6:].decode().strip()))
+                        self.events.append(event)
+                        self._texts += len(texts([event]))
                         self._changed.notify_all()
                 elif line.startswith(b"{"):
                     self.text_body = line.decode()
@@ -112,7 +129,7 @@ class Stream:
     def wait_events(self, count: int, timeout_s: float = 20) -> Stream:
         """Wait until so many events with text have come."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.pieces) >= count or self._over, timeout_s), "no events"
+            assert self._changed.wait_for(lambda: self._texts >= count or self._over, timeout_s), "no events"
         return self
 
     def wait_end(self, timeout_s: float = 40) -> Stream:
@@ -122,18 +139,12 @@ class Stream:
 
     @property
     def parsed(self) -> list[dict[str, Any]]:
-        return [json.loads(event.data) for event in self.events if event.data != "[DONE]"]
+        return parse(self.events)
 
     @property
     def pieces(self) -> list[tuple[int, str]]:
         """(choice, text) of each event."""
-        found = []
-        for data in self.parsed:
-            for choice in data.get("choices", ()):
-                text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-                if text:
-                    found.append((choice["index"], text))
-        return found
+        return texts(self.events)
 
     def text(self, choice: int = 0) -> str:
         return "".join(text for index, text in self.pieces if index == choice)

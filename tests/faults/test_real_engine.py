@@ -39,7 +39,7 @@ def call(number: int) -> dict[str, Any]:
     return {
         "model": "tiny",
         "prompt": f"{number}. A story about {SUBJECTS[number % len(SUBJECTS)]}:",
-        "max_tokens": 200,
+        "max_tokens": 400,
         "ignore_eos": True,
         **KINDS[number % len(KINDS)],
     }
@@ -75,7 +75,7 @@ class Demo:
         for process in self.workers.values():
             process.wait_for("ready: worker", 100)
 
-    def streams(self, count: int = STREAMS, tokens: int = 10) -> dict[str, Stream]:
+    def streams(self, count: int = STREAMS, tokens: int = 5) -> dict[str, Stream]:
         """So many at once, all in the middle of their answers."""
         found = {str(number): Stream(self.url, call(number % STREAMS) | STREAMED) for number in range(count)}
         for stream in found.values():
