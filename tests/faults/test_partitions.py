@@ -32,7 +32,7 @@ class Room:
         self.machines = {name: Machine(name, self.inner) for name in ("a", "b")}
         self.machines["gateway"] = Machine("gateway", self.inner, self.outer)
         self.machines["client"] = self.client = Machine("client")
-        self.stack = FaultStack(folder, model, NetworkedRedis(folder, self.inner))
+        self.stack = FaultStack(folder, model, redis_server=NetworkedRedis(folder, self.inner))
         door = self.machines["gateway"]
         self.workers = {
             name: self.stack.worker(name, *FAST, ready=False, via=self.machines[name]) for name in ("a", "b")
