@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from aiohttp import web
@@ -12,7 +11,8 @@ from aiohttp.web_protocol import RequestHandler
 
 from gateway import errors, page
 from gateway.answers import ANSWER
-from gateway.errors import REQUEST_ID, Handler
+from gateway.errors import REASON, REQUEST_ID, Handler
+from gateway.meter import BEGAN, METER, Meters, clock
 from gateway.model import ServedModel
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
@@ -72,9 +72,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 @web.middleware
 async def _outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives the request its id, and one line in the log when it is over. Never what it said."""
+    """Gives the request its id, counts it, and one line in the log when it is over. Never what it said."""
     request[REQUEST_ID] = new_id()
-    began = time.perf_counter()
+    began = request[BEGAN] = clock()
     status: Any = "gone"
     try:
         response = await handler(request)
@@ -84,9 +84,25 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
         status = error.status
         raise
     finally:
+        _count(request, str(status))
         level = logging.DEBUG if request.path in PROBES else logging.INFO
         if access.isEnabledFor(level):
-            access.log(level, "%s", _access_line(request, status, 1000 * (time.perf_counter() - began)))
+            access.log(level, "%s", _access_line(request, status, 1000 * (clock() - began)))
+
+
+def _count(request: web.Request, status: str) -> None:
+    meters = request.app[GATEWAY].meters
+    resource = request.match_info.route.resource
+    meters.http[resource.canonical if resource else "other", status] += 1
+    reason = request.get(REASON)
+    if (meter := request.get(METER)) is not None:
+        answer = request.get(ANSWER)
+        if answer is not None and answer.outcome is not None and answer.ended:
+            meter.close(answer.outcome.name)
+        else:
+            meter.close("refused" if reason else "gone")
+    if reason:
+        meters.refusals[reason] += 1
 
 
 def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
@@ -123,6 +139,8 @@ class _Protocol(RequestHandler):
         else:
             log.error("a connection failed unexpectedly", exc_info=exc)
             error = errors.ApiError("Internal error.", code="internal")
+        assert isinstance(self._manager, Server)
+        self._manager.meters.refused("other", str(error.status), errors.reason(error))
         response = errors.response(error)
         response.force_close()
         return response
@@ -130,6 +148,8 @@ class _Protocol(RequestHandler):
 
 class Server(web.Server):
     """Connections whose handlers are cancelled when their clients leave."""
+
+    meters: Meters
 
     def __call__(self) -> RequestHandler:
         return _Protocol(self, loop=self._loop, **self._kwargs)
@@ -156,6 +176,8 @@ class Runner(web.AppRunner):
         server = await super()._make_server()
         # aiohttp has no other way to choose the class of its connections.
         server.__class__ = Server
+        assert isinstance(server, Server)
+        server.meters = self.app[GATEWAY].meters
         return server
 
 

@@ -16,6 +16,9 @@ log = logging.getLogger("gateway")
 # The id of an HTTP request: in the answer's headers, in the log, and in Redis.
 REQUEST_ID = web.RequestKey("request_id", str)
 
+# What it was refused for, if it was.
+REASON = web.RequestKey("reason", str)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -145,6 +148,11 @@ def response(error: ApiError) -> web.Response:
     return answer
 
 
+def reason(error: ApiError) -> str:
+    """Why something was refused, in one of a few words: that of the class, since codes of 400s are many."""
+    return type(error).code or ("invalid_request" if error.status == 400 else "internal")
+
+
 def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
     """The error of this API that stands for one of the HTTP framework's."""
     if error.status == 404:
@@ -167,15 +175,17 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     try:
         return await handler(request)
     except ApiError as error:
-        return response(error)
+        refusal = error
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return response(of_http(error, request.method, request.path))
+        refusal = of_http(error, request.method, request.path)
     except ConnectionError:
         raise  # the client has gone
     except Exception as error:
-        return response(unexpected(error, request))
+        refusal = unexpected(error, request)
+    request[REASON] = reason(refusal)
+    return response(refusal)
 
 
 def unexpected(error: Exception, request: web.Request) -> ApiError:

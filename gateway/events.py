@@ -9,6 +9,7 @@ from aiohttp import web
 
 from gateway import errors, sse
 from gateway.answers import Answer, Format
+from gateway.meter import METER
 from gateway.sse import BEGINNING, EventId
 from gateway.streams import split
 from shared.messages import StepItem
@@ -102,6 +103,8 @@ async def stream(
 
     Raises ConnectionError if the client left.
     """
+    meter = request[METER]
+    meters = meter.meters
     response = web.StreamResponse(headers=sse.HEADERS)
     writer = await response.prepare(request)
     assert writer is not None
@@ -115,17 +118,24 @@ async def stream(
             async with asyncio.timeout(write_timeout_s):
                 return await response.write(data)
         except TimeoutError:
+            meters.slow_clients += 1
             transport.abort()
             raise ConnectionResetError(f"the client has not read for {write_timeout_s:g} s") from None
 
-    if beginning:
-        await write(beginning.encode("ascii"))
-    while not answer.ended:
-        items = await answer.outputs.next()
-        data = events.feed(items).encode("ascii")
-        if data:
-            await write(data)
-        elif not items:
-            await write(sse.KEEPALIVE)
+    meters.open_streams += 1
+    try:
+        if beginning:
+            await write(beginning.encode("ascii"))
+            meter.wrote(answer.tokens, 0.0)
+        while not answer.ended:
+            items = await answer.outputs.next()
+            data = events.feed(items).encode("ascii")
+            if data:
+                await write(data)
+                meter.wrote(answer.tokens, answer.outputs.came_at)
+            elif not items:
+                await write(sse.KEEPALIVE)
+    finally:
+        meters.open_streams -= 1
     await response.write_eof()
     return response

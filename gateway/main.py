@@ -10,9 +10,11 @@ import sys
 
 import uvloop
 
-from gateway.app import Runner, create_app, start_site
+from gateway.app import GATEWAY, Runner, create_app, start_site
+from gateway.internal import Inside
 from gateway.model import ModelError, load_model
 from gateway.settings import GatewaySettings
+from shared.internal_server import PortError, bind
 from shared.logs import setup_logging
 from shared.naming import InvalidModelName
 from shared.redis_clients import BrokerUnavailable, check_redis, redact
@@ -29,7 +31,7 @@ def run(settings: GatewaySettings) -> int:
     setup_logging("gateway", settings.log_level)
     try:
         uvloop.run(_serve(settings))
-    except (StartError, ModelError, InvalidModelName, BrokerUnavailable) as error:
+    except (StartError, PortError, ModelError, InvalidModelName, BrokerUnavailable) as error:
         print(f"quire gateway: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -38,12 +40,15 @@ def run(settings: GatewaySettings) -> int:
 
 
 async def _serve(settings: GatewaySettings) -> None:
+    listener = bind(settings.internal_host, settings.internal_port)
     model = await asyncio.to_thread(load_model, settings.model, settings.name)
     server = await check_redis(settings.redis_url, model.name)
     app = create_app(settings, model)
     runner = Runner(app, settings)
     await runner.setup()
+    internal = Inside(app[GATEWAY], listener).server
     try:
+        await internal.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,6 +56,7 @@ async def _serve(settings: GatewaySettings) -> None:
         port = await _listen(runner, settings)
         log.info("serving %s through %s at %s", model.name, server, redact(settings.redis_url))
         log.info("listening on http://%s:%d", f"[{settings.host}]" if ":" in settings.host else settings.host, port)
+        log.info("for operators: %s%s", internal.url, internal.paths)
         await stop.wait()
         log.info("ending; open streams get %g s", settings.drain_s)
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends at once
@@ -59,6 +65,7 @@ async def _serve(settings: GatewaySettings) -> None:
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
+            await internal.close()
 
 
 async def _listen(runner: Runner, settings: GatewaySettings) -> int:

@@ -18,6 +18,8 @@ from gateway.errors import REQUEST_ID
 from gateway.events import Events, stream
 from gateway.fleet import Fleet
 from gateway.joining import Known
+from gateway.meter import BEGAN, METER, Meters
+from gateway.metrics import GatewayMetrics
 from gateway.model import ServedModel
 from gateway.parsing import read_object
 from gateway.rendering import Renderer
@@ -27,6 +29,7 @@ from gateway.submission import Submission, down
 from gateway.subscription import Subscription
 from gateway.terms import read_terms
 from shared.broker import Broker, QueueBounds, new_id
+from shared.loop_lag import LoopLag
 from shared.messages import MessageError
 from shared.redis_clients import command_client, pubsub_client
 
@@ -48,7 +51,7 @@ class Gateway:
         self.id = settings.gateway_id or new_id()
         self.started = answers.created()
         self.draining = False
-        self.corrupt_abouts = 0
+        self.meters = Meters()
 
     async def start(self) -> None:
         settings = self.settings
@@ -61,10 +64,22 @@ class Gateway:
         self.subscription = Subscription(self._pubsub, self.broker.keys.channel(self.id), self.fanout)
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
         self.submission = Submission(self.broker, self.id, bounds, self.fleet, self.subscription.ready, self.fanout.has)
+        self._lag = LoopLag()
+        self.metrics = GatewayMetrics(
+            self.broker,
+            self.meters,
+            self.fleet,
+            self.fanout,
+            self.subscription,
+            self.submission.canceller,
+            self._lag,
+        )
+        self._lag.start()
         self.subscription.start()
         await self.fleet.start()
 
     async def close(self) -> None:
+        await self._lag.close()
         await self.submission.canceller.close(CANCEL_TIMEOUT_S)
         await self.subscription.close()
         await self.fleet.close()
@@ -103,6 +118,7 @@ class Gateway:
 
     async def _serve(self, request: web.Request, read: Reader, format_: FormatClass) -> web.StreamResponse:
         settings = self.settings
+        meter = request[METER] = self.meters.open(format_.dialect, "new", request[BEGAN])
         body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
         call = await read(body, self.limits, self.renderer)
         terms = read_terms(
@@ -115,6 +131,7 @@ class Gateway:
         with self._listening([item.id for item in requests], can_return=can_return) as outputs:
             first = await self.submission.submit(requests, about.encode(), terms)
             if first == call_id:
+                meter.accepted(about.prompt_tokens)
                 outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
                 outputs.is_responsible = not terms.is_background
                 answer = Answer(about, self.model, outputs)
@@ -122,6 +139,7 @@ class Gateway:
                     request, answer, format_(call_id, self.model.name, about), call.options.stream
                 )
         # The idempotency key was used before: this is the answer to that call.
+        meter.kind = "joined"
         ids = [request_id(first, index) for index in range(len(requests))]
         with self._listening(ids) as outputs:
             known = await self._look_up(ids, format_.dialect)
@@ -138,12 +156,16 @@ class Gateway:
     ) -> web.StreamResponse:
         request[ANSWER] = answer
         if not is_stream:
-            return await answers.collect(answer, form)
+            response = await answers.collect(answer, form)
+            request[METER].collected(answer.tokens)
+            return response
         events = Events(answer, form, sse.takes_ids(request.headers))
         return await stream(request, answer, events, events.opening(), self.settings.write_timeout_s)
 
     async def _resume(self, request: web.Request, format_: FormatClass) -> web.StreamResponse:
+        meter = request[METER] = self.meters.open(format_.dialect, "resumed", request[BEGAN])
         after = joining.read_event_id(request)
+        meter.tokens = after.tokens
         call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
         self.submission.check_subscribed()
         with self._listening([call_id]) as outputs:
@@ -196,8 +218,8 @@ class Gateway:
         return True
 
     def _note_corrupt_about(self, call_id: str, error: MessageError) -> None:
-        self.corrupt_abouts += 1
-        if self.corrupt_abouts == 1:
+        self.meters.corrupt_abouts += 1
+        if self.meters.corrupt_abouts == 1:
             log.error("what is noted about call %s is corrupt (this is said once): %s", call_id, error)
 
     @contextmanager
@@ -244,12 +266,18 @@ class Gateway:
         workers = len(self.fleet.workers)
         problems = [
             *(["this gateway is shutting down"] if self.draining else []),
-            *([] if self.fleet.redis_answers else ["Redis does not answer"]),
-            *([] if self.subscription.ready.is_set() else ["not subscribed to the workers' output"]),
+            *self.redis_problems(),
             *([] if workers or not self.fleet.redis_answers else ["no worker makes progress"]),
         ]
         state = {"ready": not problems, "workers": workers, "problems": problems}
         return web.json_response(state, status=503 if problems else 200)
+
+    def redis_problems(self) -> list[str]:
+        """Why nothing can be accepted or heard now."""
+        return [
+            *([] if self.fleet.redis_answers else ["Redis does not answer"]),
+            *([] if self.subscription.ready.is_set() else ["not subscribed to the workers' output"]),
+        ]
 
     async def drain(self, app: web.Application) -> None:
         """From now on not ready; open calls go on."""

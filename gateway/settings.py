@@ -62,6 +62,16 @@ class GatewaySettings:
     )
     http_keepalive_s: float = option(75.0, minimum=1, maximum=3600, help="An idle connection is closed after so long.")
     drain_s: float = option(20.0, minimum=0, maximum=86400, help="Time that open streams get when told to stop.")
+    internal_host: str = option(
+        "127.0.0.1", help="Address of /metrics, /health and (worker) /debug/blocks: for operators, not for clients."
+    )
+    internal_port: int = option(
+        0,
+        minimum=0,
+        maximum=65535,
+        help="Their port; 0 takes a free one, which the log names. In `quire serve` the first worker has it, then come "
+        "the other workers, then the gateway.",
+    )
     tokenizer_threads: int = option(2, minimum=1, maximum=64, help="Threads that render and tokenize prompts.")
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
 

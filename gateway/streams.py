@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -115,6 +116,9 @@ class Outputs:
         self.accepted = False
         # Whether they end when nobody listens any more.
         self.is_responsible = False
+        # When the first of what waits came from a worker, and the first of what `next` returned last; 0 for the log.
+        self._fed_at = 0.0
+        self.came_at = 0.0
         # Requests that this side gave up; they may run on. The late ones have outlived their deadlines.
         self._given_up: set[str] = set()
         self.late: list[str] = []
@@ -140,6 +144,8 @@ class Outputs:
         if len(self._waiting) >= MAX_WAITING:
             cursor.behind = cursor.is_logged = True
         elif (new := cursor.take(item)) is not None:
+            if not self._waiting:
+                self._fed_at = self._fanout.frame_at
             self._waiting.append(new)
         self._doubt = self._doubt or cursor.behind
         self._wake()
@@ -191,6 +197,7 @@ class Outputs:
                 self._gave_at = self._loop.time()
                 items = list(self._waiting)
                 self._waiting.clear()
+                self.came_at, self._fed_at = self._fed_at, 0.0
                 return items
             self._waiter = self._loop.create_future()
             try:
@@ -243,6 +250,7 @@ class Outputs:
 
     async def _read_log(self, cursor: Cursor) -> bool:
         """Take one page of what the log has after the cursor; False if Redis did not answer."""
+        self._fanout.log_reads += 1
         try:
             items = await self._broker.read_output(cursor.request_id, cursor.next, PAGE)
         except (RedisError, OSError) as error:
@@ -286,8 +294,11 @@ class Fanout:
         self._by_request: dict[str, list[Outputs]] = {}
         self._open: set[Outputs] = set()
         self.corrupt_logs = 0
+        self.log_reads = 0
         # How often the log had what was published and did not arrive.
         self.repairs = 0
+        # When the latest frame came, by time.perf_counter.
+        self.frame_at = 0.0
 
     def open(self, request_ids: Sequence[str]) -> Outputs:
         outputs = Outputs(self, self._broker, request_ids, self._keepalive_s)
@@ -312,6 +323,7 @@ class Fanout:
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:
         find = self._by_request.get
+        self.frame_at = time.perf_counter()
         for item in items:
             # Without any its client has gone, or the gateway was started anew.
             for outputs in find(item.request_id, ()):

@@ -38,6 +38,7 @@ class Canceller:
         self._broker = broker
         self._gateway_id = gateway_id
         self._is_wanted = is_wanted
+        self.cancelled = 0
         # By request id: what ends it.
         self._waiting: dict[str, Callable[[str], Awaitable[object]]] = {}
         self._wake = asyncio.Event()
@@ -94,6 +95,7 @@ class Canceller:
         if not await self._broker.live_gateways(others) and not self._is_wanted(request_id):
             # Whoever has attached to it by now, at whichever gateway, keeps it alive.
             await self._broker.cancel(request_id, unless_beside=others)
+            self.cancelled += 1
 
     async def _expire(self, request_id: str) -> None:
         if await self._broker.expire(request_id) == "early":

@@ -78,10 +78,7 @@ async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequ
     if not entry:
         raise CommandError("--entry is missing: give one that `quire dead list` shows")
     found = [
-        (broker, one)
-        for broker in brokers
-        for one in await broker.read_dead(count=10_000)
-        if one.entry_id == entry
+        (broker, one) for broker in brokers for one in await broker.read_dead(count=10_000) if one.entry_id == entry
     ]
     if not found:
         raise CommandError(f"there is no entry {entry!r}: `quire dead list` shows those that there are")

@@ -40,6 +40,7 @@ DRAIN_S = 2.0
 # What they get on top of it before they are killed.
 STOP_GRACE_S = 5.0
 POLL_S = 0.05
+MAX_PORT = 65535
 # The gateway logs each probe.
 POLLS_PER_PROBE = 3
 
@@ -83,6 +84,11 @@ class Launcher:
         except InvalidModelName as error:
             raise CommandError(str(error)) from error
         self._drain_s = max(gateway.drain_s, worker.drain_s)
+        if worker.internal_port and worker.internal_port + settings.workers > MAX_PORT:
+            raise CommandError(
+                f"--internal-port {worker.internal_port} leaves too few ports for {settings.workers} workers and the "
+                f"gateway; give one up to {MAX_PORT - settings.workers}, or 0"
+            )
         self._base_environ = base
         self._worker_settings = worker
         self._children: list[Child] = []
@@ -145,7 +151,13 @@ class Launcher:
         self._children.append(child)
 
     def _gateway(self) -> Service:
-        environ = {**self._base_environ, "QUIRE_REDIS_URL": self._redis_url}
+        # The workers have those before it.
+        port = self._worker_settings.internal_port
+        environ = {
+            **self._base_environ,
+            "QUIRE_REDIS_URL": self._redis_url,
+            "QUIRE_INTERNAL_PORT": str(port and port + self._settings.workers),
+        }
         return Service("gateway", _command("gateway"), environ, self._log_path("gateway"))
 
     def _worker(self, index: int) -> Service:

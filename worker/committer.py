@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from shared.broker import Broker, Claim, StepCommit, StepReply
 from shared.messages import Delta, StepItem
+from worker.commits import CommitCounts
 from worker.engine_loop import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,7 @@ class Committer:
         self._stopping = False
         # What the last reply had from the mailbox: the next commit says that it was obeyed.
         self._obeyed: tuple[tuple[str, str], ...] = ()
-        # Since the start: attempts that were over before their requests had ended, logs that were behind, failed calls.
-        self.fenced = 0
-        self.resent = 0
-        self.failures = 0
+        self.counts = CommitCounts()
 
     def register(self, claim: Claim, logged: tuple[StepItem, ...]) -> bool:
         """From now on items of this request are committed under the claim's attempt token.
@@ -72,6 +70,11 @@ class Committer:
     @property
     def num_running(self) -> int:
         return len(self._attempts)
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Requests with tokens that wait for the next commit."""
+        return len(self._pending)
 
     @property
     def attempts(self) -> list[tuple[str, str]]:
@@ -130,25 +133,27 @@ class Committer:
         delay = RETRY_S
         while True:
             try:
-                reply = await self._broker.commit_step(self._worker_id, commits, self._obeyed)
+                with self.counts.timed(commits):
+                    reply = await self._broker.commit_step(self._worker_id, commits, self._obeyed)
                 self._obeyed = reply.notices
                 return reply
             except (RedisError, OSError) as error:
                 if self._stopping:
                     raise
                 # The effect is unknown, and the script is repeatable.
-                self.failures += 1
                 log.warning("commit of %d requests failed (%s); again in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
 
     def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
+        self.counts.fenced += len(reply.lost)
         self.lose(reply.lost, engine)
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:
                 del self._attempts[item.request_id]
+                self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
                 engine.finish(request_id, "cancelled")
@@ -166,8 +171,8 @@ class Committer:
             attempt = self._attempts[request_id]
             rest = [item for item in attempt.sent if item.end > index or item.outcome]
             if rest and rest[0].start == index:
-                self.resent += 1
                 log.warning("the log of request %s ends at token %d; sending the rest again", request_id, index)
+                self.counts.resent += 1
                 again += [StepCommit(attempt.token, item) for item in rest]
             else:
                 self._lose(request_id, engine)
@@ -176,7 +181,6 @@ class Committer:
     def _lose(self, request_id: str, engine: EngineLoop) -> None:
         attempt = self._attempts.pop(request_id)
         self._pending.pop(request_id, None)
-        self.fenced += 1
         log.warning("attempt at request %s is over: Redis or another worker has it otherwise", request_id)
         engine.drop(request_id, attempt.token)
         self._on_lost()

@@ -22,6 +22,7 @@ from shared.broker import Broker, Claim, Delivery, QueueReader, StepCommit, new_
 from shared.keys import PRIORITY_CLASSES
 from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from shared.redis_clients import BLOCK_S
+from worker.claims import ClaimCounts
 from worker.committer import Committer
 from worker.engine_loop import EngineLoop
 
@@ -55,6 +56,7 @@ class Consumer:
         self._committer = committer
         self._engine = engine
         self._incarnation = incarnation
+        self.claims = ClaimCounts()
         self._lease_s = lease_s
         self._stopping = False
         self._look_back = True
@@ -64,9 +66,6 @@ class Consumer:
         self._is_alone = False
         # Not before a lease after Redis was away: nobody could renew, and that is no sign of death.
         self._reclaims_at = 0.0
-        # Since the start: requests that were claimed here, and those of them that an earlier attempt had begun.
-        self.claimed = 0
-        self.recovered = 0
 
     def look_back(self) -> None:
         """Look at what is pending for this worker with the next read: something of it may be there to take again."""
@@ -164,8 +163,7 @@ class Consumer:
             claim = await self._broker.claim(delivery, self._reader.worker_id, new_id(), self._incarnation)
             if claim is None:
                 continue
-            self.claimed += 1
-            self.recovered += claim.deliveries > 1
+            self.claims.note(claim)
             try:
                 request, logged = GenerationRequest.decode(claim.body), claim.items()
                 if request.id != claim.request_id:

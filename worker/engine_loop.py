@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.broker import StepCommit
+from shared.measures import STEP_S, Histogram
 from shared.messages import GenerationRequest, Outcome, StepItem
 from worker.engine.engine import STANDARD, Engine
 from worker.engine.limits import RequestRefused
@@ -72,6 +73,11 @@ class EngineLoop(threading.Thread):
         self.displaceable = (0, 0)
         self._slowest_step_s = 0.0
         self.failure: BaseException | None = None
+        # From the end of a step to the beginning of the next while there is work: commands, and waiting for the
+        # interpreter. And seconds without any work.
+        self.gaps = Histogram(STEP_S)
+        self.idle_s = 0.0
+        self._stepped_at = 0.0
         self.ticks = 0
         self.ticked_at = time.monotonic()
         self.status = self._read_status()
@@ -149,7 +155,9 @@ class EngineLoop(threading.Thread):
             if not self._engine.has_work and not self._engine.prepare():
                 with self._wake:
                     if not self._commands and not self._calls and not self._stopping:
+                        idle_since = time.perf_counter()
                         self._wake.wait(IDLE_TICK_S)
+                        self.idle_s += time.perf_counter() - idle_since
 
     def _post(self, command: Callable[[], StepItem | None]) -> None:
         with self._wake:
@@ -200,6 +208,8 @@ class EngineLoop(threading.Thread):
 
     def _step(self) -> list[StepItem]:
         started = time.monotonic()
+        if self._stepped_at:
+            self.gaps.observe(started - self._stepped_at)
         try:
             return self._engine.step()
         except Exception:
@@ -208,7 +218,9 @@ class EngineLoop(threading.Thread):
             log.exception("step failed; %d requests end with an error", len(self._engine.groups))
             return self._engine.fail("the engine failed in a step of this request")
         finally:
-            self._slowest_step_s = max(self._slowest_step_s, time.monotonic() - started)
+            ended = time.monotonic()
+            self._slowest_step_s = max(self._slowest_step_s, ended - started)
+            self._stepped_at = ended if self._engine.has_work else 0.0
 
     def _commit(self, item: StepItem) -> StepCommit:
         attempt = self._attempts.pop(item.request_id) if item.outcome else self._attempts[item.request_id]

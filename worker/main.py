@@ -44,8 +44,8 @@ def serve(settings: WorkerSettings) -> None:
     """Load the model, build the engine and run the service."""
     import uvloop
 
+    from shared.internal_server import PortError, bind
     from worker.build import build_engine
-    from worker.internal import PortError, bind
     from worker.names import check_name
     from worker.service import Leases, WorkerService
 

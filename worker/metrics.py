@@ -1,18 +1,20 @@
-"""The engine's metrics, as Prometheus reads them. docs/operations.md explains each; a test keeps it complete."""
+"""A worker's metrics, as Prometheus reads them. docs/operations.md explains each; a test keeps it complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from worker.engine.usage import Usage
-
-__all__ = ["CONTENT_TYPE_LATEST", "EngineMetrics"]
+from shared.loop_lag import LoopLag
+from shared.measures import Exposition, counter, gauge, histogram
+from worker.claims import ClaimCounts
+from worker.committer import Committer
+from worker.engine.engine import Engine
+from worker.engine.timing import StepTimes
+from worker.engine.usage import Usage, usage
+from worker.engine_loop import EngineLoop
 
 
 class _Family(NamedTuple):
@@ -119,24 +121,83 @@ FAMILIES = (
 )
 
 
-class EngineMetrics(Collector):
-    """A registry of its own, filled from the latest reading of the engine."""
+class EngineReading(NamedTuple):
+    """The engine at one moment."""
 
-    def __init__(self) -> None:
-        self._usage: Usage | None = None
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+    usage: Usage
+    times: StepTimes
 
-    def render(self, usage: Usage) -> bytes:
+
+def read_engine(engine: Engine) -> EngineReading:
+    """Call it on the engine's thread."""
+    return EngineReading(usage(engine), engine.times.copy())
+
+
+class WorkerMetrics:
+    """All that one worker counts."""
+
+    def __init__(self, loop: EngineLoop, claims: ClaimCounts, committer: Committer, lag: LoopLag) -> None:
+        self._loop = loop
+        self._claims = claims
+        self._committer = committer
+        self._lag = lag
+        self._exposition = Exposition("worker")
+
+    def render(self, reading: EngineReading) -> bytes:
         """The exposition of one reading."""
-        self._usage = usage
-        return generate_latest(self._registry)
+        return self._exposition.render(
+            [*_engine(reading.usage), *_steps(reading.times), *self._queue(), *self._commits(), *self._threads()]
+        )
 
-    def collect(self) -> Iterator[Metric]:
-        if self._usage is None:
-            return
-        for family in FAMILIES:
-            metric = family.kind(family.name, family.help, labels=[family.label] if family.label else None)
-            for value, field in family.values.items():
-                metric.add_metric([value] if family.label else [], getattr(self._usage, field))
-            yield metric
+    def _queue(self) -> Iterator[Metric]:
+        claims = self._claims
+        yield counter("quire_attempts", "Requests that this worker took to run", claims.first + claims.migrated)
+        yield counter("quire_migrations", "Of these, requests that another attempt had begun", claims.migrated)
+        yield histogram(
+            "quire_queue_wait_seconds",
+            "From acceptance to the first claim, by priority class",
+            claims.waited_s,
+            ("class",),
+        )
+
+    def _commits(self) -> Iterator[Metric]:
+        counts, committer = self._committer.counts, self._committer
+        yield gauge("quire_leases", "Requests that this worker holds the lease of", committer.num_running)
+        yield counter("quire_leases_lost", "Leases that were found to be another's when renewed", counts.leases_lost)
+        yield counter("quire_fenced_commits", "Attempts that a commit found overtaken", counts.fenced)
+        yield counter(
+            "quire_worker_requests", "Requests that this worker ended, by outcome", counts.ended, ("outcome",)
+        )
+        yield histogram("quire_commit_seconds", "A commit to Redis, of those that were answered", counts.seconds)
+        yield counter("quire_commit_requests", "Requests in these commits", counts.requests)
+        yield counter("quire_commit_failures", "Commits that Redis did not answer; they are repeated", counts.failed)
+        yield counter("quire_log_resends", "Requests whose log had lost its end and got it again", counts.resent)
+        yield gauge(
+            "quire_uncommitted_requests",
+            "Requests with tokens that wait for the next commit",
+            committer.num_uncommitted,
+        )
+
+    def _threads(self) -> Iterator[Metric]:
+        yield histogram(
+            "quire_engine_gap_seconds", "Between two steps while there is work for the engine", self._loop.gaps
+        )
+        yield counter("quire_engine_idle_seconds", "Time in which the engine had nothing to do", self._loop.idle_s)
+        yield histogram("quire_event_loop_lag_seconds", "How late the event loop wakes up", self._lag.seconds)
+
+
+def _engine(usage: Usage) -> Iterator[Metric]:
+    for family in FAMILIES:
+        metric = family.kind(family.name, family.help, labels=[family.label] if family.label else None)
+        for value, field in family.values.items():
+            metric.add_metric([value] if family.label else [], getattr(usage, field))
+        yield metric
+
+
+def _steps(times: StepTimes) -> Iterator[Metric]:
+    yield histogram("quire_step_seconds", "Steps, by what they computed", times.seconds, ("kind",))
+    yield histogram("quire_step_phase_seconds", "Parts of steps", times.phases, ("phase",))
+    yield histogram("quire_step_sequences", "Sequences in a step: the batch size", times.sequences)
+    yield histogram(
+        "quire_step_tokens", "Tokens of a step, of those that had any of the phase", times.tokens, ("phase",)
+    )

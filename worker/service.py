@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
+from shared.loop_lag import LoopLag
 from shared.messages import WorkerCard
 from shared.redis_clients import blocking_client, check_redis, command_client
 from worker.committer import Committer
 from worker.consumer import Consumer
 from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
-from worker.internal import InternalServer
+from worker.internal import Inside
+from worker.metrics import WorkerMetrics
 from worker.names import NameTaken, home, take_name
 from worker.orphans import Orphans
 from worker.watch import Watch
@@ -104,7 +106,10 @@ class WorkerService:
         reader = QueueReader(blocking, self._model_name, self._worker_id)
         consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s)
         watch = Watch(engine, self._leases.watchdog_s)
-        internal = InternalServer(engine, self._listener) if self._listener else None
+        lag = LoopLag()
+        internal = None
+        if self._listener is not None:
+            internal = Inside(engine, self._listener, WorkerMetrics(engine, consumer.claims, committer, lag)).server
         engine.start()
         watch.start()
         tasks = [
@@ -118,8 +123,9 @@ class WorkerService:
         dead = asyncio.create_task(died.wait(), name="engine")
         try:
             if internal:
+                lag.start()
                 await internal.start()
-                log.info("for operators: %s/metrics, /health and /debug/blocks", internal.url)
+                log.info("for operators: %s%s", internal.url, internal.paths)
             log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
             # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
             await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +161,7 @@ class WorkerService:
             for task in (*tasks, stopped, dead):
                 task.cancel()
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
+            await lag.close()
             with suppress(RedisError, OSError):  # the card then expires
                 await broker.retire(self._worker_id, self._incarnation)
             if internal:
@@ -180,7 +187,9 @@ class WorkerService:
             if engine.ticks != seen:
                 seen = engine.ticks
                 try:
-                    committer.lose(await broker.renew(self._worker_id, committer.attempts), engine)
+                    lost = await broker.renew(self._worker_id, committer.attempts)
+                    committer.counts.leases_lost += len(lost)
+                    committer.lose(lost, engine)
                     beats = await broker.beat(
                         self._card(engine), engine.status.slowest_step_s, self._home, self._leases.beat_s
                     )

@@ -83,13 +83,14 @@ class WorkerSettings:
     )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default host name and slot 0.")
     internal_host: str = option(
-        "127.0.0.1", help="Address of /metrics, /health and /debug/blocks; they are for operators, not for clients."
+        "127.0.0.1", help="Address of /metrics, /health and (worker) /debug/blocks: for operators, not for clients."
     )
     internal_port: int = option(
         0,
         minimum=0,
         maximum=65535,
-        help="Their port; 0 takes a free one, which the log names. More workers of `quire serve` take the next ones.",
+        help="Their port; 0 takes a free one, which the log names. In `quire serve` the first worker has it, then come "
+        "the other workers, then the gateway.",
     )
     drain_s: float = option(
         2.0,

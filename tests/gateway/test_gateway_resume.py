@@ -432,7 +432,7 @@ async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
     await broker.client.hset(broker.keys.request(whole[0].data["id"].removeprefix("cmpl-")), "about", b"\xc1")
     for _ in range(3):
         assert (await gateway.get(stream_path(COMPLETIONS, whole[0]))).status == 404
-    assert gateway.gateway.corrupt_abouts == 3
+    assert gateway.gateway.meters.corrupt_abouts == 3
     assert caplog.text.count("is corrupt") == 1
 
 

@@ -12,16 +12,21 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
 
-from ops.paths import PROJECT_ROOT
+from shared.broker import Broker
+from shared.internal_server import PortError, bind
+from shared.loop_lag import LoopLag
 from shared.messages import GenerationRequest, SamplingParams
 from tests.worker.mock_model import EOS, MockModel
 from worker import internal
+from worker.claims import ClaimCounts
+from worker.committer import Committer
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
 from worker.engine_loop import EngineGone, EngineLoop
-from worker.internal import InternalServer, PortError, bind
-from worker.metrics import FAMILIES
+from worker.internal import Inside
+from worker.metrics import WorkerMetrics
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 REQUEST = GenerationRequest(
@@ -73,7 +78,9 @@ class Operator:
 @asynccontextmanager
 async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
     loop = EngineLoop(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
-    server = InternalServer(loop, bind("127.0.0.1", 0))
+    committer = Committer(Broker(Redis(), "mock"), "w1", on_lost=lambda: None)
+    metrics = WorkerMetrics(loop, ClaimCounts(), committer, LoopLag())
+    server = Inside(loop, bind("127.0.0.1", 0), metrics).server
     loop.start()
     await server.start()
     try:
@@ -164,7 +171,7 @@ async def test_unknown_paths_and_methods_are_json_too() -> None:
         status, answer = await operator.get("/blocks")
         assert (status, answer) == (
             404,
-            {"error": "there is no /blocks; there are /health, /metrics and /debug/blocks"},
+            {"error": "there is no /blocks; there are /metrics, /health and /debug/blocks"},
         )
         assert (await operator.get("/health", "POST"))[0] == 405
 
@@ -176,11 +183,3 @@ def test_a_port_in_use_and_an_address_of_another_machine_are_named() -> None:
             bind("127.0.0.1", port)
     with pytest.raises(PortError, match=r"--internal-host 192\.0\.2\.1: .* such as 127\.0\.0\.1"):
         bind("192.0.2.1", 0)
-
-
-async def test_every_metric_is_documented() -> None:
-    documented = set(re.findall(r"`(quire_[a-z_]+)", (PROJECT_ROOT / "docs" / "operations.md").read_text()))
-    async with serving() as operator:
-        names = {name.split()[0] for name in await operator.metrics()}
-    assert len(names) == len(FAMILIES)
-    assert documented == names

@@ -37,6 +37,7 @@ from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from worker.engine.step import Active, Step
+from worker.engine.timing import StepTimes
 
 _new = tuple.__new__
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
@@ -124,6 +125,7 @@ class Engine:
         self.num_decode_tokens = 0
         # Bounds the prompt tokens of a step by its time; None leaves that to the limits.
         self.pacer: PrefillPacer | None = None
+        self.times = StepTimes()
         # Run check_integrity after every step (tests).
         self.checks_itself = False
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
@@ -232,7 +234,8 @@ class Engine:
 
     def step(self) -> list[StepItem]:
         """Run one iteration: at most one new token for each running sequence."""
-        pacer = self.pacer
+        pacer, times = self.pacer, self.times
+        began = times.begin()
         if pacer is not None:
             started = pacer.clock()
             self.scheduler.max_prefill_tokens = pacer.allowance
@@ -240,17 +243,22 @@ class Engine:
         is_ahead = self.runner.looks_ahead and not self._bound
         if not is_ahead:
             items += self._land()
+        to_schedule = times.clock()
         step = self.scheduler.schedule()
+        scheduled = times.clock()
         if not step.num_tokens:
             self.runner.move_blocks(step)  # a group came back, and decodes from the next step on
             return items + self._land()
         if is_ahead:
             flight = self._launch(step)
+            executed = times.clock()
             items += self._land()
             self._flight = flight
         else:
-            sampled = self._book(step, self.runner.execute(step))
-            items += self._commit(sampled)
+            logits = self.runner.execute(step)
+            executed = times.clock()
+            items += self._commit(self._book(step, logits))
+        times.note(step, began, to_schedule, scheduled, executed)
         if pacer is not None:
             pacer.observe(len(step.decodes), step.num_prefill_tokens, pacer.clock() - started)
         if self.checks_itself:
@@ -290,7 +298,9 @@ class Engine:
         if flight is None:
             return []
         assert isinstance(flight.tokens, Tokens)
+        waiting = self.times.clock()
         tokens = flight.tokens.wait()
+        self.times.sampled(waiting)
         gone, self._gone = self._gone, set()
         if gone:
             flight, at = flight.without(gone)
@@ -362,7 +372,9 @@ class Engine:
     def _draw(self, sampled: Sampled, items: list[StepItem]) -> None:
         """One token for each sequence, and one item for each group that streams or ends."""
         active, logits = sampled
+        began = self.times.clock()
         tokens = self.sampler.sample(logits, active.rows, active.sequences)
+        self.times.sampled(began)
         flight = self._take_off(active, tokens)
         self.rows.last_tokens[active.rows] = tokens
         drawn = tokens.tolist()
@@ -443,7 +455,9 @@ class Engine:
         if len(beams) < len(group.unfinished):
             raise AssertionError("the beams of a group are not in step")
         count = min(search.num_candidates, self.vocab_size)
+        began = self.times.clock()
         logprobs, token_ids = self.sampler.top_logprobs(sampled.logits, sampled.active.rows, beams, count)
+        self.times.sampled(began)
         going_on = search.advance(logprobs, token_ids, [beam.output for beam in beams])
         if going_on is None:
             for beam in beams:
