@@ -47,7 +47,7 @@ class Canceller:
         self._task = asyncio.create_task(self._run())
 
     def cancel(self, request_ids: Sequence[str], *, unless_wanted: bool = True) -> None:
-        self._add(request_ids, self._cancel_unwanted if unless_wanted else self._broker.cancel)
+        self._add(request_ids, self._cancel_unwanted if unless_wanted else self._cancel)
 
     def expire(self, request_ids: Sequence[str]) -> None:
         """End requests whose clients have been told that the deadline has passed."""
@@ -94,7 +94,11 @@ class Canceller:
         others = await self._broker.detach(request_id, self._gateway_id)
         if not await self._broker.live_gateways(others) and not self._is_wanted(request_id):
             # Whoever has attached to it by now, at whichever gateway, keeps it alive.
-            await self._broker.cancel(request_id, unless_beside=others)
+            await self._cancel(request_id, others)
+
+    async def _cancel(self, request_id: str, others: Sequence[str] = ()) -> None:
+        # What was refused is unknown, and what has ended meanwhile is done.
+        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
             self.cancelled += 1
 
     async def _expire(self, request_id: str) -> None:

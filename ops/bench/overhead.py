@@ -4,6 +4,7 @@ schedule   who runs, and new blocks where the last one is full
 batch      the inputs of the model, from the persistent arrays
 book       counts, and what was computed
 tokens     argmax, appending, ends, and an item for each request
+metrics    noting times and sizes of a step: whole steps with it against whole steps without, in turns
 
 python -m ops.bench.overhead                       256 and 1,024 sequences
 python -m ops.bench.overhead --sequences 64,256
@@ -25,6 +26,8 @@ import torch
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.step import Step
+from worker.engine.timing import StepTimes
 
 VOCAB = 32
 PARTS = ("schedule", "batch", "book", "sum of these", "tokens", "all")
@@ -59,8 +62,20 @@ class NoModel:
         return self._tokens[: len(logits)]
 
 
-def measure(sequences: int, steps: int, prompt: int = 161) -> dict[str, list[float]]:
-    """Seconds per step of each part, over `steps` steps."""
+class NoTimes(StepTimes):
+    """Notes nothing."""
+
+    clock = staticmethod(lambda: 0.0)
+
+    def begin(self) -> float:
+        return 0.0
+
+    def sampled(self, since: float) -> None: ...
+    def note(self, step: Step, began: float, to_schedule: float, scheduled: float, executed: float) -> None: ...
+
+
+def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
+    """An engine in which so many sequences decode, for `steps` steps at least."""
     limits = EngineLimits(
         num_blocks=sequences * (-(-(prompt + steps + 64) // 16) + 1),
         block_size=16,
@@ -78,6 +93,28 @@ def measure(sequences: int, steps: int, prompt: int = 161) -> dict[str, list[flo
         engine.step()
     gc.collect()
     gc.freeze()
+    return engine
+
+
+def measure_metrics(sequences: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of whole steps, with metrics and without, which take turns so that nothing else can differ."""
+    engine = full_engine(sequences, 2 * steps)
+    kinds: dict[str, StepTimes] = {"with metrics": StepTimes(), "without": NoTimes()}
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    clock = time.perf_counter
+    for _ in range(steps):
+        for name, times in kinds.items():
+            engine.times = times
+            start = clock()
+            engine.step()
+            found[name].append(clock() - start)
+    assert kinds["with metrics"].sequences.count == steps
+    return found
+
+
+def measure(sequences: int, steps: int) -> dict[str, list[float]]:
+    """Seconds per step of each part, over `steps` steps."""
+    engine = full_engine(sequences, steps)
     parts: dict[str, list[float]] = {
         name: [] for name in ("schedule", "batch", "book", "sum of these", "tokens", "all")
     }
@@ -112,7 +149,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'sequences':>9}  {'part':12} {'median us':>10} {'p99 us':>8}")
     for count in map(int, args.sequences.split(",")):
-        for name, seconds in measure(count, args.steps).items():
+        parts = measure(count, args.steps)
+        for name, seconds in {**parts, **measure_metrics(count, args.steps)}.items():
             ordered = sorted(seconds)
             p99 = ordered[int(0.99 * len(ordered))]
             print(f"{count:9}  {name:12} {1e6 * statistics.median(ordered):10.0f} {1e6 * p99:8.0f}")

@@ -144,11 +144,11 @@ def test_a_killed_launcher_takes_its_children_along_and_a_new_one_starts_at_once
 
 
 def test_two_workers_at_a_redis_that_runs_already(serve, redis_url: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    port = two_ports()
+    port = three_ports()
     flags = ["--workers", "2", "--max-num-seqs", "4", "--redis-url", redis_url, "--internal-port", str(port)]
     process = serve(*flags)
     assert complete(process.wait_ready(), max_tokens=4)
-    for internal in (port, port + 1):
+    for internal in (port, port + 1, port + 2):  # the workers', and the gateway's
         wait_until_ready(f"http://127.0.0.1:{internal}", "/health")
     assert len(children(process, "worker")) == 2
     assert children(process, "redis-server") == []
@@ -199,12 +199,16 @@ def ignoring_errors(pieces: Iterator[str]) -> Iterator[str]:
         return
 
 
-def two_ports() -> int:
-    """A free port whose successor is free too."""
+def three_ports() -> int:
+    """A free port whose two successors are free too."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_server(("127.0.0.1", port + 1)),
+                socket.create_server(("127.0.0.1", port + 2)),
+            ):
                 return port
 
 
