@@ -130,7 +130,7 @@ class EngineReading(NamedTuple):
 
 def read_engine(engine: Engine) -> EngineReading:
     """Call it on the engine's thread."""
-    return EngineReading(usage(engine), engine.times.copy())
+    return EngineReading(usage(engine), engine.times.read())
 
 
 class WorkerMetrics:

@@ -81,7 +81,7 @@ def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
         block_size=16,
         max_num_seqs=sequences,
         max_num_batched_tokens=max(2048, sequences),
-        max_model_len=4096,
+        max_model_len=max(4096, prompt + steps + 64),
     )
     engine = Engine(NoModel(sequences), limits, (), None)
     params = SamplingParams(max_tokens=steps + 64, temperature=0.0, ignore_eos=True)
@@ -108,7 +108,7 @@ def measure_metrics(sequences: int, steps: int) -> dict[str, list[float]]:
             start = clock()
             engine.step()
             found[name].append(clock() - start)
-    assert kinds["with metrics"].sequences.count == steps
+    assert kinds["with metrics"].read().sequences.count == steps
     return found
 
 
