@@ -96,7 +96,7 @@ class Canceller:
             # Whoever has attached to it by now, at whichever gateway, keeps it alive.
             await self._cancel(request_id, others)
 
-    async def _cancel(self, request_id: str, others: Sequence[str] = ()) -> None:
+    async def _cancel(self, request_id: str, others: Sequence[str] | None = None) -> None:
         # What was refused is unknown, and what has ended meanwhile is done.
         if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
             self.cancelled += 1
