@@ -41,6 +41,8 @@ def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application
             # Not for HEAD, which would attach to the request.
             web.get("/v1/chat/completions/{id}/stream", gateway.resume_chat, allow_head=False),
             web.get("/v1/completions/{id}/stream", gateway.resume_completion, allow_head=False),
+            web.post("/v1/chat/completions/{id}/cancel", gateway.cancel_chat),
+            web.post("/v1/completions/{id}/cancel", gateway.cancel_completion),
             web.get("/v1/models", gateway.models),
             web.get("/v1/models/{name:.+}", gateway.one_model),
             web.get("/healthz", gateway.healthz),

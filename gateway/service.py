@@ -116,6 +116,14 @@ class Gateway:
         """GET /v1/completions/{id}/stream"""
         return await self._resume(request, completions.Format)
 
+    async def cancel_chat(self, request: web.Request) -> web.Response:
+        """POST /v1/chat/completions/{id}/cancel"""
+        return await self._cancel(request, chat.Format)
+
+    async def cancel_completion(self, request: web.Request) -> web.Response:
+        """POST /v1/completions/{id}/cancel"""
+        return await self._cancel(request, completions.Format)
+
     async def _serve(self, request: web.Request, read: Reader, format_: FormatClass) -> web.StreamResponse:
         settings = self.settings
         meter = request[METER] = self.meters.open(format_.dialect, "new", request[BEGAN])
@@ -185,6 +193,22 @@ class Gateway:
             request[REQUEST_ID] = call_id
             request[ANSWER] = answer
             return await stream(request, answer, events, beginning, self.settings.write_timeout_s)
+
+    async def _cancel(self, request: web.Request, format_: FormatClass) -> web.Response:
+        """End a call that runs, also one that runs in the background. Of one that has ended nothing changes."""
+        call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
+        try:
+            known = await joining.look_up(self.broker, call_id)
+            if known is None or known.about.dialect != format_.dialect:
+                raise joining.not_found()
+            for index in range(known.about.requests):
+                await self.broker.cancel(request_id(call_id, index))
+        except (RedisError, OSError) as error:
+            raise down(str(error)) from error
+        except MessageError as error:
+            self._note_corrupt_about(call_id, error)
+            raise joining.not_found() from error
+        return web.json_response({"id": format_.prefix + call_id, "cancelled": not known.is_done})
 
     async def _look_up(self, ids: Sequence[str], dialect: str) -> Known | None:
         """What is known of the call with these requests; None if it is unknown or of another dialect.

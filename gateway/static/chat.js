@@ -1,132 +1,241 @@
-// The chat page: streams from this server's own API, and shows text only as text.
-"use strict";
+// The chat: conversations, their turns, and the requests that run for them. Streams are taken up again after a reload,
+// after a gateway or a worker has died, and when a conversation is opened again in which something still runs.
 
-const $ = (id) => document.getElementById(id);
-const messages = [];
-let model = null;
-let running = null;
+import { models } from "/api.js";
+import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
+import { $ } from "/dom.js";
+import { Drawer } from "/drawer.js";
+import { around } from "/frame.js";
+import { Run } from "/run.js";
+import { initSettings, optionsOfRuns, showModels, wrongField } from "/settings.js";
+import { exportConversation, showShelf } from "/shelf.js";
+import { current, loadConversation, saveConversation } from "/store.js";
+import { TurnView } from "/turn.js";
 
-function show(role, text) {
-  $("hint").hidden = true;
-  const element = document.createElement("div");
-  element.className = `message ${role}`;
-  element.textContent = text;
-  $("log").append(element);
-  scroll(true);
-  return element;
-}
+const SAVE_MS = 400;
+const SPOKEN_LENGTH = 600;
 
-function scroll(always) {
-  const log = $("log");
-  const near = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
-  if (always || near) log.scrollTop = log.scrollHeight;
-}
+let conversation = newConversation();
+let views = [];
+const running = new Map(); // record of a run -> Run
+let saveTimer = null;
 
-function setRunning(controller) {
-  running = controller;
-  $("send").hidden = controller !== null;
-  $("stop").hidden = controller === null;
-}
+const settingsDrawer = new Drawer("settings", "settings-button");
+const shelfDrawer = new Drawer("shelf", "shelf-button", { onOpen: drawShelf });
 
-async function loadModel() {
-  const response = await fetch("/v1/models");
-  const list = await response.json();
-  model = list.data[0].id;
-  $("model").textContent = model;
-}
+// --- turns ----------------------------------------------------------------------------------------------------------
 
-function body() {
-  const system = $("system").value.trim();
-  const history = system ? [{ role: "system", content: system }, ...messages] : messages;
-  const request = { model, messages: history, stream: true, stream_options: { include_usage: true } };
-  if ($("temperature").value !== "") request.temperature = Number($("temperature").value);
-  if ($("max_tokens").value !== "") request.max_tokens = Number($("max_tokens").value);
-  return JSON.stringify(request);
-}
-
-// The data of each event of a response, one by one.
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    buffer += value;
-    const blocks = buffer.split("\n\n");
-    buffer = blocks.pop();
-    for (const block of blocks) {
-      for (const line of block.split("\n")) {
-        if (line.startsWith("data: ")) yield line.slice(6);
-      }
-    }
+function say(text) {
+  const options = optionsOfRuns();
+  if (options === null) {
+    settingsDrawer.toggle(true);
+    wrongField().reportValidity();
+    return false;
   }
+  const turn = newTurn(conversation, text, options);
+  addView(turn);
+  for (const record of turn.runs) start(turn, record);
+  announce("Answering.");
+  scrollToEnd();
+  return true;
 }
 
-async function answer(element, controller) {
-  if (model === null) await loadModel();
-  const began = performance.now();
-  const response = await fetch("/v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: body(),
-    signal: controller.signal,
+function addView(turn) {
+  const view = new TurnView(turn, {
+    retry: (record) => retry(view, record),
+    choose: (run, answer) => {
+      turn.chosen = [run, answer];
+      save();
+    },
+    copy,
+    edit: (text) => edit(view, text),
+    regenerate: () => regenerate(view),
   });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  let first = null;
-  let complete = false;
-  for await (const data of events(response)) {
-    if (data === "[DONE]") {
-      complete = true;
-      break;
-    }
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new Error(chunk.error.message);
-    const text = chunk.choices[0]?.delta.content;
-    if (text) {
-      first ??= performance.now();
-      element.textContent += text;
-      scroll(false);
-    }
-    if (chunk.usage) report(chunk.usage, began, first);
-  }
-  if (!complete) throw new Error("The answer broke off.");
+  views.at(-1)?.setLast(false);
+  views.push(view);
+  $("turns").append(view.element);
+  $("hint").hidden = true;
+  return view;
 }
 
-function report(usage, began, first) {
-  const now = performance.now();
-  const seconds = (now - (first ?? began)) / 1000;
-  const rate = usage.completion_tokens > 1 && seconds > 0 ? ` · ${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
-  const wait = first === null ? "" : ` · first after ${((first - began) / 1000).toFixed(2)} s`;
-  $("status").textContent = `${usage.prompt_tokens} + ${usage.completion_tokens} tokens${wait}${rate}`;
+function start(turn, record) {
+  const home = conversation;
+  const run = new Run(record, bodyOf(home, turn, record), {
+    changed: (run) => {
+      viewOf(turn)?.update(run);
+      saveSoon();
+    },
+    ended: (run) => {
+      running.delete(record);
+      announceEnd(run);
+      save();
+      showState();
+    },
+  });
+  running.set(record, run);
+  showState();
+  saveSoon();
+  run.go();
 }
+
+function viewOf(turn) {
+  return views.find((view) => view.turn === turn);
+}
+
+// A stream that could not be reached goes on where it was; whatever else has failed is asked for anew.
+function retry(view, record) {
+  const { turn } = view;
+  if (running.has(record)) return;
+  if (record.trouble?.code === "unreachable") {
+    record.trouble = null;
+    record.state = "waiting";
+  } else {
+    turn.runs[turn.runs.indexOf(record)] = record = newRun(record.options);
+    view.showAnswers();
+  }
+  start(turn, record);
+  viewOf(turn)?.update(running.get(record));
+}
+
+function regenerate(view) {
+  const { turn } = view;
+  const options = optionsOfRuns();
+  if (options === null) return settingsDrawer.toggle(true);
+  stopTurn(turn);
+  turn.runs = options.map(newRun);
+  turn.chosen = [0, 0];
+  view.showAnswers();
+  for (const record of turn.runs) start(turn, record);
+  announce("Answering again.");
+  scrollToEnd();
+}
+
+// What came after the edited turn was said in another conversation, so to speak: it goes.
+function edit(view, text) {
+  const at = views.indexOf(view);
+  for (const gone of views.splice(at)) {
+    stopTurn(gone.turn);
+    gone.element.remove();
+  }
+  conversation.turns.splice(at);
+  say(text);
+  $("input").focus();
+}
+
+function stopTurn(turn) {
+  for (const record of turn.runs) running.get(record)?.stop();
+}
+
+function stop() {
+  for (const run of running.values()) run.stop();
+  announce("Stopped.");
+}
+
+// --- conversations --------------------------------------------------------------------------------------------------
+
+function open(next, { isKept = true } = {}) {
+  if (isKept) save();
+  // They go on at the server, and their streams are taken up again when this conversation is.
+  for (const run of running.values()) run.leave();
+  running.clear();
+  conversation = next;
+  current.set(next.id);
+  views = [];
+  $("turns").replaceChildren();
+  $("hint").hidden = next.turns.length > 0;
+  for (const turn of next.turns) addView(turn);
+  for (const turn of next.turns) for (const record of turn.runs) if (LIVE.has(record.state)) start(turn, record);
+  document.title = next.title ? `${next.title} · Quire` : "Quire";
+  showState();
+  scrollToEnd();
+}
+
+function drawShelf() {
+  showShelf({
+    currentId: conversation.id,
+    open: (id) => {
+      const found = loadConversation(id);
+      if (found) open(found);
+      shelfDrawer.toggle(false);
+      $("input").focus();
+    },
+    removed: (id) => {
+      if (id !== conversation.id) return;
+      stop();
+      open(newConversation(), { isKept: false });
+    },
+  });
+}
+
+function save() {
+  clearTimeout(saveTimer);
+  saveTimer = null;
+  if (running.size) conversation.changed = Date.now();
+  saveConversation(conversation);
+}
+
+function saveSoon() {
+  saveTimer ??= setTimeout(save, SAVE_MS);
+}
+
+// --- what the page says ---------------------------------------------------------------------------------------------
+
+// For screen readers, which would read every token of a live region: one sentence, and the answer once it is whole.
+function announce(text) {
+  $("status").textContent = text;
+}
+
+function announceEnd({ record }) {
+  if (record.state === "failed") announce(`No answer: ${record.trouble.message}`);
+  else if (record.state === "done" && !running.size) {
+    const [answer] = record.answers;
+    const isOne = conversation.turns.at(-1)?.runs.length === 1 && record.answers.length === 1;
+    announce(isOne ? `Answer: ${answer.text.slice(0, SPOKEN_LENGTH)}` : "All answers are complete.");
+  }
+}
+
+function showState() {
+  const isRunning = running.size > 0;
+  $("stop").hidden = !isRunning;
+  $("send").hidden = isRunning;
+  $("export").disabled = !conversation.turns.length;
+  document.title = conversation.title ? `${conversation.title} · Quire` : "Quire";
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    announce("Copied.");
+  } catch {
+    announce("Copying is not allowed here; select the text instead."); // over plain HTTP from another machine
+  }
+}
+
+async function loadModels() {
+  for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
+    try {
+      const found = await models();
+      showModels(found);
+      $("model-name").textContent = $("model").value;
+      return;
+    } catch {
+      $("model-name").textContent = "not reachable";
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+// --- the form -------------------------------------------------------------------------------------------------------
 
 async function send() {
-  const text = $("input").value.trim();
-  if (!text || running) return;
-  $("input").value = "";
-  resize();
-  messages.push({ role: "user", content: text });
-  show("user", text);
-  const element = show("assistant waiting", "");
-  const controller = new AbortController();
-  setRunning(controller);
-  $("status").textContent = "";
-  try {
-    await answer(element, controller);
-  } catch (error) {
-    if (error.name === "AbortError") $("status").textContent = "Stopped.";
-    else show("error", error.message);
-  } finally {
-    element.classList.remove("waiting");
-    // A turn without an answer would confuse the next one. After `New chat` neither is part of the conversation.
-    if (!element.isConnected) $("status").textContent = "";
-    else if (element.textContent) messages.push({ role: "assistant", content: element.textContent });
-    else {
-      messages.pop();
-      element.remove();
-    }
-    setRunning(null);
-    $("input").focus();
+  const input = $("input");
+  const text = input.value.trim();
+  if (!text || running.size) return;
+  if (!$("model").value) return announce("The server cannot be reached yet.");
+  if (say(text)) {
+    input.value = "";
+    resize();
+    showState();
   }
 }
 
@@ -135,15 +244,16 @@ function resize() {
   input.rows = Math.min(8, input.value.split("\n").length);
 }
 
-function switchTheme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem("theme", root.dataset.theme);
+const log = $("log");
+
+function scrollToEnd() {
+  log.scrollTop = log.scrollHeight;
 }
 
-const theme = localStorage.getItem("theme");
-if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
+around(
+  () => log.scrollHeight - log.scrollTop - log.clientHeight < 80,
+  (isAtEnd) => isAtEnd && scrollToEnd(),
+);
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -157,16 +267,22 @@ $("input").addEventListener("keydown", (event) => {
     send();
   }
 });
-$("stop").addEventListener("click", () => running?.abort());
-$("clear").addEventListener("click", () => {
-  running?.abort();
-  messages.length = 0;
-  for (const element of document.querySelectorAll(".message")) element.remove();
-  $("hint").hidden = false;
-  $("status").textContent = "";
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && running.size) stop();
 });
-$("theme").addEventListener("click", switchTheme);
+$("stop").addEventListener("click", () => {
+  stop();
+  $("input").focus();
+});
+$("new").addEventListener("click", () => {
+  open(newConversation());
+  $("input").focus();
+});
+$("export").addEventListener("click", () => exportConversation(conversation));
+$("model").addEventListener("change", () => ($("model-name").textContent = $("model").value));
+addEventListener("pagehide", save);
+document.addEventListener("visibilitychange", () => document.hidden && save());
 
-loadModel().catch(() => {
-  $("model").textContent = "not reachable";
-});
+initSettings();
+open(loadConversation(current.get()) ?? newConversation());
+loadModels();

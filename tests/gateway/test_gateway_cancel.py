@@ -150,3 +150,34 @@ async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_can
         assert await broker.client.hget(broker.keys.request(cancelled), "outcome") == b"cancelled"
         assert await broker.client.hmget(broker.keys.request(running), "state", "cancel") == [b"running", None]
         await broker.cancel(running)
+
+
+async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
+    async with gateway.worker(endless(65)) as worker, gateway.stream(CHAT, chat_body(stream=True, background=True)) as s:
+        call_id = (await s.next()).data["id"]
+        await started(worker)
+        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+        assert (reply.status, reply.json) == (200, {"id": call_id, "cancelled": True})
+        assert (await s.rest())[-1].data["error"]["code"] == "cancelled"
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
+    assert await outcome(gateway, "cancelled") == 1
+    again = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+    assert (again.status, again.json["cancelled"]) == (200, False)
+
+
+@pytest.mark.parametrize("call_id", ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"])
+async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway, call_id: str) -> None:
+    reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
+
+
+async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: RunningGateway) -> None:
+    body = {"model": MODEL, "prompt": ["one", "two"], "stream": True, "background": True}
+    path = "/v1/completions"
+    async with gateway.worker(endless(65)) as worker, gateway.stream(path, body) as stream:
+        call_id = (await stream.next()).data["id"]
+        await started(worker)
+        assert (await gateway.post(f"{CHAT}/{call_id}/cancel", b"")).status == 404  # of the other dialect
+        assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
+        await stream.rest()
+    assert await outcome(gateway, "cancelled") == 2

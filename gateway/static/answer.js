@@ -1,0 +1,107 @@
+// One answer on the page: its text, what it feels like while it comes, and what can be done with it.
+
+import { LIVE } from "/conversation.js";
+import { el } from "/dom.js";
+import { redraw } from "/frame.js";
+import { Markdown } from "/markdown.js";
+import { clock, rate, ttft } from "/meter.js";
+import { Sparkline } from "/sparkline.js";
+
+const SPARKLINE_MS = 120;
+const FINISHES = { stop: "", length: "reached its longest length", cancelled: "was stopped" };
+
+export class AnswerCard {
+  #drawn = 0;
+  #sparkAt = 0;
+  #sparkline = new Sparkline();
+  #run = null; // while it runs
+
+  // `retry()`, `choose()` and `copy(text)` are what its buttons do; `choice` is a name if there are several.
+  constructor(record, index, { choice, group, isChosen, retry, choose, copy }) {
+    this.record = record;
+    this.answer = record.answers[index];
+    this.index = index;
+    this.text = el("div", { className: "text" });
+    this.state = el("p", { className: "state quiet" });
+    this.numbers = el("span", { className: "numbers" });
+    this.retry = el("button", { type: "button", textContent: "Retry", onclick: retry });
+    this.message = el("span", {});
+    this.trouble = el("p", { className: "trouble error", hidden: true }, this.message, this.retry);
+    const copyButton = el("button", {
+      type: "button",
+      className: "plain",
+      textContent: "Copy",
+      onclick: () => copy(this.answer.text),
+    });
+    this.meter = el("footer", { className: "meter quiet" }, this.numbers, this.#sparkline.element, copyButton);
+    const title = choice && el("header", { className: "which quiet" }, el("span", { textContent: choice }));
+    if (title) {
+      const radio = el("input", { type: "radio", name: group, checked: isChosen, onchange: choose });
+      title.append(el("label", {}, radio, " Go on from this one"));
+    }
+    const parts = [title, this.text, this.state, this.trouble, this.meter].filter(Boolean);
+    this.element = el("article", { className: "answer" }, ...parts);
+    this.element.setAttribute("aria-label", choice ? `Answer: ${choice}` : "Answer");
+    this.markdown = new Markdown(this.text);
+    this.draw();
+  }
+
+  // Something has changed; `run` is what fills it.
+  update(run) {
+    this.#run = run;
+    redraw(this);
+  }
+
+  draw() {
+    const { record, answer } = this;
+    if (answer.text.length > this.#drawn) {
+      this.markdown.append(answer.text.slice(this.#drawn));
+      this.#drawn = answer.text.length;
+    }
+    const isLive = LIVE.has(record.state) && answer.finish === null;
+    this.element.classList.toggle("live", isLive);
+    put(this.state, this.#stateText(isLive));
+    put(this.numbers, numbersOf(record, answer));
+    this.trouble.hidden = record.trouble === null;
+    put(this.message, record.trouble?.message ?? "");
+    this.#drawSparkline(isLive);
+  }
+
+  #stateText(isLive) {
+    const { record, answer } = this;
+    const link = isLive ? this.#run?.link : null;
+    if (link) {
+      const seconds = Math.max(Math.ceil((link.until - clock()) / 1000), 0);
+      return link.why ? `${link.why} Again in ${seconds} s…` : "Reconnecting…";
+    }
+    if (isLive) return answer.tokens ? "" : record.state === "waiting" ? "Waiting for its turn…" : "Thinking…";
+    if (record.state === "stopped") return "Stopped.";
+    const finish = FINISHES[answer.finish] ?? "";
+    return finish && `This answer ${finish}.`;
+  }
+
+  #drawSparkline(isLive) {
+    const gaps = this.#run?.meters[this.index].gaps ?? [];
+    this.#sparkline.element.classList.toggle("empty", gaps.length < 2);
+    const now = performance.now();
+    if (isLive && now - this.#sparkAt < SPARKLINE_MS) return;
+    this.#sparkAt = now;
+    this.#sparkline.draw(gaps);
+    if (!isLive) this.#sparkline.describe(gaps);
+  }
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function numbersOf(record, answer) {
+  const first = ttft(answer);
+  if (first === null) return "";
+  const speed = rate(answer);
+  const parts = [`first token ${first < 1 ? `${(1000 * first).toFixed(0)} ms` : `${first.toFixed(1)} s`}`];
+  if (speed !== null) parts.push(`${speed.toFixed(1)} tokens/s`);
+  parts.push(`${answer.tokens} ${answer.tokens === 1 ? "token" : "tokens"}`);
+  if (record.usage) parts.push(`prompt ${record.usage.prompt_tokens}`);
+  return parts.join(" · ");
+}

@@ -1,0 +1,59 @@
+// The gateway's API: calls that are no streams, and what it refuses.
+
+export const CHAT = "/v1/chat/completions";
+
+// A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, null where none were named.
+export class Refusal extends Error {
+  constructor(message, { status = 0, code = null, param = null, retryAfter = null } = {}) {
+    super(message);
+    this.name = "Refusal";
+    this.status = status;
+    this.code = code;
+    this.param = param;
+    this.retryAfter = retryAfter;
+  }
+}
+
+export async function refusalOf(response) {
+  let error = null;
+  try {
+    error = (await response.json()).error;
+  } catch {
+    // Something in between has answered, not the gateway.
+  }
+  const message = typeof error?.message === "string" ? error.message : `The server answered with ${response.status}.`;
+  return new Refusal(message, {
+    status: response.status,
+    code: typeof error?.code === "string" ? error.code : null,
+    param: typeof error?.param === "string" ? error.param : null,
+    retryAfter: seconds(response.headers.get("Retry-After")),
+  });
+}
+
+export function seconds(text) {
+  return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
+}
+
+export async function models() {
+  const response = await fetch("/v1/models");
+  if (!response.ok) throw await refusalOf(response);
+  return (await response.json()).data.map((card) => ({ id: String(card.id), context: Number(card.max_model_len) }));
+}
+
+// Ends a request that runs in the background. Tried a few times: the gateway may be starting again.
+export async function cancel(id) {
+  for (let wait = 500; wait <= 8000; wait *= 2) {
+    try {
+      const response = await fetch(`${CHAT}/${encodeURIComponent(id)}/cancel`, { method: "POST", keepalive: true });
+      if (response.status < 500) return;
+    } catch {
+      // Not reachable now.
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+// 32 hexadecimal digits. crypto.randomUUID is missing where a page comes over plain HTTP from another machine.
+export function randomId() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

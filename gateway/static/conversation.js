@@ -1,0 +1,64 @@
+// A conversation as data, and what of it a request sends.
+//
+//   conversation {version, id, title, changed, turns}
+//   turn         {said, runs, chosen}       chosen: [run, answer], what the next turn goes on from
+//   run          {key, id, last, position, state, trouble, usage, options, answers}      one request
+//   answer       {text, finish, tokens, sentAt, firstAt, lastAt}
+//
+// The text of the answers, `last` and `position` (the last event and the tokens up to it) change together and are stored
+// together: so a stream can be taken up again exactly where the text ends.
+
+import { randomId } from "/api.js";
+
+export const VERSION = 1;
+export const LIVE = new Set(["waiting", "running"]);
+const TITLE_LENGTH = 60;
+
+export function newConversation() {
+  return { version: VERSION, id: randomId(), title: "", changed: Date.now(), turns: [] };
+}
+
+export function newTurn(conversation, said, optionsOfRuns) {
+  const turn = { said, runs: optionsOfRuns.map(newRun), chosen: [0, 0] };
+  conversation.turns.push(turn);
+  conversation.title ||= said.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+  return turn;
+}
+
+export function newRun(options) {
+  const answers = Array.from({ length: options.n ?? 1 }, () => ({
+    text: "",
+    finish: null,
+    tokens: 0,
+    sentAt: null,
+    firstAt: null,
+    lastAt: null,
+  }));
+  return { key: randomId(), id: null, last: "", position: 0, state: "waiting", trouble: null, usage: null, options, answers };
+}
+
+export function chosenAnswer(turn) {
+  return turn.runs[turn.chosen[0]]?.answers[turn.chosen[1]] ?? turn.runs[0].answers[0];
+}
+
+// The body of a run's request: everything said before `turn`, and what it says. The same run has the same body always,
+// since its idempotency key stands for it.
+export function bodyOf(conversation, turn, run) {
+  const { system, ...parameters } = run.options;
+  const messages = system ? [{ role: "system", content: system }] : [];
+  for (const earlier of conversation.turns) {
+    if (earlier === turn) break;
+    const { text } = chosenAnswer(earlier);
+    if (!text) continue; // a question without an answer would confuse the next one
+    messages.push({ role: "user", content: earlier.said }, { role: "assistant", content: text });
+  }
+  messages.push({ role: "user", content: turn.said });
+  // In the background: a reload of the page must not end it. Stopping says so to the server.
+  return JSON.stringify({
+    ...parameters,
+    messages,
+    stream: true,
+    stream_options: { include_usage: true },
+    background: true,
+  });
+}

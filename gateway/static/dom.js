@@ -1,0 +1,10 @@
+// Elements, made by name. Text goes in as text.
+
+export const $ = (id) => document.getElementById(id);
+
+// `properties` are those of the element (className, textContent, onclick...), not attributes.
+export function el(name, properties, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}

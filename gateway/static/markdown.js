@@ -1,0 +1,154 @@
+// A small part of Markdown as DOM nodes: paragraphs, headings, lists, code, bold, italic. Whatever else a model writes,
+// markup, links and images included, is text and stays text: nodes are made by name, text goes in as text, and no
+// attribute takes any of it. Grows at its end as text comes, and draws only the block that is still open again.
+
+const FENCE = /^ {0,9}(`{3,})[^`]*$/;
+const HEADING = /^(#{1,6}) +(.+?)( +#+)?$/;
+const ITEM = /^ {0,9}([-*+]|\d{1,9}[.)]) +(.*)$/;
+
+export class Markdown {
+  #root;
+  #tail = ""; // the source of what may still change
+  #open = []; // its nodes
+
+  constructor(root) {
+    this.#root = root;
+  }
+
+  append(text) {
+    this.#tail += text;
+    for (const node of this.#open) node.remove();
+    this.#open = [];
+    // An unfinished line may turn out to be of another kind, so only what whole lines have closed is closed.
+    const end = this.#tail.lastIndexOf("\n") + 1;
+    const closed = blocksOf(this.#tail.slice(0, end)).slice(0, -1);
+    if (closed.length) {
+      for (const block of closed) this.#root.append(nodeOf(block));
+      this.#tail = this.#tail.slice(closed.at(-1).end);
+    }
+    this.#open = blocksOf(this.#tail).map(nodeOf);
+    this.#root.append(...this.#open);
+  }
+}
+
+// Blocks as {kind, lines, end}, `end` being where the block ends in `text`.
+export function blocksOf(text) {
+  const blocks = [];
+  let block = null;
+  let end = 0;
+  const begin = (kind, extra = {}) => {
+    block = { kind, lines: [], end, ...extra };
+    blocks.push(block);
+  };
+  for (const line of linesOf(text)) {
+    end += line.length;
+    const content = line.replace(/\r?\n$/, "");
+    let found;
+    if (block?.kind === "code") {
+      const mark = content.trim();
+      if (mark.startsWith(block.fence) && /^`+$/.test(mark)) {
+        block.end = end;
+        block = null;
+      } else block.lines.push(content);
+    } else if ((found = FENCE.exec(content))) begin("code", { fence: found[1] });
+    else if (content.trim() === "") block = null;
+    else if ((found = HEADING.exec(content))) {
+      begin("heading", { level: found[1].length });
+      block.lines.push(found[2]);
+      block.end = end;
+      block = null;
+    } else if ((found = ITEM.exec(content))) {
+      const kind = /\d/.test(found[1]) ? "ol" : "ul";
+      if (block?.kind !== kind) begin(kind, { start: parseInt(found[1], 10) });
+      block.lines.push(found[2]);
+    } else if (block?.kind === "ul" || block?.kind === "ol") block.lines[block.lines.length - 1] += `\n${content.trim()}`;
+    else {
+      if (block === null) begin("p");
+      block.lines.push(content);
+    }
+    if (block) block.end = end;
+  }
+  return blocks;
+}
+
+function linesOf(text) {
+  return text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
+}
+
+function nodeOf(block) {
+  if (block.kind === "code") {
+    const code = element("code");
+    code.textContent = block.lines.join("\n");
+    const pre = element("pre", code);
+    pre.tabIndex = 0; // it may be wider than the page, and keys must be able to move it
+    return pre;
+  }
+  if (block.kind === "ul" || block.kind === "ol") {
+    const list = element(block.kind, ...block.lines.map((line) => element("li", ...inline(line))));
+    if (block.kind === "ol" && block.start !== 1) list.start = block.start;
+    return list;
+  }
+  const node = element(block.kind === "heading" ? `h${Math.min(block.level + 2, 6)}` : "p");
+  node.append(...inline(block.lines.join("\n")));
+  return node;
+}
+
+function element(name, ...children) {
+  const node = document.createElement(name);
+  node.append(...children);
+  return node;
+}
+
+// Strings and nodes: `code`, **bold**, *italic*. A mark without its end is text. One pass; what has no end is remembered.
+export function inline(text, depth = 0) {
+  const parts = [];
+  const endless = new Set();
+  let plain = 0;
+  let at = 0;
+  while (at < text.length) {
+    const mark = markAt(text, at);
+    if (!mark) {
+      at += 1;
+      continue;
+    }
+    const isText = endless.has(mark) || (mark[0] === "*" && (depth > 2 || /\s/.test(text[at + mark.length] ?? " ")));
+    const end = isText ? -1 : endOf(text, at + mark.length, mark);
+    if (end < 0) {
+      if (!isText) endless.add(mark);
+      at += mark.length;
+      continue;
+    }
+    if (plain < at) parts.push(text.slice(plain, at));
+    const inner = text.slice(at + mark.length, end);
+    if (mark[0] === "`") {
+      const code = element("code");
+      code.textContent = inner;
+      parts.push(code);
+    } else parts.push(element(mark === "**" ? "strong" : "em", ...inline(inner, depth + 1)));
+    at = plain = end + mark.length;
+  }
+  if (plain < text.length) parts.push(text.slice(plain));
+  return parts;
+}
+
+function markAt(text, at) {
+  const first = text[at];
+  if (first !== "`" && first !== "*") return null;
+  let end = at;
+  while (text[end] === first) end += 1;
+  const run = text.slice(at, end);
+  return first === "`" || run.length <= 2 ? run : "**";
+}
+
+// Where a run of exactly this mark begins, other than right behind the opening one; -1 if nowhere.
+function endOf(text, from, mark) {
+  for (let at = text.indexOf(mark, from + 1); at >= 0; at = text.indexOf(mark, at)) {
+    let end = at;
+    while (text[end] === mark[0]) end += 1;
+    if (mark[0] === "`" ? end - at === mark.length : (end - at) % 2 === mark.length % 2 && !/\s/.test(text[at - 1])) {
+      return mark === "**" ? end - 2 : at;
+    }
+    at = end;
+  }
+  return -1;
+}

@@ -1,0 +1,139 @@
+// One request while it runs: its stream fills the record that is stored, and what shows it is told.
+
+import { Refusal, cancel } from "/api.js";
+import { LIVE } from "/conversation.js";
+import { Meter, clock } from "/meter.js";
+import { Pool, follow } from "/stream.js";
+
+const pool = new Pool();
+
+export class Run {
+  link = null; // {why, until} while it is cut off
+  #abort = new AbortController();
+  #isStopping = false;
+  #isSent = false;
+  #body;
+  #changed;
+  #ended;
+
+  // `changed(run)` is called whenever something is to be drawn, `ended(run)` once.
+  constructor(record, body, { changed, ended }) {
+    this.record = record;
+    this.meters = record.answers.map((answer) => new Meter(answer));
+    this.#body = body;
+    this.#changed = changed;
+    this.#ended = ended;
+  }
+
+  // Runs, or goes on, to the end. Never raises.
+  async go() {
+    const { record } = this;
+    let leave = () => {};
+    try {
+      leave = await pool.enter(this.#abort.signal);
+      this.#isSent = true;
+      for (const answer of record.answers) answer.sentAt ??= clock();
+      const call = new Call(record, this.#body);
+      await follow(call, {
+        signal: this.#abort.signal,
+        take: (events) => this.#take(events),
+        tell: (state) => this.#tell(state),
+      });
+      this.#end("done");
+    } catch (error) {
+      if (this.#isStopping) this.#end("stopped");
+      else if (this.#abort.signal.aborted) return; // left, not stopped: it goes on elsewhere
+      else this.#fail(error);
+    } finally {
+      leave();
+    }
+    this.#changed(this);
+    this.#ended(this);
+  }
+
+  // Ends it, on the server too.
+  stop() {
+    if (this.#isStopping || !LIVE.has(this.record.state)) return;
+    this.#isStopping = true;
+    this.record.state = "stopped";
+    // Before its id is known there is nothing to cancel: that follows as soon as it is.
+    if (this.record.id !== null || !this.#isSent || this.link !== null) this.#stopNow();
+    this.#changed(this);
+  }
+
+  // Closes the stream; the server goes on, and so can another `Run` of the same record.
+  leave() {
+    this.#abort.abort();
+  }
+
+  #stopNow() {
+    this.#abort.abort();
+    if (this.record.id !== null) cancel(this.record.id);
+  }
+
+  #tell(state) {
+    if (state === "open") {
+      this.link = null;
+      if (this.#isStopping) return this.#stopNow();
+      this.record.state = "running";
+    } else this.link = { why: state.why, until: clock() + state.wait };
+    this.#changed(this);
+  }
+
+  #take(events) {
+    if (this.#isStopping) return;
+    const { record } = this;
+    for (const { id, chunk } of events) {
+      const position = Math.max(Number.parseInt(id, 10) || 0, record.position);
+      const count = position - record.position;
+      record.position = position;
+      if (chunk.usage) record.usage = chunk.usage;
+      for (const choice of chunk.choices ?? []) {
+        const answer = record.answers[choice.index];
+        if (!answer) continue;
+        if (count) this.meters[choice.index].count(count);
+        if (typeof choice.delta?.content === "string") answer.text += choice.delta.content;
+        if (choice.finish_reason) answer.finish = String(choice.finish_reason);
+      }
+    }
+    if (events.length) this.#changed(this);
+  }
+
+  #fail(error) {
+    const isRefusal = error instanceof Refusal;
+    this.record.trouble = { message: error.message, code: isRefusal ? error.code : "page" };
+    this.#end("failed");
+  }
+
+  #end(state) {
+    this.link = null;
+    this.record.state = state;
+  }
+}
+
+// The record seen as what `follow` needs; ids go straight into it.
+class Call {
+  #record;
+
+  constructor(record, body) {
+    this.#record = record;
+    this.body = body;
+    this.key = record.key;
+  }
+
+  get id() {
+    return this.#record.id;
+  }
+
+  set id(id) {
+    this.#record.id = id;
+  }
+
+  get last() {
+    return this.#record.last;
+  }
+
+  set last(last) {
+    this.#record.last = last;
+  }
+}

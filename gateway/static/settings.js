@@ -1,0 +1,81 @@
+// The settings of the form: what is empty is left to the server, what is wrong is said at its field.
+
+import { $, el } from "/dom.js";
+import { settings as stored } from "/store.js";
+
+const NUMBERS = { temperature: Number, top_p: Number, max_tokens: Number, seed: Number };
+const FIELDS = ["model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "sweep", "priority"];
+const MOST_TEMPERATURES = 8;
+const MOST_ANSWERS = 64;
+
+// Fills the fields with what was kept, and keeps what is changed.
+export function initSettings() {
+  const kept = stored.get();
+  for (const name of FIELDS) {
+    if (typeof kept[name] === "string" && name !== "model") $(name).value = kept[name];
+  }
+  $("settings").addEventListener("input", () => {
+    check();
+    stored.set(Object.fromEntries(FIELDS.map((name) => [name, $(name).value])));
+  });
+  $("defaults").addEventListener("click", () => {
+    for (const name of FIELDS) if (name !== "model") $(name).value = $(name).defaultValue ?? "";
+    $("n").value = "1";
+    $("priority").value = "";
+    check();
+    stored.set({});
+  });
+  check();
+}
+
+export function showModels(models) {
+  const kept = stored.get().model;
+  const wanted = $("model").value || kept;
+  $("model").replaceChildren(...models.map(({ id }) => el("option", { value: id, textContent: id })));
+  if (models.some(({ id }) => id === wanted)) $("model").value = wanted;
+  const context = models.find(({ id }) => id === $("model").value)?.context;
+  if (context) $("max_tokens").max = String(context);
+}
+
+// The parameters of each request that one question makes; null if some field is wrong.
+export function optionsOfRuns() {
+  if (!check()) return null;
+  const options = { model: $("model").value };
+  for (const [name, read] of Object.entries(NUMBERS)) if ($(name).value !== "") options[name] = read($(name).value);
+  if ($("priority").value) options.priority = $("priority").value;
+  const system = $("system").value.trim();
+  if (system) options.system = system;
+  const n = Number($("n").value || 1);
+  if (n > 1) options.n = n;
+  const temperatures = sweep();
+  return temperatures.length ? temperatures.map((temperature) => ({ ...options, temperature })) : [options];
+}
+
+// The first field that is wrong.
+export function wrongField() {
+  return FIELDS.map($).find((field) => !field.validity.valid);
+}
+
+function check() {
+  const temperatures = sweep();
+  let message = "";
+  if (temperatures.some((number) => !(number >= 0 && number <= 2))) {
+    message = "Write numbers from 0 to 2 with commas between them, like 0, 0.7, 1.2.";
+  } else if (temperatures.length > MOST_TEMPERATURES) message = `At most ${MOST_TEMPERATURES} temperatures.`;
+  else if (temperatures.length * Number($("n").value || 1) > MOST_ANSWERS) message = `At most ${MOST_ANSWERS} answers in all.`;
+  $("sweep").setCustomValidity(message);
+  for (const name of FIELDS) {
+    const field = $(name);
+    const isWrong = !field.validity.valid;
+    if (isWrong) field.setAttribute("aria-invalid", "true");
+    else field.removeAttribute("aria-invalid");
+    const note = $(`${name}-note`);
+    if (note) note.textContent = isWrong ? field.validationMessage : note.dataset.text;
+  }
+  return !wrongField();
+}
+
+function sweep() {
+  const text = $("sweep").value.trim();
+  return text ? text.split(/[\s,;]+/).filter(Boolean).map(Number) : [];
+}

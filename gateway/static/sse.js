@@ -1,0 +1,45 @@
+// Server-sent events from text that comes in pieces (WHATWG HTML, 9.2.6): any line ends, cut anywhere.
+
+const MAX_LINE = 1 << 20;
+
+export class SseParser {
+  #rest = "";
+  #isAfterCr = false;
+  #data = [];
+  #id = "";
+
+  // The events that `text` completes, each `{id, data}`. Comments and unknown fields are left out.
+  push(text) {
+    if (!text) return [];
+    const isSplit = this.#isAfterCr && text[0] === "\n"; // the second half of a CRLF
+    this.#isAfterCr = text.endsWith("\r");
+    const lines = (this.#rest + (isSplit ? text.slice(1) : text)).split(/\r\n|\n|\r/);
+    this.#rest = lines.pop();
+    if (this.#rest.length > MAX_LINE) throw new Error("A line of the stream is too long.");
+    const events = [];
+    for (const line of lines) {
+      if (line === "") {
+        if (this.#data.length) events.push({ id: this.#id, data: this.#data.join("\n") });
+        this.#data = [];
+      } else this.#field(line);
+    }
+    return events;
+  }
+
+  #field(line) {
+    const colon = line.indexOf(":");
+    if (colon === 0) return; // a comment
+    const name = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
+    if (name === "data") this.#data.push(value);
+    else if (name === "id" && !value.includes("\0")) this.#id = value;
+  }
+}
+
+// Ids of events are `P` or `P.k`, and each is greater than all before it.
+export function isAfter(id, other) {
+  if (!other) return true;
+  const [tokens, step = 0] = id.split(".").map(Number);
+  const [otherTokens, otherStep = 0] = other.split(".").map(Number);
+  return tokens > otherTokens || (tokens === otherTokens && step > otherStep);
+}

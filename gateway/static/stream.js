@@ -1,0 +1,166 @@
+// One streamed answer to its end, whatever breaks on the way: what is lost is asked for again after the last event.
+//
+//   POST, with an idempotency key  ->  events  ->  [DONE]
+//        ^ broke before its id was known    |
+//        |                                  v broke
+//        +-- the same call, once            GET .../{id}/stream, Last-Event-ID  ->  the events after it
+
+import { CHAT, Refusal, refusalOf } from "/api.js";
+import { SseParser, isAfter } from "/sse.js";
+
+const FIRST_PAUSE_MS = 250;
+const LONGEST_PAUSE_MS = 5000;
+const LONGEST_RETRY_AFTER_S = 60;
+// The gateway gives a sign of life every 15 s.
+const SILENCE_MS = 45000;
+// Given up after so long without an event.
+const PATIENCE_MS = 180000;
+
+// `call`: {body, key, id, last}; `id` and `last` (the last event) are filled in as they become known. `take(events)` gets
+// parsed events in order, each once; `tell(state)` gets "open" or {why, wait} while it is cut off. Returns at [DONE].
+// Raises Refusal, or AbortError.
+export async function follow(call, { signal, take, tell }) {
+  let pause = FIRST_PAUSE_MS;
+  let heardAt = performance.now();
+  for (;;) {
+    try {
+      for await (const events of deliveries(call, signal, () => tell("open"))) {
+        pause = FIRST_PAUSE_MS;
+        heardAt = performance.now();
+        if (deliver(call, events, take)) return;
+      }
+      throw new TypeError("The stream broke off.");
+    } catch (error) {
+      signal.throwIfAborted();
+      const isLate = performance.now() - heardAt > PATIENCE_MS;
+      if (error instanceof Refusal ? isLate || !isPassing(error) : isLate) throw unreachable(error);
+      const wait = waitFor(error, pause);
+      pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
+      tell({ why: error instanceof Refusal ? error.message : null, wait });
+      await sleep(wait, signal);
+    }
+  }
+}
+
+// Hands on what is new; whether the stream is at its end.
+function deliver(call, events, take) {
+  const fresh = [];
+  let isDone = false;
+  for (const { id, data } of events) {
+    if (id && !isAfter(id, call.last)) continue;
+    if (data === "[DONE]") isDone = true;
+    else {
+      const chunk = JSON.parse(data);
+      if (chunk.error) {
+        take(fresh);
+        throw new Refusal(String(chunk.error.message), { code: String(chunk.error.code) });
+      }
+      call.id ??= String(chunk.id);
+      fresh.push({ id, chunk });
+    }
+    if (id) call.last = id;
+  }
+  take(fresh);
+  return isDone;
+}
+
+async function* deliveries(call, signal, opened) {
+  const headers = { Accept: "text/event-stream" };
+  // Of its own, so that a silent connection can be closed without ending the answer.
+  const silence = new AbortController();
+  const either = AbortSignal.any([signal, silence.signal]);
+  let timer = setTimeout(() => silence.abort(), SILENCE_MS);
+  try {
+    let response;
+    if (call.id) {
+      if (call.last) headers["Last-Event-ID"] = call.last;
+      response = await fetch(`${CHAT}/${encodeURIComponent(call.id)}/stream`, { headers, signal: either });
+    } else {
+      headers["Content-Type"] = "application/json";
+      headers["Idempotency-Key"] = call.key;
+      response = await fetch(CHAT, { method: "POST", headers, body: call.body, signal: either });
+    }
+    if (!response.ok) throw await refusalOf(response);
+    const requestId = response.headers.get("x-request-id") ?? "";
+    if (/^[0-9a-f]{32}$/.test(requestId)) call.id ??= `chatcmpl-${requestId}`;
+    opened();
+    const parser = new SseParser();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      clearTimeout(timer);
+      timer = setTimeout(() => silence.abort(), SILENCE_MS);
+      const events = parser.push(value);
+      if (events.length) yield events;
+    }
+  } finally {
+    clearTimeout(timer);
+    silence.abort(); // whoever leaves early leaves no connection open
+  }
+}
+
+// Whether it may be different in a moment.
+function isPassing(error) {
+  if (error.status === 429 || error.status === 503) return true;
+  return error.code === null && (error.status === 502 || error.status === 504); // a proxy without a gateway behind it
+}
+
+function waitFor(error, pause) {
+  if (error.retryAfter != null) return 1000 * Math.min(Math.max(error.retryAfter, 1), LONGEST_RETRY_AFTER_S);
+  return pause * (0.5 + Math.random() / 2);
+}
+
+function unreachable(error) {
+  if (error instanceof Refusal) return error;
+  return new Refusal("The server cannot be reached.", { code: "unreachable" });
+}
+
+// Ends early when the machine is online again.
+function sleep(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const end = () => {
+      clearTimeout(timer);
+      removeEventListener("online", end);
+      signal.removeEventListener("abort", end);
+      if (signal.aborted) reject(signal.reason);
+      else resolve();
+    };
+    const timer = setTimeout(end, ms);
+    addEventListener("online", end);
+    signal.addEventListener("abort", end);
+  });
+}
+
+// A browser opens six connections to a server at most (HTTP/1.1), shared by all tabs: one is left for other calls.
+export class Pool {
+  #free;
+  #waiting = [];
+
+  constructor(size = 5) {
+    this.#free = size;
+  }
+
+  // Resolves to what gives the place back. Raises AbortError.
+  async enter(signal) {
+    signal.throwIfAborted();
+    if (this.#free > 0) this.#free -= 1;
+    else {
+      await new Promise((resolve, reject) => {
+        const entry = { resolve };
+        this.#waiting.push(entry);
+        signal.addEventListener("abort", () => {
+          const at = this.#waiting.indexOf(entry);
+          if (at < 0) return; // it has its place already, and gives it back
+          this.#waiting.splice(at, 1);
+          reject(signal.reason);
+        });
+      });
+    }
+    return () => {
+      const next = this.#waiting.shift();
+      if (next) next.resolve();
+      else this.#free += 1;
+    };
+  }
+}

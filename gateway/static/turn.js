@@ -1,0 +1,109 @@
+// One turn on the page: what was said, and the answers to it side by side.
+
+import { AnswerCard } from "/answer.js";
+import { el } from "/dom.js";
+
+export class TurnView {
+  #actions;
+
+  // `actions`: {retry(run), choose(run, answer), copy(text), edit(text), regenerate()}.
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.#actions = actions;
+    this.answers = el("div", { className: "answers" });
+    this.again = el("button", {
+      type: "button",
+      className: "plain",
+      textContent: "Regenerate",
+      onclick: () => actions.regenerate(),
+    });
+    this.said = el("div", { className: "said" });
+    this.foot = el("div", { className: "turn-actions" }, this.again);
+    this.element = el("section", { className: "turn" }, this.said, this.answers, this.foot);
+    this.element.setAttribute("aria-label", "Turn");
+    this.#showSaid();
+    this.showAnswers();
+  }
+
+  showAnswers() {
+    const { turn } = this;
+    const answers = turn.runs.flatMap((run, runIndex) => run.answers.map((_, index) => ({ run, runIndex, index })));
+    const isOne = answers.length === 1;
+    const group = `chosen-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
+    this.cards = answers.map(({ run, runIndex, index }) => {
+      const isChosen = turn.chosen[0] === runIndex && turn.chosen[1] === index;
+      return new AnswerCard(run, index, {
+        choice: isOne ? null : nameOf(turn, run, index),
+        group,
+        isChosen,
+        retry: () => this.#actions.retry(run),
+        choose: () => this.#actions.choose(runIndex, index),
+        copy: (text) => this.#actions.copy(text),
+      });
+    });
+    this.answers.classList.toggle("several", !isOne);
+    this.answers.replaceChildren(...this.cards.map((card) => card.element));
+  }
+
+  // The last turn is the one that can be answered anew.
+  setLast(isLast) {
+    this.foot.hidden = !isLast;
+  }
+
+  update(run) {
+    for (const card of this.cards) if (card.record === run.record) card.update(run);
+  }
+
+  #showSaid() {
+    const text = el("p", { className: "bubble", textContent: this.turn.said });
+    const edit = el("button", {
+      type: "button",
+      className: "plain",
+      textContent: "Edit",
+      onclick: () => this.#showEditor(),
+    });
+    this.said.replaceChildren(text, edit);
+    return edit;
+  }
+
+  #showEditor() {
+    const box = el("textarea", { value: this.turn.said, rows: Math.min(this.turn.said.split("\n").length + 1, 10) });
+    box.setAttribute("aria-label", "Edit what you said");
+    const close = () => this.#showSaid().focus();
+    const form = el(
+      "form",
+      {
+        className: "editor",
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (box.value.trim()) this.#actions.edit(box.value.trim());
+        },
+        onkeydown: (event) => {
+          if (event.key === "Escape") {
+            event.stopPropagation();
+            close();
+          } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+            event.preventDefault();
+            form.requestSubmit();
+          }
+        },
+      },
+      box,
+      el(
+        "div",
+        { className: "row" },
+        el("button", { type: "button", textContent: "Cancel", onclick: close }),
+        el("button", { type: "submit", className: "main", textContent: "Send again" }),
+      ),
+    );
+    this.said.replaceChildren(form);
+    box.focus();
+  }
+}
+
+function nameOf(turn, run, index) {
+  const parts = [];
+  if (turn.runs.length > 1) parts.push(`temperature ${run.options.temperature}`);
+  if (run.answers.length > 1) parts.push(`${index + 1} of ${run.answers.length}`);
+  return parts.join(", ");
+}
