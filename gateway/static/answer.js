@@ -102,6 +102,6 @@ function numbersOf(record, answer) {
   const parts = [`first token ${first < 1 ? `${(1000 * first).toFixed(0)} ms` : `${first.toFixed(1)} s`}`];
   if (speed !== null) parts.push(`${speed.toFixed(1)} tokens/s`);
   parts.push(`${answer.tokens} ${answer.tokens === 1 ? "token" : "tokens"}`);
-  if (record.usage) parts.push(`prompt ${record.usage.prompt_tokens}`);
+  if (record.usage) parts.push(`${record.usage.prompt_tokens} in the prompt`);
   return parts.join(" · ");
 }

@@ -72,6 +72,7 @@ function start(turn, record) {
       showState();
     },
   });
+  home.changed = Date.now();
   running.set(record, run);
   showState();
   saveSoon();
@@ -170,7 +171,6 @@ function drawShelf() {
 function save() {
   clearTimeout(saveTimer);
   saveTimer = null;
-  if (running.size) conversation.changed = Date.now();
   saveConversation(conversation);
 }
 

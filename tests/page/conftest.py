@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from tests.page.stub import Stub
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+# One loop and one browser for all tests of this folder.
+shared = pytest_asyncio.fixture(loop_scope="session", scope="session")
+each = pytest_asyncio.fixture(loop_scope="session")
+IN_BROWSER = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+
+@shared
+async def browser() -> AsyncIterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium (apt-get install chromium)")
+    # Its sandbox does not work for root.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        await browser.close()
+
+
+@each
+async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    context = await browser.new_context(viewport={"width": 1200, "height": 800})
+    context.set_default_timeout(20_000)
+    yield context
+    await context.close()
+
+
+@each
+async def page(context: BrowserContext) -> AsyncIterator[Page]:
+    """A page that fails its test if a script of it raises, or the content policy has to stop something."""
+    page = await context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console", lambda message: errors.append(message.text) if "Content Security Policy" in message.text else None
+    )
+    yield page
+    assert errors == []
+
+
+@each
+async def stub() -> AsyncIterator[Stub]:
+    async with Stub().running() as stub:
+        yield stub
+
+
+@each
+async def chat(page: Page, stub: Stub) -> Page:
+    """The chat page of the stub, ready to send."""
+    await open_chat(page, stub.url)
+    return page
+
+
+async def open_chat(page: Page, url: str) -> None:
+    await page.goto(url)
+    await page.wait_for_selector("#model option", state="attached")
+
+
+async def send(page: Page, text: str) -> None:
+    await page.fill("#input", text)
+    await page.press("#input", "Enter")
+
+
+async def set_field(page: Page, **values: str) -> None:
+    """Write into fields of the settings, and close them again."""
+    await page.click("#settings-button")
+    for name, value in values.items():
+        await page.fill(f"#{name}", value)
+    await page.click("#settings .close")

@@ -1,0 +1,282 @@
+"""The page and a gateway that breaks off, refuses, fails or forgets: what it shows, and what it asks for next."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.stub import MODEL, Script, Stub
+
+pytestmark = IN_BROWSER
+
+
+async def test_an_answer_streams_with_its_numbers(chat: Page, stub: Stub) -> None:
+    script = Script()
+    await send(chat, "Hello")
+    call = await stub.call()
+    assert call.body is not None
+    assert call.body["model"] == MODEL
+    assert call.body["messages"] == [{"role": "user", "content": "Hello"}]
+    assert call.body["stream_options"] == {"include_usage": True}
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(chat.locator(".text")).to_have_text("One")
+    await expect(chat.locator(".numbers")).to_have_text(re.compile(r"^first token \d+ ms · 1 token$"))
+    await expect(chat.locator("#stop")).to_be_visible()
+    await call.write(script.text(2, " two") + ": keep-alive\n" + script.text(4, " four"))
+    await expect(chat.locator(".text")).to_have_text("One two four")
+    await call.write(script.end(4))
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".numbers")).to_have_text(
+        re.compile(r"^first token \d+ ms · [\d.]+ tokens/s · 4 tokens · 5 in the prompt$")
+    )
+    assert await chat.get_attribute(".sparkline path", "d")
+    # Screen readers hear the answer once, and never token by token.
+    await expect(chat.locator("#status")).to_have_text("Answer: One two four")
+
+
+async def test_the_next_turn_has_the_ones_before_it(chat: Page, stub: Stub) -> None:
+    await set_field(chat, system="Be kind.", temperature="0.5", top_p="0.9", max_tokens="40", seed="7")
+    await send(chat, "first")
+    await Script("01" * 16).play(await stub.call(), ["an answer"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await send(chat, "second")
+    call = await stub.call()
+    assert call.body is not None
+    assert [message["content"] for message in call.body["messages"]] == ["Be kind.", "first", "an answer", "second"]
+    assert {name: call.body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 40,
+        "seed": 7,
+    }
+    await Script("02" * 16).play(call, ["more"])
+    await expect(chat.locator(".text")).to_have_text(["an answer", "more"])
+
+
+async def test_a_broken_stream_goes_on_after_its_last_event(chat: Page, stub: Stub) -> None:
+    script = Script()
+    await send(chat, "Hello")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.texts(["One", " two"]))
+    await expect(chat.locator(".text")).to_have_text("One two")
+    call.cut()
+    call = await stub.call()
+    assert call.request.path.endswith(f"/{script.call_id}/stream")
+    assert call.last_event_id == "2"
+    await expect(chat.locator(".state")).to_have_text("Reconnecting…")
+    await call.accept(script.request_id)
+    # What comes twice counts once, and a stream that ends without [DONE] has not ended.
+    await call.write(script.texts([" two", " three"], first=2))
+    await call.end()
+    call = await stub.call()
+    assert call.last_event_id == "3"
+    await call.accept(script.request_id)
+    await call.write(script.text(4, " four") + script.end(4))
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".text")).to_have_text("One two three four")
+    await expect(chat.locator(".state")).to_have_text("")
+    assert stub.calls.empty()
+
+
+async def test_a_call_whose_reply_was_lost_is_made_again_under_the_same_key(chat: Page, stub: Stub) -> None:
+    await send(chat, "Hello")
+    first = await stub.call()
+    assert first.request.transport is not None
+    first.request.transport.abort()
+    second = await stub.call()
+    assert second.request.method == "POST"
+    assert second.key == first.key is not None
+    assert second.body == first.body
+    await Script().play(second, ["Here"])
+    await expect(chat.locator(".text")).to_have_text("Here")
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "queue_full"), (503, "broker_unavailable")])
+async def test_a_gateway_that_says_when_is_asked_then(chat: Page, stub: Stub, status: int, code: str) -> None:
+    loop = asyncio.get_running_loop()
+    await send(chat, "Hello")
+    (await stub.call()).refuse(status, "It is full.", code, Retry_After="2")
+    began = loop.time()
+    await expect(chat.locator(".state")).to_have_text(re.compile(r"It is full. Again in [12] s…"))
+    call = await stub.call()
+    assert loop.time() - began > 1.5
+    await Script().play(call, ["Now"])
+    await expect(chat.locator(".text")).to_have_text("Now")
+
+
+async def test_an_error_in_a_stream_is_shown_and_can_be_retried(chat: Page, stub: Stub) -> None:
+    script = Script()
+    await send(chat, "Hello")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One") + script.error(1, "It <b>broke</b>.", "generation_failed"))
+    await call.end()
+    await expect(chat.locator(".trouble span")).to_have_text("It <b>broke</b>.")
+    await expect(chat.locator(".text")).to_have_text("One")
+    await chat.click(".trouble button")
+    again = await stub.call()
+    assert again.request.method == "POST"
+    assert again.key != call.key
+    await expect(chat.locator(".trouble")).to_be_hidden()
+    await Script("02" * 16).play(again, ["Better"])
+    await expect(chat.locator(".text")).to_have_text("Better")
+
+
+async def test_a_refusal_names_its_reason(chat: Page, stub: Stub) -> None:
+    await send(chat, "Hello")
+    (await stub.call()).refuse(400, "temperature must be a number from 0 to 2, not 9.", "invalid_value")
+    await expect(chat.locator(".trouble span")).to_have_text("temperature must be a number from 0 to 2, not 9.")
+    await expect(chat.locator("#status")).to_have_text(re.compile("^No answer: temperature"))
+
+
+async def test_stop_ends_the_request_at_the_server_too(chat: Page, stub: Stub) -> None:
+    script = Script()
+    await send(chat, "Hello")
+    call = await stub.call()
+    # Stopped before it is known by which id: that follows.
+    await chat.press("body", "Escape")
+    await expect(chat.locator(".state")).to_have_text("Stopped.")
+    await call.accept(script.request_id)
+    assert await asyncio.wait_for(stub.cancelled.get(), 10) == script.call_id
+    await expect(chat.locator("#send")).to_be_visible()
+    await send(chat, "Again")
+    call = await stub.call()
+    await call.accept("02" * 16)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(chat.locator(".text").last).to_have_text("One")
+    await chat.click("#stop")
+    assert await asyncio.wait_for(stub.cancelled.get(), 10) == "chatcmpl-" + "02" * 16
+    await expect(chat.locator(".text").last).to_have_text("One")
+    assert stub.calls.empty()
+
+
+async def test_a_reload_in_mid_stream_takes_the_answer_up_again(chat: Page, stub: Stub) -> None:
+    script = Script(n=2)
+    await set_field(chat, n="2")
+    await send(chat, "Hello")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One") + script.text(2, "Eins", choice=1))
+    await expect(chat.locator(".text")).to_have_text(["One", "Eins"])
+    await open_chat(chat, stub.url)
+    call = await stub.call()
+    assert call.last_event_id == "2"
+    await expect(chat.locator(".text")).to_have_text(["One", "Eins"])
+    await call.accept(script.request_id)
+    await call.write(script.text(3, " two") + script.text(4, " zwei", choice=1) + script.end(4))
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".text")).to_have_text(["One two", "Eins zwei"])
+    await open_chat(chat, stub.url)
+    await expect(chat.locator(".text")).to_have_text(["One two", "Eins zwei"])
+    assert stub.calls.empty()
+
+
+async def test_an_answer_that_is_gone_after_a_reload_says_so(chat: Page, stub: Stub) -> None:
+    await send(chat, "Hello")
+    await (await stub.call()).accept("03" * 16)
+    await expect(chat.locator(".state")).to_have_text("Thinking…")
+    await open_chat(chat, stub.url)
+    (await stub.call()).refuse(404, "There is no such stream.", "not_found")
+    await expect(chat.locator(".trouble span")).to_have_text("There is no such stream.")
+
+
+async def test_regenerate_and_edit(chat: Page, stub: Stub) -> None:
+    await send(chat, "first")
+    await Script("01" * 16).play(await stub.call(), ["one"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await chat.click("text=Regenerate")
+    await Script("02" * 16).play(await stub.call(), ["another"])
+    await expect(chat.locator(".text")).to_have_text(["another"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await send(chat, "second")
+    await Script("03" * 16).play(await stub.call(), ["two"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await chat.locator(".said button").first.click()
+    await chat.fill(".editor textarea", "changed")
+    await chat.press(".editor textarea", "Enter")
+    call = await stub.call()
+    assert call.body is not None
+    assert call.body["messages"] == [{"role": "user", "content": "changed"}]
+    await Script("04" * 16).play(call, ["three"])
+    await expect(chat.locator(".bubble")).to_have_text(["changed"])
+    await expect(chat.locator(".text")).to_have_text(["three"])
+
+
+async def test_a_conversation_goes_on_from_the_chosen_answer(chat: Page, stub: Stub) -> None:
+    await set_field(chat, sweep="0, 1.5")
+    await send(chat, "Hello")
+    calls = [await stub.call(), await stub.call()]
+    assert [call.body and call.body["temperature"] for call in calls] == [0, 1.5]
+    await Script("01" * 16).play(calls[0], ["cold"])
+    await Script("02" * 16).play(calls[1], ["hot"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".which > span")).to_have_text(["temperature 0", "temperature 1.5"])
+    await chat.locator(".which input").nth(1).check()
+    await send(chat, "More")
+    call = await stub.call()
+    assert call.body is not None
+    assert [message["content"] for message in call.body["messages"]] == ["Hello", "hot", "More"]
+    call.refuse(400, "enough", "enough")
+    other = await stub.call()
+    other.refuse(400, "enough", "enough")
+    await expect(chat.locator("#send")).to_be_visible()
+
+
+async def test_conversations_are_kept_opened_and_forgotten(chat: Page, stub: Stub) -> None:
+    await send(chat, "The first one")
+    script = Script("01" * 16)
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(chat.locator(".text")).to_have_text("One")
+    # It goes on while another one is shown.
+    await chat.click("#new")
+    await expect(chat.locator(".turn")).to_have_count(0)
+    await send(chat, "The second one")
+    await Script("02" * 16).play(await stub.call(), ["two"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await chat.click("#shelf-button")
+    await expect(chat.locator(".conversation .title")).to_have_text(["The second one", "The first one"])
+    await chat.click("text=The first one")
+    call = await stub.call()
+    assert call.last_event_id == "1"
+    await call.accept(script.request_id)
+    await call.write(script.text(2, " two") + script.end(2))
+    await call.end()
+    await expect(chat.locator(".text")).to_have_text("One two")
+    await chat.click("#shelf-button")
+    async with chat.expect_download() as download:
+        await chat.click("#export")
+    assert (await download.value).suggested_filename.endswith(".json")
+    await chat.click("[aria-label='Forget “The first one”']")
+    await expect(chat.locator(".turn")).to_have_count(0)
+    await expect(chat.locator(".conversation .title")).to_have_text(["The second one"])
+    await open_chat(chat, stub.url)
+    await chat.click("#shelf-button")
+    await expect(chat.locator(".conversation .title")).to_have_text(["The second one"])
+
+
+async def test_a_wrong_setting_is_said_at_its_field(chat: Page, stub: Stub) -> None:
+    await set_field(chat, temperature="9")
+    await send(chat, "Hello")
+    await expect(chat.locator("#settings")).to_be_visible()
+    await expect(chat.locator("#temperature")).to_be_focused()
+    await expect(chat.locator("#temperature-note")).to_have_text(re.compile("2"))
+    await expect(chat.locator("#temperature")).to_have_attribute("aria-invalid", "true")
+    await chat.fill("#temperature", "1")
+    await chat.fill("#sweep", "0, hot")
+    await expect(chat.locator("#sweep-note")).to_have_text(re.compile("^Write numbers from 0 to 2"))
+    assert stub.calls.empty()
+    await chat.click("#defaults")
+    await send(chat, "Hello")
+    await Script().play(await stub.call(), ["fine"])
+    await expect(chat.locator(".text")).to_have_text("fine")

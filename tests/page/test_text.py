@@ -1,0 +1,164 @@
+"""What the page makes of what comes: events cut anywhere, Markdown that grows, and markup that stays text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from tests.page.conftest import IN_BROWSER, open_chat, send
+from tests.page.stub import CHAT, Script, Stub
+
+pytestmark = IN_BROWSER
+
+CORPUS = Path(__file__).with_name("xss.txt").read_text().splitlines()
+
+PARSE = """async (pieces) => {
+  const { SseParser } = await import("/sse.js");
+  const parser = new SseParser();
+  return pieces.flatMap((piece) => parser.push(piece)).map(({ id, data }) => [id, data]);
+}"""
+RENDER = """async (pieces) => {
+  const { Markdown } = await import("/markdown.js");
+  const root = document.createElement("div");
+  const markdown = new Markdown(root);
+  for (const piece of pieces) markdown.append(piece);
+  return root.innerHTML;
+}"""
+
+DOCUMENT = """Hello **bold *both* words** and *more*, 2 * 3 * 4, `a **b` and ``c`d``.
+Second line
+
+# A title #
+Behind it
+- one
+- two **bold
+  over two lines**
+* three
+
+3. third
+4) fourth
+```python
+def f(x):
+    return "<b>" * x
+
+```
+after ****, **open, `open
+####### seven
+```
+still open `here`
+"""
+
+
+async def test_events_are_the_same_wherever_they_are_cut(chat: Page) -> None:
+    lines = [": a comment", "id: 1", "data: one", "", "id:2.1", "data:  two", "data: more", "event: x", "", "data", ""]
+    expected = [["1", "one"], ["2.1", " two\nmore"], ["2.1", ""]]
+    for end in ("\n", "\r\n", "\r"):
+        text = end.join(lines) + end + "data: never completed"
+        assert await chat.evaluate(PARSE, [text]) == expected
+        assert await chat.evaluate(PARSE, list(text)) == expected
+        for at in range(len(text)):
+            assert await chat.evaluate(PARSE, [text[:at], text[at:]]) == expected
+
+
+async def test_ids_are_compared_as_numbers(chat: Page) -> None:
+    compare = '(pairs) => import("/sse.js").then(({ isAfter }) => pairs.map(([a, b]) => isAfter(a, b)))'
+    pairs = [["10", "9"], ["9", "10"], ["9", "9"], ["9.1", "9"], ["9.10", "9.9"], ["10", "9.9"], ["0", ""]]
+    assert await chat.evaluate(compare, pairs) == [True, False, False, True, True, True, True]
+
+
+async def test_markdown(chat: Page) -> None:
+    html = await chat.evaluate(RENDER, [DOCUMENT])
+    assert html == (
+        "<p>Hello <strong>bold <em>both</em> words</strong> and <em>more</em>, 2 * 3 * 4, <code>a **b</code> and "
+        "<code>c`d</code>.\nSecond line</p>"
+        "<h3>A title</h3><p>Behind it</p>"
+        "<ul><li>one</li><li>two <strong>bold\nover two lines</strong></li><li>three</li></ul>"
+        '<ol start="3"><li>third</li><li>fourth</li></ol>'
+        '<pre tabindex="0"><code>def f(x):\n    return "&lt;b&gt;" * x\n</code></pre>'
+        "<p>after ****, **open, `open\n####### seven</p>"
+        '<pre tabindex="0"><code>still open `here`</code></pre>'
+    )
+
+
+async def test_markdown_that_grows_is_markdown_that_came_at_once(chat: Page) -> None:
+    for document in (DOCUMENT, DOCUMENT.replace("\n", "\r\n"), "\n".join(CORPUS)):
+        whole = await chat.evaluate(RENDER, [document])
+        assert await chat.evaluate(RENDER, list(document)) == whole
+        assert await chat.evaluate(RENDER, [document[at : at + 7] for at in range(0, len(document), 7)]) == whole
+
+
+async def test_no_text_takes_long_to_render(chat: Page) -> None:
+    """Far less than a second each, for what would take minutes if time grew with the square of the length."""
+    size = 200_000
+    for piece in ("**a ", "*a", "`a", "** ", "*", "`", "- ", "```\n", "\n", "# a\n", "a ", "*a**b***c"):
+        measure = f"async (text) => {{ const began = performance.now(); await ({RENDER})([text]); " + (
+            "return performance.now() - began; }"
+        )
+        assert await chat.evaluate(measure, piece * (size // len(piece))) < 1500, piece
+
+
+async def check_harmless(page: Page) -> None:
+    found: dict[str, Any] = await page.evaluate("""() => {
+      const allowed = new Set(["P", "H3", "H4", "H5", "H6", "UL", "OL", "LI", "PRE", "CODE", "STRONG", "EM", "DIV"]);
+      const inside = [...document.querySelectorAll(".text, .text *, .bubble, .trouble span")];
+      return {
+        hacked: typeof hacked,
+        elements: inside.map((node) => node.tagName).filter((name) => !allowed.has(name) && name !== "SPAN"),
+        attributes: inside.flatMap((node) => node.getAttributeNames()).filter(
+          (name) => !["class", "tabindex", "start"].includes(name)),
+        scripts: [...document.scripts].map((script) => script.getAttribute("src")),
+      };
+    }""")
+    assert found == {"hacked": "undefined", "elements": [], "attributes": [], "scripts": ["/theme.js", "/chat.js"]}
+
+
+async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
+    """From the model, from the user and from errors: shown as it is, nothing of it runs or loads."""
+    assert len(CORPUS) >= 40
+    requests: list[str] = []
+    chat.on("request", lambda request: requests.append(request.url))
+    # In one piece, then character by character.
+    whole = "\n\n".join(CORPUS)
+    for number, pieces in enumerate(([whole], list(whole)), start=1):
+        await send(chat, "\n".join(CORPUS))
+        await Script(f"{number:032x}").play(await stub.call(), pieces)
+        await expect(chat.locator("#send")).to_be_visible()
+        shown = await chat.locator(".text").last.inner_text()
+        for line in CORPUS:
+            assert line.strip("*`# ").removeprefix("- ").removeprefix("1. ") in shown, line
+        await check_harmless(chat)
+    assert await chat.locator(".bubble").first.inner_text() == "\n".join(CORPUS)
+    for line in CORPUS[:5]:
+        await send(chat, line)
+        (await stub.call()).refuse(400, line, line)
+        await expect(chat.locator(".trouble span").last).to_have_text(line)
+        await expect(chat.locator("#send")).to_be_visible()
+    await check_harmless(chat)
+    # Nor does what is kept run when it is shown again, the titles of conversations included.
+    await open_chat(chat, stub.url)
+    await chat.click("#shelf-button")
+    await expect(chat.locator(".conversation .title")).to_have_text(" ".join(CORPUS)[:60])
+    await check_harmless(chat)
+    assert {url.removeprefix(stub.url).partition("/chatcmpl")[0] for url in requests if not url.endswith((".js", ".css", ".svg"))} == {
+        "/",
+        "/v1/models",
+        CHAT,
+    }
+
+
+async def test_storage_of_another_making_does_no_harm(chat: Page, stub: Stub) -> None:
+    broken = ["null", "[]", "{", '"x"', '{"version":1}', '{"version":2}', '{"version":1,"id":"x","turns":[{"runs":[]}]}']
+    await chat.evaluate(
+        "(texts) => texts.forEach((text, index) => localStorage.setItem(`quire.chat.${index}`, text))", broken
+    )
+    for index in range(len(broken)):
+        await chat.evaluate("(id) => sessionStorage.setItem('quire.current', id)", str(index))
+        await open_chat(chat, stub.url)
+    await chat.click("#shelf-button")
+    await expect(chat.locator(".conversation")).to_have_count(len(broken))
+    await chat.click("#shelf .close")
+    await send(chat, "Hello")
+    await Script().play(await stub.call(), ["fine"])
+    await expect(chat.locator(".text")).to_have_text("fine")
