@@ -3,7 +3,7 @@
 // attribute takes any of it. Grows at its end as text comes, and draws only the block that is still open again.
 
 const FENCE = /^ {0,9}(`{3,})[^`]*$/;
-const HEADING = /^(#{1,6}) +(.+?)( +#+)?$/;
+const HEADING = /^(#{1,6}) +(.*)$/;
 const ITEM = /^ {0,9}([-*+]|\d{1,9}[.)]) +(.*)$/;
 
 export class Markdown {
@@ -54,7 +54,7 @@ export function blocksOf(text) {
     else if (content.trim() === "") block = null;
     else if ((found = HEADING.exec(content))) {
       begin("heading", { level: found[1].length });
-      block.lines.push(found[2]);
+      block.lines.push(withoutMarks(found[2].trim()));
       block.end = end;
       block = null;
     } else if ((found = ITEM.exec(content))) {
@@ -69,6 +69,13 @@ export function blocksOf(text) {
     if (block) block.end = end;
   }
   return blocks;
+}
+
+// A heading without the marks that may close it.
+function withoutMarks(title) {
+  let end = title.length;
+  while (title[end - 1] === "#") end -= 1;
+  return end === 0 || /\s/.test(title[end - 1]) ? title.slice(0, end).trimEnd() : title;
 }
 
 function linesOf(text) {
@@ -106,9 +113,11 @@ export function inline(text, depth = 0) {
   let plain = 0;
   let at = 0;
   while (at < text.length) {
-    const mark = markAt(text, at);
-    if (!mark) {
-      at += 1;
+    const run = runAt(text, at);
+    // Three stars are two and one; more are nothing.
+    const mark = run[0] === "*" && run.length === 3 ? "**" : run;
+    if (!run || (run[0] === "*" && run.length > 3)) {
+      at += run.length || 1;
       continue;
     }
     const isText = endless.has(mark) || (mark[0] === "*" && (depth > 2 || /\s/.test(text[at + mark.length] ?? " ")));
@@ -131,13 +140,12 @@ export function inline(text, depth = 0) {
   return parts;
 }
 
-function markAt(text, at) {
+// The whole run of stars or backticks that begins here, if one does.
+function runAt(text, at) {
   const first = text[at];
-  if (first !== "`" && first !== "*") return null;
   let end = at;
-  while (text[end] === first) end += 1;
-  const run = text.slice(at, end);
-  return first === "`" || run.length <= 2 ? run : "**";
+  if (first === "`" || first === "*") while (text[end] === first) end += 1;
+  return text.slice(at, end);
 }
 
 // Where a run of exactly this mark begins, other than right behind the opening one; -1 if nowhere.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,16 @@ async def test_markdown_that_grows_is_markdown_that_came_at_once(chat: Page) -> 
 async def test_no_text_takes_long_to_render(chat: Page) -> None:
     """Far less than a second each, for what would take minutes if time grew with the square of the length."""
     size = 200_000
-    for piece in ("**a ", "*a", "`a", "** ", "*", "`", "- ", "```\n", "\n", "# a\n", "a ", "*a**b***c"):
+    for piece in ("**a ", "*a", "`a", "** ", "*", "`", "- ", "```\n", "\n", "# a\n", "a ", "*a**b***c", "***", "\r", "# " + " " * 999, "`" * 999 + "a"):
         measure = f"async (text) => {{ const began = performance.now(); await ({RENDER})([text]); " + (
             "return performance.now() - began; }"
         )
         assert await chat.evaluate(measure, piece * (size // len(piece))) < 1500, piece
+
+
+def bare(text: str) -> str:
+    """Without the marks that Markdown takes away, and spaces."""
+    return re.sub(r"[*`#\s]", "", text)
 
 
 async def check_harmless(page: Page) -> None:
@@ -125,9 +131,9 @@ async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
         await send(chat, "\n".join(CORPUS))
         await Script(f"{number:032x}").play(await stub.call(), pieces)
         await expect(chat.locator("#send")).to_be_visible()
-        shown = await chat.locator(".text").last.inner_text()
+        shown = bare(await chat.locator(".text").last.inner_text())
         for line in CORPUS:
-            assert line.strip("*`# ").removeprefix("- ").removeprefix("1. ") in shown, line
+            assert bare(line.removeprefix("- ").removeprefix("1. ")) in shown
         await check_harmless(chat)
     assert await chat.locator(".bubble").first.inner_text() == "\n".join(CORPUS)
     for line in CORPUS[:5]:
@@ -141,11 +147,8 @@ async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
     await chat.click("#shelf-button")
     await expect(chat.locator(".conversation .title")).to_have_text(" ".join(CORPUS)[:60])
     await check_harmless(chat)
-    assert {url.removeprefix(stub.url).partition("/chatcmpl")[0] for url in requests if not url.endswith((".js", ".css", ".svg"))} == {
-        "/",
-        "/v1/models",
-        CHAT,
-    }
+    ours = [url.removeprefix(stub.url) for url in requests if not url.endswith((".js", ".css", ".svg"))]
+    assert set(ours) == {"/", "/v1/models", CHAT}
 
 
 async def test_storage_of_another_making_does_no_harm(chat: Page, stub: Stub) -> None:

@@ -1,0 +1,198 @@
+"""For everybody: keyboard alone, screen readers, both themes, narrow pages, and without waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.async_api import BrowserContext, Page, expect
+
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.stub import Script, Stub
+
+pytestmark = IN_BROWSER
+
+ANSWER = "A paragraph with `code` and **weight**.\n\n- a list\n\n```\n" + "a long line " * 30 + "\n```\n"
+
+# Each piece of visible text with less contrast to what is behind it than WCAG AA asks for.
+FAINT = """() => {
+  const parse = (text) => {
+    const parts = text.match(/[\\d.]+/g).map(Number);
+    return { rgb: parts.slice(0, 3), alpha: parts[3] ?? 1 };
+  };
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((part) => part / 255).map((p) => (p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const { rgb, alpha } = parse(getComputedStyle(at).backgroundColor);
+      if (alpha === 1) return rgb;
+      if (alpha !== 0) throw new Error(`half transparent: ${at.outerHTML.slice(0, 80)}`);
+    }
+    throw new Error("nothing is behind it");
+  };
+  const faint = [];
+  let count = 0;
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(":disabled, option")) continue;
+    const [low, high] = [parse(getComputedStyle(element).color).rgb, ground(element)].map(luminance).sort((a, b) => a - b);
+    count += 1;
+    if ((high + 0.05) / (low + 0.05) < 4.5) faint.push([element.tagName, walker.currentNode.data.trim().slice(0, 40)]);
+  }
+  return { count, faint };
+}"""
+
+# Controls without a name, ids that are there twice or lead nowhere, and headings or landmarks that are missing.
+MISTAKES = """() => {
+  const found = [];
+  const names = (element) =>
+    element.getAttribute("aria-label") || element.textContent.trim() || [...(element.labels ?? [])].map((l) => l.textContent).join("").trim();
+  for (const control of document.querySelectorAll("button, a, input, select, textarea")) {
+    const name = control.matches("input, select, textarea")
+      ? control.getAttribute("aria-label") || [...control.labels].map((label) => label.textContent.trim()).join("")
+      : names(control);
+    if (!name) found.push(`no name: ${control.outerHTML.slice(0, 80)}`);
+  }
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  if (new Set(ids).size !== ids.length) found.push("an id is there twice");
+  for (const attribute of ["aria-labelledby", "aria-describedby", "aria-controls", "for"]) {
+    for (const element of document.querySelectorAll(`[${attribute}]`)) {
+      for (const id of element.getAttribute(attribute).split(" ")) if (!document.getElementById(id)) found.push(`no ${id}`);
+    }
+  }
+  for (const picture of document.querySelectorAll("img:not([alt]), svg:not([aria-hidden]):not([role=img])")) found.push(picture.outerHTML.slice(0, 80));
+  for (const one of ["main", "h1", "html[lang]", "[role=status]"]) {
+    if (document.querySelectorAll(one).length !== 1) found.push(`not one ${one}`);
+  }
+  for (const live of document.querySelectorAll("[aria-live], [role=log], [role=alert]")) found.push(`live: ${live.id}`);
+  return found;
+}"""
+
+
+async def answered(chat: Page, stub: Stub, text: str = ANSWER) -> None:
+    await send(chat, "Hello")
+    await Script().play(await stub.call(), list(text))
+    await expect(chat.locator("#send")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_everything_can_be_read_in_both_themes(chat: Page, stub: Stub, scheme: Any) -> None:
+    await chat.emulate_media(color_scheme=scheme)
+    await set_field(chat, n="2")
+    await send(chat, "Hello")
+    await Script(n=2).play(await stub.call(), [ANSWER])
+    await expect(chat.locator("#send")).to_be_visible()
+    await send(chat, "Again")
+    (await stub.call()).refuse(400, "It broke.", "broken")
+    await expect(chat.locator(".trouble").last).to_be_visible()
+    for button in ("#settings-button", "#shelf-button"):
+        await chat.click(button)
+        state = await chat.evaluate(FAINT)
+        assert state["faint"] == []
+        assert state["count"] > 30
+        assert await chat.evaluate(MISTAKES) == []
+    background = await chat.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(251, 250, 247)" if scheme == "light" else "rgb(22, 23, 26)")
+
+
+async def test_the_theme_is_chosen_and_kept(chat: Page, stub: Stub) -> None:
+    await chat.emulate_media(color_scheme="light")
+    await chat.click("#theme")
+    await expect(chat.locator("html")).to_have_attribute("data-theme", "dark")
+    await expect(chat.locator("#theme")).to_have_attribute("aria-label", "Use light colours")
+    await open_chat(chat, stub.url)
+    await expect(chat.locator("html")).to_have_attribute("data-theme", "dark")
+    assert (await chat.evaluate(FAINT))["faint"] == []
+
+
+async def test_without_a_mouse(chat: Page, stub: Stub) -> None:
+    """Everything by keys, and what has the focus shows it."""
+    await expect(chat.locator("#input")).to_be_focused()
+    await chat.keyboard.type("one")
+    await chat.keyboard.press("Shift+Enter")
+    await chat.keyboard.type("two")
+    await chat.keyboard.press("Enter")
+    call = await stub.call()
+    assert call.body is not None
+    assert call.body["messages"][-1]["content"] == "one\ntwo"
+    script = Script()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "begun"))
+    await expect(chat.locator(".text")).to_have_text("begun")
+    await chat.keyboard.press("Escape")
+    await expect(chat.locator(".state")).to_have_text("Stopped.")
+    await expect(chat.locator("#send")).to_be_visible()
+    # From the top of the page: the skip link leads back to the message.
+    await chat.evaluate("document.activeElement.blur()")
+    await chat.focus(".skip")
+    await chat.keyboard.press("Enter")
+    await expect(chat.locator("#input")).to_be_focused()
+    await chat.focus("#settings-button")
+    await chat.keyboard.press("Enter")
+    await expect(chat.locator("#settings-title")).to_be_focused()
+    seen = set()
+    for _ in range(60):
+        await chat.keyboard.press("Tab")
+        focus = await chat.evaluate("""() => {
+          const element = document.activeElement;
+          const style = getComputedStyle(element);
+          const shows = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+          return element === document.body ? null : [element.id || element.textContent.trim(), shows];
+        }""")
+        if focus is None:
+            break
+        name, shows = focus
+        assert shows, name
+        seen.add(name)
+    assert {"model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "priority", "sweep"} <= seen
+    await chat.focus("#sweep")
+    await chat.keyboard.press("Escape")
+    await expect(chat.locator("#settings")).to_be_hidden()
+    await expect(chat.locator("#settings-button")).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+async def test_a_narrow_page_does_not_scroll_sideways(chat: Page, stub: Stub, width: int) -> None:
+    await chat.set_viewport_size({"width": width, "height": 640})
+    await set_field(chat, n="2")
+    await send(chat, "unbreakable" * 20)
+    await Script(n=2).play(await stub.call(), [ANSWER + "unbreakable" * 20])
+    await expect(chat.locator("#send")).to_be_visible()
+    measure = "[document.documentElement.scrollWidth, document.getElementById('log').scrollWidth]"
+    for button in (None, "#settings-button", "#shelf-button"):
+        if button:
+            await chat.click(button)
+        assert max(await chat.evaluate(measure)) <= width
+    # What is covered cannot be reached by keys either.
+    await expect(chat.locator("#chat")).to_have_js_property("inert", True)
+    await chat.click("#shelf .close")
+    await expect(chat.locator("#chat")).to_have_js_property("inert", False)
+    sizes = await chat.evaluate(
+        "[...document.querySelectorAll('button')].filter((b) => b.checkVisibility()).map((b) => b.getBoundingClientRect())"
+        ".map(({ width, height }) => Math.min(width, height))"
+    )
+    assert min(sizes) >= 24  # WCAG 2.2, 2.5.8
+
+
+async def test_less_motion_means_none(chat: Page, stub: Stub) -> None:
+    await chat.emulate_media(reduced_motion="reduce")
+    await send(chat, "Hello")
+    call = await stub.call()
+    script = Script()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(chat.locator(".text")).to_have_text("One")
+    assert await chat.evaluate("document.getAnimations({ subtree: true }).length") == 0
+
+
+async def test_the_first_paint_does_not_wait(context: BrowserContext, stub: Stub) -> None:
+    """Cold, in a browser that has just begun; the limit has room for a busy machine."""
+    page = await context.new_page()
+    await page.goto(stub.url, wait_until="load")
+    paint = await page.evaluate("""() => new Promise((resolve) =>
+      new PerformanceObserver((list) => resolve(list.getEntries()[0].startTime)).observe({ type: "paint", buffered: true }))""")
+    print(f"first paint after {paint:.0f} ms")
+    assert paint < 1000
