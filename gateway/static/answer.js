@@ -7,12 +7,12 @@ import { Markdown } from "/markdown.js";
 import { clock, rate, ttft } from "/meter.js";
 import { Sparkline } from "/sparkline.js";
 
-const SPARKLINE_MS = 120;
+const METER_MS = 120;
 const FINISHES = { stop: "", length: "reached its longest length", cancelled: "was stopped" };
 
 export class AnswerCard {
   #drawn = 0;
-  #sparkAt = 0;
+  #meterAt = 0;
   #sparkline = new Sparkline();
   #run = null; // while it runs
 
@@ -61,10 +61,9 @@ export class AnswerCard {
     const isLive = LIVE.has(record.state) && answer.finish === null;
     this.element.classList.toggle("live", isLive);
     put(this.state, this.#stateText(isLive));
-    put(this.numbers, numbersOf(record, answer));
     this.trouble.hidden = record.trouble === null;
     put(this.message, record.trouble?.message ?? "");
-    this.#drawSparkline(isLive);
+    this.#drawMeter(isLive);
   }
 
   #stateText(isLive) {
@@ -80,12 +79,15 @@ export class AnswerCard {
     return finish && `This answer ${finish}.`;
   }
 
-  #drawSparkline(isLive) {
+  // Numbers and line change with every token; nobody reads them that often.
+  #drawMeter(isLive) {
+    const { record, answer } = this;
+    const now = performance.now();
+    if (isLive && now - this.#meterAt < METER_MS) return;
+    this.#meterAt = answer.tokens ? now : 0;
+    put(this.numbers, numbersOf(record, answer));
     const gaps = this.#run?.meters[this.index].gaps ?? [];
     this.#sparkline.element.classList.toggle("empty", gaps.length < 2);
-    const now = performance.now();
-    if (isLive && now - this.#sparkAt < SPARKLINE_MS) return;
-    this.#sparkAt = now;
     this.#sparkline.draw(gaps);
     if (!isLive) this.#sparkline.describe(gaps);
   }

@@ -1,0 +1,131 @@
+"""The page with everything behind it: gateway, Redis, worker and the demo model, which are killed while it streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, Route, expect
+
+from tests.conftest import QuireProcess, children_of, quire_processes
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.frames import watch_frames, watched_frames
+from tests.page.stub import CHAT
+
+pytestmark = IN_BROWSER
+
+LENGTH = 700
+LONG_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
+    with quire_processes() as start:
+        server = start("serve", "--port", "0", "--state-dir", str(tmp_path_factory.mktemp("state")))
+        server.wait_ready()
+        yield server
+
+
+async def long_answers(route: Route) -> None:
+    """Has the model go on to the longest length, so that there is a middle of the stream in which to break things."""
+    if route.request.method != "POST" or route.request.url.endswith("/cancel"):
+        return await route.continue_()
+    body = json.loads(route.request.post_data or "")
+    return await route.continue_(post_data=json.dumps({**body, "ignore_eos": True}))
+
+
+def expected(url: str) -> str:
+    """The same answer, to a client that nothing happens to."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Tell me about a heron."}],
+        "temperature": 0,
+        "max_tokens": LENGTH,
+        "ignore_eos": True,
+    }
+    request = urllib.request.Request(url + CHAT, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        text: str = json.load(reply)["choices"][0]["message"]["content"]
+    return text
+
+
+def kill(server: QuireProcess, name: str) -> None:
+    [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m ops.cli {name}" in command]
+    os.kill(pid, signal.SIGKILL)
+
+
+async def text_of(page: Page) -> str:
+    """The answer as it was received."""
+    conversations: list[Any] = await page.evaluate(
+        "Object.keys(localStorage).filter((key) => key.startsWith('quire.chat.')).map((key) => localStorage[key])"
+    )
+    [conversation] = map(json.loads, conversations)
+    text: str = conversation["turns"][-1]["runs"][0]["answers"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("what", ["gateway", "worker", "page"])
+async def test_an_answer_survives(page: Page, stack: QuireProcess, what: str) -> None:
+    """Killed with SIGKILL in mid-stream, or reloaded: the same text, token for token."""
+    url = stack.wait_ready()
+    wanted = expected(url)
+    await page.route(f"**{CHAT}", long_answers)
+    await open_chat(page, url)
+    await set_field(page, temperature="0", max_tokens=str(LENGTH))
+    await send(page, "Tell me about a heron.")
+    await page.wait_for_selector(".live .text p:nth-child(2)")
+    if what == "page":
+        await open_chat(page, url)
+    else:
+        kill(stack, what)
+    await expect(page.locator(".answer.live")).to_be_visible()
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    assert await text_of(page) == wanted
+    await expect(page.locator(".numbers")).to_contain_text(f"{LENGTH} tokens")
+
+
+async def test_stop_frees_the_worker_and_regenerate_asks_again(page: Page, stack: QuireProcess) -> None:
+    url = stack.wait_ready()
+    await page.route(f"**{CHAT}", long_answers)
+    await open_chat(page, url)
+    await send(page, "Tell me about an owl.")
+    await page.wait_for_selector(".live .text p")
+    async with page.expect_response("**/cancel") as cancelled:
+        await page.press("#input", "Escape")
+    assert (await (await cancelled.value).json())["cancelled"] is True
+    await expect(page.locator(".state")).to_have_text("Stopped.")
+    await page.unroute(f"**{CHAT}")
+    await page.click("text=Regenerate")
+    await expect(page.locator(".meter .numbers")).to_contain_text("in the prompt", timeout=LONG_MS)
+    await expect(page.locator(".state")).to_have_text("")
+
+
+async def test_several_answers_side_by_side(page: Page, stack: QuireProcess) -> None:
+    await open_chat(page, stack.wait_ready())
+    await set_field(page, n="4", sweep="0.2, 1")
+    await send(page, "Tell me a story about a clockmaker.")
+    await expect(page.locator(".answer")).to_have_count(8)
+    await expect(page.locator(".meter .numbers", has_text="in the prompt")).to_have_count(8, timeout=LONG_MS)
+    boxes = [await card.bounding_box() for card in await page.locator(".answer").all()]
+    assert len({box["x"] for box in boxes if box}) > 1
+    await expect(page.locator("#status")).to_have_text("All answers are complete.")
+
+
+async def test_sixty_streams_at_once(page: Page, stack: QuireProcess) -> None:
+    """All of them come to their ends; what it costs without a worker on the same cores is in test_sixty.py."""
+    await open_chat(page, stack.wait_ready())
+    await set_field(page, n="12", sweep="0.6, 0.7, 0.8, 0.9, 1")
+    await watch_frames(page)
+    await send(page, "Tell me a story about a lighthouse.")
+    await expect(page.locator(".answer")).to_have_count(60)
+    await expect(page.locator(".answer.live .text p")).not_to_have_count(0, timeout=LONG_MS)
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    print(f"60 streams of a worker beside it: {await watched_frames(page)}")
+    texts = await page.locator(".text").all_text_contents()
+    assert len(texts) == 60
+    assert all(texts)
