@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
-WIDE = {"width": 1120, "height": 700}
+WIDE = {"width": 1060, "height": 620}
 PHONE = {"width": 390, "height": 780}
 TIMEOUT_MS = 60_000
 
@@ -32,13 +32,13 @@ def main() -> int:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        for name, viewport, scheme, answers in (
-            ("chat-light", WIDE, "light", 4),
-            ("chat-dark", WIDE, "dark", 1),
-            ("chat-phone", PHONE, "light", 1),
+        for name, viewport, scheme, is_sweep in (
+            ("chat-light", WIDE, "light", True),
+            ("chat-dark", WIDE, "dark", False),
+            ("chat-phone", PHONE, "light", False),
         ):
             page: Any = browser.new_page(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
-            _chat(page, url, answers)
+            _chat(page, url, is_sweep)
             path = FOLDER / f"{name}.png"
             page.screenshot(path=path)
             print(f"{path.relative_to(FOLDER.parent.parent)}: {path.stat().st_size // 1000} kB")
@@ -47,15 +47,14 @@ def main() -> int:
     return 0
 
 
-def _chat(page: Any, url: str, answers: int) -> None:
+def _chat(page: Any, url: str, is_sweep: bool) -> None:
     """One question, or the same at several temperatures with the settings beside it."""
     page.set_default_timeout(TIMEOUT_MS)
     page.goto(url)
     page.wait_for_selector("#model option", state="attached")
     page.click("#settings-button")
     page.fill("#seed", "7")
-    if answers > 1:
-        page.fill("#n", "2")
+    if is_sweep:
         page.fill("#sweep", "0.3, 1")
     else:
         page.click("#settings .close")

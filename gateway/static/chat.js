@@ -36,7 +36,7 @@ function say(text) {
   addView(turn);
   for (const record of turn.runs) start(turn, record);
   announce("Answering.");
-  scrollToEnd();
+  showTurn(turn);
   return true;
 }
 
@@ -108,7 +108,7 @@ function regenerate(view) {
   view.showAnswers();
   for (const record of turn.runs) start(turn, record);
   announce("Answering again.");
-  scrollToEnd();
+  showTurn(turn);
 }
 
 // What came after the edited turn was said in another conversation, so to speak: it goes.
@@ -189,8 +189,7 @@ function announceEnd({ record }) {
   if (record.state === "failed") announce(`No answer: ${record.trouble.message}`);
   else if (record.state === "done" && !running.size) {
     const [answer] = record.answers;
-    const isOne = conversation.turns.at(-1)?.runs.length === 1 && record.answers.length === 1;
-    announce(isOne ? `Answer: ${answer.text.slice(0, SPOKEN_LENGTH)}` : "All answers are complete.");
+    announce(isSingle(conversation.turns.at(-1)) ? `Answer: ${answer.text.slice(0, SPOKEN_LENGTH)}` : "All answers are complete.");
   }
 }
 
@@ -250,9 +249,19 @@ function scrollToEnd() {
   log.scrollTop = log.scrollHeight;
 }
 
+// One answer is followed while it grows. Of several the beginnings are of interest, so the page stays where they are.
+function showTurn(turn) {
+  if (isSingle(turn)) scrollToEnd();
+  else viewOf(turn).element.scrollIntoView();
+}
+
+function isSingle(turn) {
+  return turn?.runs.length === 1 && turn.runs[0].answers.length === 1;
+}
+
 around(
-  () => log.scrollHeight - log.scrollTop - log.clientHeight < 80,
-  (isAtEnd) => isAtEnd && scrollToEnd(),
+  () => isSingle(conversation.turns.at(-1)) && log.scrollHeight - log.scrollTop - log.clientHeight < 80,
+  (isFollowed) => isFollowed && scrollToEnd(),
 );
 
 $("form").addEventListener("submit", (event) => {
