@@ -153,7 +153,10 @@ async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_can
 
 
 async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
-    async with gateway.worker(endless(65)) as worker, gateway.stream(CHAT, chat_body(stream=True, background=True)) as s:
+    async with (
+        gateway.worker(endless(65)) as worker,
+        gateway.stream(CHAT, chat_body(stream=True, background=True)) as s,
+    ):
         call_id = (await s.next()).data["id"]
         await started(worker)
         reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")

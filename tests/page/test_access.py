@@ -21,7 +21,8 @@ FAINT = """() => {
     return { rgb: parts.slice(0, 3), alpha: parts[3] ?? 1 };
   };
   const luminance = (rgb) => {
-    const [r, g, b] = rgb.map((part) => part / 255).map((p) => (p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4));
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb.map((part) => linear(part / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ground = (element) => {
@@ -38,7 +39,8 @@ FAINT = """() => {
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(":disabled, option")) continue;
-    const [low, high] = [parse(getComputedStyle(element).color).rgb, ground(element)].map(luminance).sort((a, b) => a - b);
+    const colours = [parse(getComputedStyle(element).color).rgb, ground(element)];
+    const [low, high] = colours.map(luminance).sort((a, b) => a - b);
     count += 1;
     if ((high + 0.05) / (low + 0.05) < 4.5) faint.push([element.tagName, walker.currentNode.data.trim().slice(0, 40)]);
   }
@@ -48,22 +50,22 @@ FAINT = """() => {
 # Controls without a name, ids that are there twice or lead nowhere, and headings or landmarks that are missing.
 MISTAKES = """() => {
   const found = [];
-  const names = (element) =>
-    element.getAttribute("aria-label") || element.textContent.trim() || [...(element.labels ?? [])].map((l) => l.textContent).join("").trim();
   for (const control of document.querySelectorAll("button, a, input, select, textarea")) {
-    const name = control.matches("input, select, textarea")
-      ? control.getAttribute("aria-label") || [...control.labels].map((label) => label.textContent.trim()).join("")
-      : names(control);
+    const labels = [...(control.labels ?? [])].map((label) => label.textContent);
+    const own = control.matches("button, a") ? control.textContent : "";
+    const name = control.getAttribute("aria-label") || [own, ...labels].join("").trim();
     if (!name) found.push(`no name: ${control.outerHTML.slice(0, 80)}`);
   }
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
   if (new Set(ids).size !== ids.length) found.push("an id is there twice");
   for (const attribute of ["aria-labelledby", "aria-describedby", "aria-controls", "for"]) {
     for (const element of document.querySelectorAll(`[${attribute}]`)) {
-      for (const id of element.getAttribute(attribute).split(" ")) if (!document.getElementById(id)) found.push(`no ${id}`);
+      const lost = element.getAttribute(attribute).split(" ").filter((id) => !document.getElementById(id));
+      found.push(...lost.map((id) => `no ${id}`));
     }
   }
-  for (const picture of document.querySelectorAll("img:not([alt]), svg:not([aria-hidden]):not([role=img])")) found.push(picture.outerHTML.slice(0, 80));
+  const pictures = document.querySelectorAll("img:not([alt]), svg:not([aria-hidden]):not([role=img])");
+  found.push(...[...pictures].map((picture) => picture.outerHTML.slice(0, 80)));
   for (const one of ["main", "h1", "html[lang]", "[role=status]"]) {
     if (document.querySelectorAll(one).length !== 1) found.push(`not one ${one}`);
   }
@@ -171,8 +173,8 @@ async def test_a_narrow_page_does_not_scroll_sideways(chat: Page, stub: Stub, wi
     await chat.click("#shelf .close")
     await expect(chat.locator("#chat")).to_have_js_property("inert", False)
     sizes = await chat.evaluate(
-        "[...document.querySelectorAll('button')].filter((b) => b.checkVisibility()).map((b) => b.getBoundingClientRect())"
-        ".map(({ width, height }) => Math.min(width, height))"
+        "[...document.querySelectorAll('button')].filter((button) => button.checkVisibility())"
+        ".map((button) => button.getBoundingClientRect()).map(({ width, height }) => Math.min(width, height))"
     )
     assert min(sizes) >= 24  # WCAG 2.2, 2.5.8
 
@@ -192,7 +194,9 @@ async def test_the_first_paint_does_not_wait(context: BrowserContext, stub: Stub
     """Cold, in a browser that has just begun; the limit has room for a busy machine."""
     page = await context.new_page()
     await page.goto(stub.url, wait_until="load")
-    paint = await page.evaluate("""() => new Promise((resolve) =>
-      new PerformanceObserver((list) => resolve(list.getEntries()[0].startTime)).observe({ type: "paint", buffered: true }))""")
+    paint = await page.evaluate("""() => new Promise((resolve) => {
+      const observer = new PerformanceObserver((list) => resolve(list.getEntries()[0].startTime));
+      observer.observe({ type: "paint", buffered: true });
+    })""")
     print(f"first paint after {paint:.0f} ms")
     assert paint < 1000

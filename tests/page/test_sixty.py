@@ -15,7 +15,7 @@ pytestmark = IN_BROWSER
 CHOICES = 12
 STEPS = 150
 STEP_S = 0.04
-WORDS = "Once upon a time there was a *heron* who had `seven` keys.\n\n".split(" ")
+WORDS = ["Once", "upon", "a", "time", "there", "was", "a", "*heron*", "who", "had", "`seven`", "keys.\n\n"]
 
 
 async def play(call: Call, number: int) -> None:

@@ -117,7 +117,9 @@ async def test_an_error_in_a_stream_is_shown_and_can_be_retried(chat: Page, stub
     await send(chat, "Hello")
     call = await stub.call()
     await call.accept(script.request_id)
-    await call.write(script.opening() + script.text(1, "One") + script.error(1, "It <b>broke</b>.", "generation_failed"))
+    await call.write(
+        script.opening() + script.text(1, "One") + script.error(1, "It <b>broke</b>.", "generation_failed")
+    )
     await call.end()
     await expect(chat.locator(".trouble span")).to_have_text("It <b>broke</b>.")
     await expect(chat.locator(".text")).to_have_text("One")
