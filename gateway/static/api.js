@@ -1,6 +1,7 @@
 // The gateway's API: calls that are no streams, and what it refuses.
 
 export const CHAT = "/v1/chat/completions";
+const TIMEOUT_MS = 10000;
 
 // A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, null where none were named.
 export class Refusal extends Error {
@@ -35,7 +36,7 @@ export function seconds(text) {
 }
 
 export async function models() {
-  const response = await fetch("/v1/models");
+  const response = await fetch("/v1/models", { signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (!response.ok) throw await refusalOf(response);
   return (await response.json()).data.map((card) => ({ id: String(card.id), context: Number(card.max_model_len) }));
 }
@@ -44,7 +45,9 @@ export async function models() {
 export async function cancel(id) {
   for (let wait = 500; wait <= 8000; wait *= 2) {
     try {
-      const response = await fetch(`${CHAT}/${encodeURIComponent(id)}/cancel`, { method: "POST", keepalive: true });
+      const signal = AbortSignal.timeout(TIMEOUT_MS);
+      const path = `${CHAT}/${encodeURIComponent(id)}/cancel`;
+      const response = await fetch(path, { method: "POST", keepalive: true, signal });
       if (response.status < 500) return;
     } catch {
       // Not reachable now.

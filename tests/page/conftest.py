@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from tests.page.stub import Stub
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+
+# A machine that runs other tests beside these may be slow.
+expect.set_options(timeout=15_000)
 
 # One loop and one browser for all tests of this folder.
 shared = pytest_asyncio.fixture(loop_scope="session", scope="session")
@@ -34,7 +37,7 @@ async def browser() -> AsyncIterator[Browser]:
 @each
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     context = await browser.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(30_000)
     yield context
     await context.close()
 
