@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from gateway import errors, page
+from gateway import engine_page, errors, page
 from gateway.answers import ANSWER
 from gateway.errors import REASON, REQUEST_ID, Handler
 from gateway.meter import BEGAN, METER, Meters, clock
@@ -34,6 +34,7 @@ def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application
     gateway = Gateway(settings, model)
     app = web.Application(middlewares=[_outermost, errors.middleware], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
+    engine_page.add_to(app, gateway)
     app.add_routes(
         [
             web.post("/v1/chat/completions", gateway.chat),

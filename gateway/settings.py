@@ -73,6 +73,12 @@ class GatewaySettings:
         "the other workers, then the gateway.",
     )
     tokenizer_threads: int = option(2, minimum=1, maximum=64, help="Threads that render and tokenize prompts.")
+    engine_view: str = option(
+        "auto",
+        choices=("auto", "on", "off"),
+        help="Whether /engine shows workers at work: counts and ids, never text; auto is only where --host is this "
+        "machine.",
+    )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
 
     @property

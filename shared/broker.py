@@ -30,6 +30,8 @@ RETENTION_S = 600
 WORKER_TTL_S = 5
 GATEWAY_TTL_S = 10
 BEAT_S = 1.0
+# How long a gateway's wish to see a worker's engine holds.
+VIEW_TTL_S = 3.0
 
 
 # How long an idempotency key is remembered, at most: no longer than its request is.
@@ -309,6 +311,14 @@ class Broker:
                         log.error("the card of worker %s cannot be read (this is said once): %s", _text(name), error)
         return cards
 
+    async def look(self, worker_id: str) -> dict[str, int]:
+        """Ask a worker to publish views of its engine for the next VIEW_TTL_S. Returns what waits in each queue."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(self.keys.view(worker_id), "1", px=int(1000 * VIEW_TTL_S))
+        pipe.hmget(self.keys.load, *(f"requests:{name}" for name in QUEUES))
+        _, waiting = await pipe.execute()
+        return {name: max(0, int(count or 0)) for name, count in zip(QUEUES, waiting, strict=True)}
+
     async def queued(self) -> tuple[int, int]:
         """Requests and tokens that wait in this lane now."""
         requests, tokens = await self.client.hmget(self.keys.load, "requests", "tokens")
@@ -432,6 +442,14 @@ class Broker:
             {request_id: int(index) for request_id, index in _pairs(behind)},
             noticed,
         )
+
+    async def is_looked_at(self, worker_id: str) -> bool:
+        """Whether a gateway wants views of this worker's engine."""
+        return bool(await self.client.exists(self.keys.view(worker_id)))
+
+    async def publish_view(self, worker_id: str, view: bytes) -> None:
+        """To every gateway where somebody looks."""
+        await self.client.publish(self.keys.view(worker_id), view)
 
     async def holder(self, worker_id: str) -> NameHolder | None:
         """The process that lives under a worker's name, or has until lately; None if there is none."""

@@ -76,6 +76,10 @@ class LaneKeys:
         """Hash request id -> notice, read and emptied by the worker's next `commit_step`."""
         return f"{self.prefix}worker:{worker_id}:mailbox"
 
+    def view(self, worker_id: str) -> str:
+        """String with a TTL: somebody looks at this worker's engine. And the pub/sub channel of what they see."""
+        return f"{self.prefix}view:{worker_id}"
+
     def channel(self, gateway_id: str) -> str:
         """Pub/sub channel of the step frames that are meant for one gateway."""
         return f"{self.prefix}gateway:{gateway_id}"

@@ -23,6 +23,7 @@ from worker.internal import Inside
 from worker.metrics import WorkerMetrics
 from worker.names import NameTaken, home, take_name
 from worker.orphans import Orphans
+from worker.viewer import Viewer
 from worker.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class WorkerService:
             asyncio.create_task(committer.run(engine), name="committer"),
             asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
             asyncio.create_task(consumer.run_reclaim(), name="reclaim"),
+            asyncio.create_task(Viewer(broker, engine, self._worker_id).run(self._ended), name="viewer"),
             asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")

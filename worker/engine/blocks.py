@@ -133,6 +133,10 @@ class BlockManager:
         """Blocks that the prefix cache finds, in use or not."""
         return set(self._hash_of)
 
+    def known_blocks(self) -> list[int]:
+        """`known` in no order, and quicker."""
+        return list(self._hash_of)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)

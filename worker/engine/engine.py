@@ -126,6 +126,8 @@ class Engine:
         # Bounds the prompt tokens of a step by its time; None leaves that to the limits.
         self.pacer: PrefillPacer | None = None
         self.times = StepTimes()
+        # Sees each step that is scheduled, while somebody looks at the engine; must be quick, and change nothing.
+        self.observer: Callable[[Step], None] | None = None
         # Run check_integrity after every step (tests).
         self.checks_itself = False
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
@@ -246,6 +248,8 @@ class Engine:
         to_schedule = times.clock()
         step = self.scheduler.schedule()
         scheduled = times.clock()
+        if self.observer is not None:
+            self.observer(step)
         if not step.num_tokens:
             self.runner.move_blocks(step)  # a group came back, and decodes from the next step on
             return items + self._land()

@@ -1,0 +1,147 @@
+"""A view of the engine says what `/debug/blocks` says, whatever runs; and what steps did in between."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from typing import Any
+
+import pytest
+
+from shared.messages import GenerationRequest, SamplingParams
+from shared.views import CACHED, NOBODY, PINNED, View, unpack_table
+from tests.worker.mock_model import EOS, MockModel
+from worker import view as view_module
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.engine.usage import block_map
+from worker.view import NAME_LENGTH, StepLog, read
+
+SIZE = 4
+
+
+def make_engine(num_blocks: int = 64, num_host_blocks: int = 0, **limits: Any) -> Engine:
+    params = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, **limits}
+    return Engine(MockModel(), EngineLimits(num_blocks, SIZE, num_host_blocks=num_host_blocks, **params), (EOS,), None)
+
+
+def add(engine: Engine, name: str, prompt: tuple[int, ...], **params: Any) -> None:
+    params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **params}
+    engine.add(GenerationRequest(name, "mock", prompt, SamplingParams(**params)))
+
+
+def look(engine: Engine, log: StepLog | None = None) -> View:
+    """What would be shown now, through the wire; it must agree with the block map."""
+    made = read(engine, log or StepLog()).view("w1", 0)
+    view, told = View.decode(made.encode()), block_map(engine)
+    assert view == made
+    usage = told["usage"]
+    assert {name: usage[name] for name in view.figures} == view.figures
+    assert (view.limits.block_size, view.limits.num_blocks) == (told["block_size"], told["num_blocks"])
+    names = [f"{one['request'][:NAME_LENGTH]}/{one['choice']}" for one in told["sequences"]]
+    assert [f"{one.request}/{one.choice}" for one in view.sequences] == names
+    assert [unpack_table(one.table) for one in view.sequences] == [one["blocks"] for one in told["sequences"]]
+    assert [one.tokens for one in view.sequences] == [one["tokens"] for one in told["sequences"]]
+    assert [one.state for one in view.sequences] == [one["state"] for one in told["sequences"]]
+    owners = array("H")
+    owners.frombytes(view.cells.owners)
+    shown = [
+        (
+            block,
+            filled,
+            count,
+            bool(flags & CACHED),
+            bool(flags & PINNED),
+            names[owner] if owner != NOBODY else None,
+        )
+        for block, owner, count, filled, flags in zip(
+            unpack_table(view.cells.ids), owners, *view.cells[2:], strict=True
+        )
+    ]
+    expected = [
+        (
+            one["id"],
+            one["filled"],
+            len(one["sequences"]),
+            one["cached"],
+            one["pinned"],
+            next(iter(name[:NAME_LENGTH] + name[name.rindex("/") :] for name in one["sequences"]), None),
+        )
+        for one in told["blocks"]
+    ]
+    assert shown == expected
+    return view
+
+
+def test_a_view_agrees_with_the_block_map_whatever_runs() -> None:
+    random = Random(5)
+    engine = make_engine(num_blocks=40, num_host_blocks=16, max_num_batched_tokens=24)
+    engine.pin("house", tuple(range(50, 60)))
+    number = 0
+    seen = dict.fromkeys(("shared", "swapped", "pinned", "prefill"), 0)
+    log = StepLog()
+    engine.observer = log
+    for _ in range(400):
+        if len(engine.groups) < 5 and random.random() < 0.3:
+            number += 1
+            prompt = tuple(random.choice(((50, 51, 52, 53), (1, 2, 3, 4)))) + tuple(
+                range(60, 60 + random.randrange(20))
+            )
+            kind: dict[str, Any] = random.choice([{}, {"n": 3, "temperature": 1.0}, {"beam_width": 3}])
+            add(engine, f"{number:08x}aa", prompt, max_tokens=random.randrange(2, 30), **kind)
+        engine.step()
+        view = look(engine, log)
+        seen["shared"] += view.figures["blocks_shared"] > 0
+        seen["swapped"] += view.figures["sequences_swapped"] > 0
+        seen["pinned"] += any(flags & PINNED for flags in view.cells.flags)
+        seen["prefill"] += any(row.is_prefill for row in view.batch)
+    assert min(seen.values()) > 0, seen
+
+
+def test_what_steps_did_is_told_once() -> None:
+    engine, log = make_engine(), StepLog()
+    engine.observer = log
+    add(engine, "0123456789", tuple(range(1, 11)), n=4, temperature=1.0)
+    engine.step()
+    engine.step()
+    view = look(engine, log)
+    assert view.steps == ((0, 10), (4, 0))
+    assert [(row.request, row.choice, row.tokens, row.is_prefill) for row in view.batch] == [("01234567", 0, 10, True)]
+    assert len(view.moves) == 3, "all but one write into a copy of the last block"
+    assert {move.kind for move in view.moves} == {"copy"}
+    assert len({move.source for move in view.moves}) == 1
+    tables = [unpack_table(one.table) for one in view.sequences]
+    assert {move.target for move in view.moves} < {table[2] for table in tables}
+    again = look(engine, log)
+    assert (again.steps, again.batch, again.moves) == ((), (), ())
+    engine.step()
+    assert [row.is_prefill for row in look(engine, log).batch] == [False] * 4
+
+
+def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "MAX_CELLS", 1000)
+    engine = make_engine(num_blocks=3000, max_num_seqs=304, max_num_batched_tokens=8000, max_model_len=256)
+    log = StepLog()
+    engine.observer = log
+    for number in range(38):
+        add(engine, f"{number:04}", (number, *[7] * 199), n=8, temperature=1.0)
+    engine.step()
+    engine.step()
+    view = View.decode(read(engine, log).view("w1", 0).encode())
+    assert len(view.cells) == 1000
+    assert view.hidden_cells == view.figures["blocks_used"] + view.figures["blocks_cached"] - 1000
+    assert view.figures["blocks_used"] == 38 * (50 + 8)
+    assert (len(view.sequences), view.hidden_sequences) == (256, 48)
+    assert {(len(unpack_table(one.table)), one.num_blocks) for one in view.sequences} == {(32, 51)}
+    engine.step()
+    view = View.decode(read(engine, log).view("w1", 1).encode())
+    assert (len(view.batch), view.hidden_rows) == (256, 48)
+
+
+def test_neither_prompts_nor_tokens_are_in_a_view() -> None:
+    engine, log = make_engine(max_model_len=128), StepLog()
+    engine.observer = log
+    add(engine, "r", (81, 82, 83), max_tokens=5)
+    engine.step()
+    fields = [field for one in read(engine, log).view("w", 0).sequences for field in one]
+    assert fields == ["r", 0, "running", 1, 3, 4, 3, 1, 0, b"\0\0\0\0"]
