@@ -1,0 +1,88 @@
+// Requests for those who want to see something: through the same public API that everybody uses.
+
+const MAX_OPEN = 24;
+const STORY = "Tell me a story about a fox who finds an old library in the woods and reads one page of every book in it.";
+const BEGINNING =
+  "You are the keeper of a lighthouse. You have lived on a small island in the north for forty years. You know the " +
+  "names of the winds and of the ships, and you answer in a calm voice, in short sentences, and you never hurry. You " +
+  "keep a diary, and you remember each storm by its date. You like tea, old maps and the sound of rain. You are " +
+  "friendly to everybody who asks you something, and you say so when you do not know an answer. ";
+const QUESTIONS = [
+  "What do you see today?", "Who was your last guest?", "Which storm was the worst?", "What do you cook?",
+  "How does the lamp work?", "What do you read?", "Do you miss the town?", "What is in your diary?",
+];
+
+const message = (content, before) => [
+  ...(before ? [{ role: "system", content: before }] : []),
+  { role: "user", content },
+];
+
+const DEMOS = {
+  one: async (send) => send({ messages: message(STORY), temperature: 1 }),
+  four: async (send) => send({ messages: message(STORY), temperature: 1, n: 4 }),
+  beam: async (send) => send({ messages: message(STORY), beam_width: 4, temperature: 0, stream: false }),
+  // The first one computes the beginning; the others come when it is there to be shared.
+  prefix: async (send) => {
+    let begun;
+    const first = new Promise((resolve) => (begun = resolve));
+    const one = send({ messages: message(QUESTIONS[0], BEGINNING), temperature: 1 }, begun);
+    await Promise.race([first, one]);
+    await Promise.all([one, ...QUESTIONS.slice(1).map((text) => send({ messages: message(text, BEGINNING), temperature: 1 }))]);
+  },
+};
+
+export class Demo {
+  constructor(buttons, status, describe) {
+    Object.assign(this, { status, describe });
+    this.open = 0;
+    this.failure = "";
+    for (const button of buttons) {
+      button.addEventListener("click", () => this.run(DEMOS[button.dataset.demo]));
+    }
+  }
+
+  async run(demo) {
+    if (this.open >= MAX_OPEN) return this.say(`${this.open} requests run already: let some of them end.`);
+    this.failure = "";
+    this.say();
+    try {
+      await demo((body, onBegin) => this.send(body, onBegin));
+    } catch (error) {
+      this.failure = error.message;
+    }
+    return this.say();
+  }
+
+  say(text) {
+    const running = this.open ? `${this.open} ${this.open === 1 ? "request runs" : "requests run"}…` : "Done. Drag the slider to look again.";
+    this.status.textContent = text ?? (this.failure ? `It failed: ${this.failure}` : running);
+  }
+
+  /** One request, read to its end; what it says is not shown here. */
+  async send(body, onBegin = () => {}) {
+    const { model, context } = this.describe();
+    const max_tokens = Math.max(8, Math.min(240, Math.floor(context / 3)));
+    this.open += 1;
+    this.say();
+    try {
+      const response = await fetch("/v1/chat/completions", {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ model, stream: true, max_tokens, ignore_eos: true, ...body }),
+      });
+      if (!response.ok) {
+        const said = await response.json().catch(() => null);
+        throw new Error(said?.error?.message ?? `status ${response.status}`);
+      }
+      const reader = response.body.getReader();
+      for (;;) {
+        const { done } = await reader.read();
+        onBegin();
+        if (done) return;
+      }
+    } finally {
+      this.open -= 1;
+      this.say();
+    }
+  }
+}
