@@ -1,0 +1,243 @@
+"""What a gateway shows of workers: one subscription for all who look, the newest view first, and nothing by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway import engine_view
+from gateway.engine_page import is_on
+from gateway.engine_view import EngineView, Viewer
+from gateway.settings import GatewaySettings
+from shared.broker import VIEW_TTL_S
+from shared.views import View
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import FakeWorker
+from tests.gateway.running import RunningGateway, until
+from tests.shared.test_views import VIEW
+
+
+async def silent(request: Any) -> Any:
+    raise AssertionError("nothing is asked of this worker")
+    yield
+
+
+def worker(gateway: RunningGateway, name: str = "w1") -> Any:
+    return gateway.worker(silent, worker_id=name)
+
+
+async def sees_workers(gateway: RunningGateway, count: int = 1) -> None:
+    async def there() -> bool:
+        return len(gateway.gateway.fleet.workers) == count
+
+    await until(there)
+
+
+class Looker:
+    """One who reads the stream of views."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def next(self) -> Any:
+        """The next view; None at the end."""
+        async with asyncio.timeout(10):
+            while line := await self._response.content.readline():
+                if line.startswith(b"data: "):
+                    return json.loads(line[6:])
+        return None
+
+
+async def look(session: aiohttp.ClientSession, gateway: RunningGateway, name: str = "w1") -> Looker:
+    response = await session.get(f"{gateway.url}/engine/stream?worker={name}")
+    assert response.status == 200
+    assert response.content_type == "text/event-stream"
+    return Looker(response)
+
+
+async def subscribers(fake: FakeWorker, name: str = "w1") -> int:
+    channel = fake.broker.keys.view(name)
+    [(_, count)] = await fake.broker.client.pubsub_numsub(channel)
+    return int(count)
+
+
+async def subscribed(fake: FakeWorker, count: int = 1) -> None:
+    async def there() -> bool:
+        return await subscribers(fake) == count
+
+    await until(there)
+
+
+async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: RunningGateway) -> None:
+    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+        await sees_workers(gateway)
+        assert await fake.broker.is_looked_at("w1") is False
+        lookers = [await look(session, gateway) for _ in range(3)]
+        await subscribed(fake)
+        assert await fake.broker.is_looked_at("w1")
+        await fake.broker.publish_view("w1", VIEW.encode())
+        seen = await asyncio.gather(*(looker.next() for looker in lookers))
+        assert seen[0] == seen[1] == seen[2]
+        assert seen[0]["figures"] == VIEW.figures
+        assert seen[0]["limits"] == VIEW.limits._asdict()
+        assert [one["request"] for one in seen[0]["sequences"]] == ["0a1b2c3d", "0a1b2c3d"]
+        assert seen[0]["moves"] == [{"kind": "copy", "source": 2, "target": 3}]
+        assert seen[0]["queues"] == {"handed": 0, "interactive": 0, "standard": 0, "batch": 0}
+
+
+async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: RunningGateway) -> None:
+    async with worker(gateway) as fake:
+        await sees_workers(gateway)
+        async with aiohttp.ClientSession() as session:
+            await look(session, gateway)
+            await subscribed(fake)
+        await subscribed(fake, 0)
+        left = await fake.broker.client.pttl(fake.broker.keys.view("w1"))
+        assert 0 < left <= 1000 * VIEW_TTL_S
+
+
+async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: RunningGateway) -> None:
+    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+        await sees_workers(gateway)
+        looker = await look(session, gateway)
+        await subscribed(fake)
+        for data in (b"", b"\xc1", VIEW.encode()[:-1], VIEW.encode()):
+            await fake.broker.publish_view("w1", data)
+        assert (await looker.next())["number"] == VIEW.number
+
+
+async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: RunningGateway) -> None:
+    large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
+    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+        await sees_workers(gateway)
+        quick = await look(session, gateway)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await subscribed(fake)
+        sent = 400  # of 25 kB: more than sockets hold
+        for number in range(sent):
+            await fake.broker.publish_view("w1", replace(large, number=number).encode())
+            found = await quick.next()
+            assert found["number"] <= number
+        while found["number"] < sent - 1:
+            found = await quick.next()
+        slow = []
+        async with asyncio.timeout(20):
+            while not slow or slow[-1] < sent - 1:
+                line = b""
+                while not line.endswith(b"\n"):
+                    line += await reader.read(65536) if not line else await _rest(reader)
+                slow += [int(part.split(b",")[0]) for part in line.split(b'"number":')[1:]]
+        writer.close()
+    assert slow == sorted(slow)
+    assert len(slow) < sent, "some were skipped"
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    return await reader.read(65536)
+
+
+async def test_a_viewer_holds_one_view_at_the_most() -> None:
+    viewer = Viewer()
+    for number in range(1000):
+        viewer.show(b"%d" % number)
+    assert await viewer.next() == b"999"
+    assert viewer.skipped == 999
+    viewer.end()
+    assert await viewer.next() is None
+
+
+async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> None:
+    assert (await gateway.get("/engine/workers")).json == {"model": "test-model", "workers": []}
+    assert "there is none now" in (await gateway.get("/engine/stream")).error["message"]
+    async with worker(gateway, "w2"), worker(gateway, "w1"):
+        await sees_workers(gateway, 2)
+        found = (await gateway.get("/engine/workers")).json["workers"]
+        assert [one["id"] for one in found] == ["w1", "w2"]
+        assert found[0]["total_blocks"] == 100
+        wrong = await gateway.get("/engine/stream?worker=elsewhere")
+        assert (wrong.status, wrong.error["param"]) == (404, "worker")
+        assert "there are w1, w2" in wrong.error["message"]
+        wrong = await gateway.get("/engine/stream?worker=w1&rate=9")
+        assert (wrong.status, wrong.error["message"]) == (
+            400,
+            "'rate' is no parameter of /engine/stream; it has worker.",
+        )
+
+
+async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_view, "MAX_VIEWERS", 2)
+    async with worker(gateway), aiohttp.ClientSession() as session:
+        await sees_workers(gateway)
+        for _ in range(2):
+            await look(session, gateway)
+        refused = await gateway.get("/engine/stream?worker=w1")
+        assert (refused.status, refused.error["code"]) == (429, "too_many_viewers")
+
+
+async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str) -> None:
+    gateway = await start_gateway()
+    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+        await sees_workers(gateway)
+        looker = await look(session, gateway)
+        await subscribed(fake)
+        [view] = [one for one in gateway.app.on_shutdown if isinstance(getattr(one, "__self__", None), EngineView)]
+        await view(gateway.app)
+        assert await looker.next() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "127.3.2.1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "::"}, False),
+        ({"host": "10.0.0.5"}, False),
+        ({"host": "gateway.example"}, False),
+        ({"host": "0.0.0.0", "engine_view": "on"}, True),
+        ({"engine_view": "off"}, False),
+    ],
+)
+def test_it_is_on_by_itself_only_where_no_other_machine_comes(settings: dict[str, Any], expected: bool) -> None:
+    assert is_on(GatewaySettings(**settings)) is expected
+
+
+async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(start_gateway: Start) -> None:
+    gateway = await start_gateway(engine_view="off")
+    for path in ("/engine", "/engine/workers", "/engine/stream?worker=w1", "/engine/"):
+        reply = await gateway.get(path)
+        assert reply.status == 404
+        assert "--engine-view on (QUIRE_ENGINE_VIEW=on)" in reply.error["message"]
+    assert (await gateway.get("/")).status == 200
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: RunningGateway) -> None:
+    page = await gateway.get("/engine")
+    assert page.status == 200
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert b"style=" not in page.body
+    assert b"<script>" not in page.body
+    names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in ("view", "map", "tables", "charts", "demo")))
+    total = len(page.body)
+    for name in names:
+        reply = await gateway.get(f"/{name}")
+        assert reply.status == 200
+        assert b"innerHTML" not in reply.body
+        total += len(reply.body)
+    assert total <= 60_000
+
+
+def test_a_view_in_an_event_is_one_line() -> None:
+    event = engine_view.render(View.decode(VIEW.encode()), {})
+    assert event.startswith(b"data: {")
+    assert event.endswith(b"}\n\n")
+    assert event.count(b"\n") == 2

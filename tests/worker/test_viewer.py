@@ -1,0 +1,149 @@
+"""The worker shows its engine while somebody looks, and does nothing for it while nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+
+from shared import broker as broker_module
+from shared.broker import Broker
+from shared.keys import LaneKeys
+from shared.messages import GenerationRequest, SamplingParams
+from shared.redis_clients import command_client, pubsub_client
+from shared.views import View
+from tests.worker.mock_model import EOS, MockModel
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.engine.usage import block_map
+from worker.engine_loop import EngineLoop
+from worker.viewer import ASK_S, ENGINE_SHARE, Viewer
+
+LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
+CHANNEL = LaneKeys("mock").view("w1")
+
+
+class Shown:
+    """An engine on its thread, its viewer, and a subscription to what that publishes."""
+
+    def __init__(self, client: Redis, pubsub: PubSub) -> None:
+        self.broker = Broker(client, "mock")
+        self._pubsub = pubsub
+        self.engine = Engine(MockModel(), LIMITS, (EOS,), None)
+        self.loop = EngineLoop(self.engine, lambda commits: None, lambda: None)
+        self.viewer = Viewer(self.broker, self.loop, "w1")
+        self.ended = asyncio.Event()
+
+    def add(self, name: str, count: int = 40, n: int = 4) -> None:
+        params = SamplingParams(count, n=n, temperature=1.0, ignore_eos=True)
+        self.loop.add(GenerationRequest(name, "mock", tuple(range(1, 12)), params), "attempt", ())
+
+    async def view(self, timeout_s: float = 10.0) -> View | None:
+        """The next view; None if there is none within the time."""
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
+            message = await self._pubsub.get_message(timeout=left)
+            if message is not None and message["type"] == "message":
+                return View.decode(message["data"])
+        return None
+
+    async def until_idle(self) -> None:
+        async with asyncio.timeout(10):
+            while self.engine.groups or self.loop._commands:  # noqa: ASYNC110 - the thread tells nobody
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def showing(redis_url: str) -> AsyncIterator[Shown]:
+    client, subscriber = command_client(redis_url), pubsub_client(redis_url)
+    pubsub = subscriber.pubsub()
+    await pubsub.subscribe(CHANNEL)
+    shown = Shown(client, pubsub)
+    shown.loop.start()
+    task = asyncio.create_task(shown.viewer.run(shown.ended))
+    try:
+        yield shown
+    finally:
+        shown.ended.set()
+        await task
+        shown.loop.stop()
+        await asyncio.to_thread(shown.loop.join)
+        await pubsub.aclose()
+        await subscriber.aclose()
+        await client.aclose()
+
+
+async def test_while_nobody_looks_nothing_is_read_noted_or_published(redis_url: str) -> None:
+    async with showing(redis_url) as shown:
+        shown.add("r1")
+        assert await shown.view(2.5 * ASK_S) is None
+        await shown.until_idle()
+        assert shown.engine.num_steps > 40
+        assert shown.engine.observer is None
+        assert shown.viewer.num_views == 0
+
+
+async def test_views_begin_within_a_second_and_end_when_nobody_asks_any_more(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "VIEW_TTL_S", 0.7)
+    async with showing(redis_url) as shown:
+        looked_at = time.monotonic()
+        await shown.broker.look("w1")
+        first = await shown.view()
+        assert first is not None
+        assert time.monotonic() - looked_at < 1
+        assert first.worker == "w1"
+        assert shown.engine.observer is not None
+        while await shown.view(1.5 * ASK_S) is not None:
+            shown.add(f"r{time.monotonic_ns()}", count=2)  # something to show, all the time
+        assert time.monotonic() - looked_at < 0.7 + 5 * ASK_S
+        assert shown.engine.observer is None, "steps are noted no more"
+        await shown.broker.look("w1")
+        assert await shown.view(1.0) is not None, "and again for the next one"
+
+
+async def test_what_is_published_is_what_the_operators_page_says(redis_url: str) -> None:
+    async with showing(redis_url) as shown:
+        await shown.broker.look("w1")
+        assert await shown.view() is not None
+        shown.add("r1")
+        await shown.until_idle()
+        told = await asyncio.wrap_future(shown.loop.call(block_map))
+        async with asyncio.timeout(10):
+            while (view := await shown.view()) is None or view.figures["steps"] < told["usage"]["steps"]:
+                await shown.broker.look("w1")
+        assert view.figures == {name: told["usage"][name] for name in view.figures}
+        assert view.figures["copies"] == 3
+        assert view.sequences == ()
+        assert len(view.cells) == len(told["blocks"]) > 0
+
+
+async def test_a_look_costs_the_engine_less_than_a_hundredth(redis_url: str) -> None:
+    async with showing(redis_url) as shown:
+        await shown.broker.look("w1")
+        assert await shown.view() is not None
+        began, read_s = time.monotonic(), shown.viewer.read_s
+        for _ in range(12):
+            shown.add(f"r{time.monotonic_ns()}", count=100)
+            assert await shown.view() is not None
+        elapsed = time.monotonic() - began
+        assert elapsed > 1, "ten a second at the most"
+        assert shown.viewer.read_s - read_s < 2 * ENGINE_SHARE * elapsed
+
+
+async def test_redis_that_fails_and_an_engine_that_is_gone_end_no_worker(redis_url: str) -> None:
+    async with showing(redis_url) as shown:
+        client = shown.broker.client
+        for key in (CHANNEL,):
+            await client.set(key, "1")
+        assert await shown.view() is not None
+        shown.loop.stop()
+        await asyncio.to_thread(shown.loop.join)
+        await asyncio.sleep(0)
+        assert shown.viewer.num_views >= 1
