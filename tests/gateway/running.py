@@ -122,9 +122,10 @@ class Stream:
 class RunningGateway:
     """A gateway that listens, and its worker where the test wants one."""
 
-    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int) -> None:
+    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int, runner: Runner) -> None:
         self.settings = settings
         self.gateway = gateway
+        self._runner = runner
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
@@ -185,6 +186,10 @@ class RunningGateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         return reader, writer
+
+    async def shut_down(self) -> None:
+        """What happens first when a gateway is told to end."""
+        await self._runner.shutdown()
 
     async def queued(self) -> int:
         return (await self.gateway.broker.queued())[0]
@@ -248,6 +253,6 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
         port = await start_site(runner, "127.0.0.1", settings.port, settings.reuse_port)
         gateway = app[GATEWAY]
         await asyncio.wait_for(gateway.subscription.ready.wait(), 10)
-        yield RunningGateway(settings, gateway, port)
+        yield RunningGateway(settings, gateway, port, runner)
     finally:
         await runner.cleanup()

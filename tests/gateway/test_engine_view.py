@@ -12,7 +12,7 @@ import pytest
 
 from gateway import engine_view
 from gateway.engine_page import is_on
-from gateway.engine_view import EngineView, Viewer
+from gateway.engine_view import Viewer
 from gateway.settings import GatewaySettings
 from shared.broker import VIEW_TTL_S
 from shared.views import View
@@ -116,7 +116,7 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
     async with worker(gateway) as fake, aiohttp.ClientSession() as session:
         await sees_workers(gateway)
         quick = await look(session, gateway)
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**20)
         writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await subscribed(fake)
@@ -130,17 +130,11 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
         slow = []
         async with asyncio.timeout(20):
             while not slow or slow[-1] < sent - 1:
-                line = b""
-                while not line.endswith(b"\n"):
-                    line += await reader.read(65536) if not line else await _rest(reader)
+                line = await reader.readline()
                 slow += [int(part.split(b",")[0]) for part in line.split(b'"number":')[1:]]
         writer.close()
     assert slow == sorted(slow)
     assert len(slow) < sent, "some were skipped"
-
-
-async def _rest(reader: asyncio.StreamReader) -> bytes:
-    return await reader.read(65536)
 
 
 async def test_a_viewer_holds_one_view_at_the_most() -> None:
@@ -187,9 +181,9 @@ async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str
         await sees_workers(gateway)
         looker = await look(session, gateway)
         await subscribed(fake)
-        [view] = [one for one in gateway.app.on_shutdown if isinstance(getattr(one, "__self__", None), EngineView)]
-        await view(gateway.app)
+        stopping = asyncio.create_task(gateway.shut_down())
         assert await looker.next() is None
+        await stopping
 
 
 @pytest.mark.parametrize(

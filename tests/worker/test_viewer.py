@@ -83,7 +83,7 @@ async def test_while_nobody_looks_nothing_is_read_noted_or_published(redis_url: 
         shown.add("r1")
         assert await shown.view(2.5 * ASK_S) is None
         await shown.until_idle()
-        assert shown.engine.num_steps > 40
+        assert shown.engine.num_steps >= 40
         assert shown.engine.observer is None
         assert shown.viewer.num_views == 0
 
@@ -137,13 +137,10 @@ async def test_a_look_costs_the_engine_less_than_a_hundredth(redis_url: str) -> 
         assert shown.viewer.read_s - read_s < 2 * ENGINE_SHARE * elapsed
 
 
-async def test_redis_that_fails_and_an_engine_that_is_gone_end_no_worker(redis_url: str) -> None:
+async def test_an_engine_that_is_gone_is_no_failure_of_the_viewer(redis_url: str) -> None:
     async with showing(redis_url) as shown:
-        client = shown.broker.client
-        for key in (CHANNEL,):
-            await client.set(key, "1")
+        await shown.broker.look("w1")
         assert await shown.view() is not None
         shown.loop.stop()
         await asyncio.to_thread(shown.loop.join)
-        await asyncio.sleep(0)
-        assert shown.viewer.num_views >= 1
+        assert await shown.view(3 * ASK_S) is None
