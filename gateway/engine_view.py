@@ -223,7 +223,7 @@ def render(view: View, queues: dict[str, int]) -> bytes:
         "batch": [one._asdict() for one in view.batch],
         "hidden_rows": view.hidden_rows,
         "steps": view.steps,
-        "moves": view.moves,
+        "moves": [move._asdict() for move in view.moves],
         "hidden_moves": view.hidden_moves,
         "queues": queues,
     }

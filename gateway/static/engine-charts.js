@@ -1,7 +1,7 @@
 // The batch of a step, the last steps, and the last minute.
-import { colourOf } from "./engine-view.js";
-import { fit } from "./engine-map.js";
-import { element, percent, setText } from "./engine-tables.js";
+import { colourOf } from "/engine-view.js";
+import { fit } from "/engine-paint.js";
+import { element, percent, setText } from "/engine-tables.js";
 
 const SPAN_MS = 60_000;
 const MAX_STEPS = 400;

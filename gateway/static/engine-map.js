@@ -1,5 +1,6 @@
 // The map of the blocks: one canvas for the squares, one above it for the arcs of copies.
-import { colourOf } from "./engine-view.js";
+import { colourOf } from "/engine-view.js";
+import { fit } from "/engine-paint.js";
 
 const SIZES = [30, 24, 20, 16, 13, 10, 8, 6];
 const MAX_HEIGHT = 460;
@@ -7,35 +8,6 @@ const GAP = 13;
 const KEEP_MS = 4000; // a row that is empty again stays for so long
 const ARC_MS = 1400;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-
-/** A canvas of CSS size, crisp on any display. Returns its context, in CSS pixels. */
-export function fit(canvas, width, height) {
-  const scale = devicePixelRatio || 1;
-  const w = Math.round(width * scale);
-  const h = Math.round(height * scale);
-  if (canvas.width !== w || canvas.height !== h) {
-    canvas.width = w;
-    canvas.height = h;
-  }
-  const context = canvas.getContext("2d");
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, width, height);
-  return context;
-}
-
-export function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const probe = document.createElement("span");
-  document.body.append(probe);
-  const read = (name) => {
-    probe.style.color = `var(${name})`;
-    return getComputedStyle(probe).color;
-  };
-  const names = ["text", "quiet", "line", "control", "accent", "error", "sunken", "good", "warn", "raised"];
-  const found = Object.fromEntries(names.map((name) => [name, read(`--${name}`)]));
-  probe.remove();
-  return { ...found, font: style.getPropertyValue("--sans") };
-}
 
 export class BlockMap {
   constructor(box, base, overlay, onBlock) {

@@ -1,5 +1,5 @@
 // What is told in words and tables: figures, sequences, the block table of one, and the map as a table.
-import { colourOf } from "./engine-view.js";
+import { colourOf } from "/engine-view.js";
 
 const MAX_CHIPS = 48;
 const MAX_ROWS = 256;

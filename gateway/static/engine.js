@@ -1,9 +1,10 @@
 // The engine page: views come from the gateway, some ten per second; the newest is shown, or one of the last minute.
-import { View } from "./engine-view.js";
-import { BlockMap, theme } from "./engine-map.js";
-import { BlockList, Figures, Sequences, setText } from "./engine-tables.js";
-import { Batch, Series } from "./engine-charts.js";
-import { Demo } from "./engine-demo.js";
+import { View } from "/engine-view.js";
+import { BlockMap } from "/engine-map.js";
+import { theme } from "/engine-paint.js";
+import { BlockList, Figures, Sequences, setText } from "/engine-tables.js";
+import { Batch, Series } from "/engine-charts.js";
+import { Demo } from "/engine-demo.js";
 
 const KEPT_MS = 60_000;
 const KEPT_BYTES = 32_000_000;

@@ -1,9 +1,10 @@
-"""What a gateway shows of workers: one subscription for all who look, the newest view first, and nothing by accident."""
+"""What a gateway shows of workers: one subscription for all, the newest view first, and nothing by accident."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -53,11 +54,26 @@ class Looker:
         return None
 
 
-async def look(session: aiohttp.ClientSession, gateway: RunningGateway, name: str = "w1") -> Looker:
-    response = await session.get(f"{gateway.url}/engine/stream?worker={name}")
-    assert response.status == 200
-    assert response.content_type == "text/event-stream"
-    return Looker(response)
+class Lookers:
+    """Opens streams of views; all end with the block."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Lookers:
+        self._session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def look(self, gateway: RunningGateway, name: str = "w1") -> Looker:
+        stream = self._session.get(f"{gateway.url}/engine/stream?worker={name}")
+        response = await self._stack.enter_async_context(stream)
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        self._stack.callback(response.close)
+        return Looker(response)
 
 
 async def subscribers(fake: FakeWorker, name: str = "w1") -> int:
@@ -74,14 +90,14 @@ async def subscribed(fake: FakeWorker, count: int = 1) -> None:
 
 
 async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+    async with worker(gateway) as fake, Lookers() as lookers:
         await sees_workers(gateway)
         assert await fake.broker.is_looked_at("w1") is False
-        lookers = [await look(session, gateway) for _ in range(3)]
+        open_ = [await lookers.look(gateway) for _ in range(3)]
         await subscribed(fake)
         assert await fake.broker.is_looked_at("w1")
         await fake.broker.publish_view("w1", VIEW.encode())
-        seen = await asyncio.gather(*(looker.next() for looker in lookers))
+        seen = await asyncio.gather(*(looker.next() for looker in open_))
         assert seen[0] == seen[1] == seen[2]
         assert seen[0]["figures"] == VIEW.figures
         assert seen[0]["limits"] == VIEW.limits._asdict()
@@ -93,8 +109,8 @@ async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: Run
 async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: RunningGateway) -> None:
     async with worker(gateway) as fake:
         await sees_workers(gateway)
-        async with aiohttp.ClientSession() as session:
-            await look(session, gateway)
+        async with Lookers() as lookers:
+            await lookers.look(gateway)
             await subscribed(fake)
         await subscribed(fake, 0)
         left = await fake.broker.client.pttl(fake.broker.keys.view("w1"))
@@ -102,9 +118,9 @@ async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: R
 
 
 async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+    async with worker(gateway) as fake, Lookers() as lookers:
         await sees_workers(gateway)
-        looker = await look(session, gateway)
+        looker = await lookers.look(gateway)
         await subscribed(fake)
         for data in (b"", b"\xc1", VIEW.encode()[:-1], VIEW.encode()):
             await fake.broker.publish_view("w1", data)
@@ -113,9 +129,9 @@ async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: Runn
 
 async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: RunningGateway) -> None:
     large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
-    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+    async with worker(gateway) as fake, Lookers() as lookers:
         await sees_workers(gateway)
-        quick = await look(session, gateway)
+        quick = await lookers.look(gateway)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**20)
         writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -167,19 +183,19 @@ async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> Non
 
 async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_view, "MAX_VIEWERS", 2)
-    async with worker(gateway), aiohttp.ClientSession() as session:
+    async with worker(gateway), Lookers() as lookers:
         await sees_workers(gateway)
         for _ in range(2):
-            await look(session, gateway)
+            await lookers.look(gateway)
         refused = await gateway.get("/engine/stream?worker=w1")
         assert (refused.status, refused.error["code"]) == (429, "too_many_viewers")
 
 
 async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str) -> None:
     gateway = await start_gateway()
-    async with worker(gateway) as fake, aiohttp.ClientSession() as session:
+    async with worker(gateway) as fake, Lookers() as lookers:
         await sees_workers(gateway)
-        looker = await look(session, gateway)
+        looker = await lookers.look(gateway)
         await subscribed(fake)
         stopping = asyncio.create_task(gateway.shut_down())
         assert await looker.next() is None
@@ -220,7 +236,8 @@ async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: Runni
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert b"style=" not in page.body
     assert b"<script>" not in page.body
-    names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in ("view", "map", "tables", "charts", "demo")))
+    parts = ("view", "paint", "map", "tables", "charts", "demo")
+    names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in parts))
     total = len(page.body)
     for name in names:
         reply = await gateway.get(f"/{name}")
