@@ -20,7 +20,7 @@ const message = (content, before) => [
 const DEMOS = {
   one: async (send) => send({ messages: message(STORY), temperature: 1 }),
   four: async (send) => send({ messages: message(STORY), temperature: 1, n: 4 }),
-  beam: async (send) => send({ messages: message(STORY), beam_width: 4, temperature: 0, stream: false }),
+  beam: async (send) => send({ messages: message(STORY), use_beam_search: true, beam_width: 4, temperature: 0, stream: false }),
   // The first one computes the beginning; the others come when it is there to be shared.
   prefix: async (send) => {
     let begun;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -132,11 +133,14 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
     async with worker(gateway) as fake, Lookers() as lookers:
         await sees_workers(gateway)
         quick = await lookers.look(gateway)
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**20)
+        stalled = socket.socket()
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", gateway.port))
+        reader, writer = await asyncio.open_connection(sock=stalled, limit=2**20)
         writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await subscribed(fake)
-        sent = 400  # of 25 kB: more than sockets hold
+        sent = 160  # of 40 kB: more than sockets hold
         for number in range(sent):
             await fake.broker.publish_view("w1", replace(large, number=number).encode())
             found = await quick.next()

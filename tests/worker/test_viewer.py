@@ -130,12 +130,12 @@ async def test_a_look_costs_the_engine_less_than_a_hundredth(redis_url: str) -> 
         await shown.broker.look("w1")
         assert await shown.view() is not None
         began, read_s = time.monotonic(), shown.viewer.read_s
-        for _ in range(12):
+        for _ in range(4):
             await shown.broker.look("w1")
             shown.add(f"r{time.monotonic_ns()}", count=100)
             assert await shown.view() is not None
         elapsed = time.monotonic() - began
-        assert elapsed > 1, "ten a second at the most"
+        assert shown.viewer.num_views <= 10 * elapsed + 2, "ten a second at the most"
         assert shown.viewer.read_s - read_s < 2 * ENGINE_SHARE * elapsed
 
 
