@@ -21,6 +21,8 @@ PICTURES = (
     ("engine-phone", "light", 390, 844),
 )
 MAX_BYTES = 200_000
+# Views that are gone through: at least as many as come while the requests run.
+LOOK_BACK = 80
 
 
 def take(page: Page, url: str, name: str) -> None:
@@ -28,12 +30,22 @@ def take(page: Page, url: str, name: str) -> None:
     page.goto(f"{url}/engine")
     expect(page.locator("[data-figure=blocks_used]")).not_to_have_text("–")
     page.click("[data-demo=prefix]")
-    expect(page.locator("#sequences button")).to_have_count(8)
     page.click("[data-demo=four]")
-    expect(page.locator("#sequences button").filter(has_text="/3")).to_have_count(1)
-    page.wait_for_timeout(700)
+    expect(page.locator("#try-status")).to_contain_text("Done", timeout=60_000)
     page.click("#pause")
-    page.locator("#sequences button").nth(2).click()
+    # Back to the moment when most of them ran.
+    chips = page.locator("#sequences button")
+    slider = page.locator("#time")
+    newest = int(slider.input_value())
+    counts = {}
+    for at in range(newest - 1, max(0, newest - LOOK_BACK), -1):
+        slider.fill(str(at))
+        page.wait_for_timeout(60)
+        counts[at] = chips.count() if chips.filter(has_text="/2").count() else 0
+    best = max(counts, key=lambda at: counts[at])
+    slider.fill(str(best))
+    expect(chips).to_have_count(counts[best])
+    chips.filter(has_text="/2").click()
     if name.endswith("phone"):
         page.locator("#map-panel").scroll_into_view_if_needed()
         page.evaluate("document.getElementById('map-panel').scrollIntoView()")

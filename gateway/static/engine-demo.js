@@ -61,7 +61,7 @@ export class Demo {
   /** One request, read to its end; what it says is not shown here. */
   async send(body, onBegin = () => {}) {
     const { model, context } = this.describe();
-    const max_tokens = Math.max(8, Math.min(240, Math.floor(context / 3)));
+    const max_tokens = Math.max(8, Math.min(400, Math.floor(0.4 * context)));
     this.open += 1;
     this.say();
     try {
