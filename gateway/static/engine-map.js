@@ -19,6 +19,7 @@ export class BlockMap {
     this.block = null;
     this.sequence = null;
     this.showsAll = false;
+    this.isPast = false; // an earlier view is shown: no row stays for its past
     box.addEventListener("pointermove", (event) => this.point(event, false));
     box.addEventListener("pointerdown", (event) => this.point(event, true));
     box.addEventListener("pointerleave", () => this.choose(this.kept ?? null));
@@ -58,7 +59,7 @@ export class BlockMap {
       let before = -1;
       for (let row = 0; row < last; row++) {
         const seen = this.usedAt.get(`${cols}:${row}`);
-        if (!this.showsAll && row > 0 && !(seen && now - seen < KEEP_MS)) continue;
+        if (!this.showsAll && row > 0 && !(seen && now - seen < (this.isPast ? 1 : KEEP_MS))) continue;
         if (row > before + 1) y += GAP;
         rows.push({ row, y });
         y += size;
@@ -170,7 +171,7 @@ export class BlockMap {
       const count = view.counts[index];
       const text = logical !== undefined ? `${logical}` : count > 1 ? `×${count}` : "";
       if (text && size >= 16) {
-        paint.fillStyle = "#000";
+        paint.fillStyle = share > 0.5 && alpha === 1 ? "#000" : colours.text;
         paint.fillText(text, x + inner / 2, y + inner / 2 + 0.5);
       } else if (count > 1 && size >= 8) {
         paint.fillStyle = colours.text;

@@ -81,6 +81,7 @@ function draw() {
   const at = state.views.indexOf(found);
   const looked = state.peeked ?? (state.isFollowing ? null : state.chosen);
   map.sequence = looked;
+  map.isPast = state.shown !== null;
   map.show(view, colours);
   if (map.block !== null) setText($("block"), view.describe(map.block));
   else if (view.hidden_cells) setText($("block"), `${view.hidden_cells} more cached blocks are not drawn.`);
