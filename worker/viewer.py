@@ -87,7 +87,7 @@ class Viewer:
             with suppress(EngineGone, TimeoutError):
                 await self._call(lambda engine: _observe(engine, None))
             log.info(
-                "nobody looks at the engine any more; %d views took %.2f ms of its thread and %.2f ms of another's each",
+                "nobody looks any more; %d views took %.2f ms of the engine's thread and %.2f ms of another's each",
                 self.num_views,
                 1000 * self.read_s / max(1, self.num_views),
                 1000 * self.render_s / max(1, self.num_views),
