@@ -23,6 +23,7 @@ from worker.engine.limits import EngineLimits
 from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.errors import StartError
+from worker.memory import available_memory
 from worker.models.decoder import Decoder
 from worker.models.loader import resolve
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
@@ -223,17 +224,6 @@ def choose_num_host_blocks(
     if free < min(asked, sequences * longest):
         log.warning("--swap-gb %g is more than memory allows: %.2f GiB", settings.swap_gb, free * bytes_per_block / GIB)
     return min(asked, free, sequences * longest)
-
-
-def available_memory() -> int:
-    """Bytes that can be used without swapping (Linux: MemAvailable)."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def warm_up(engine: Engine) -> None:
