@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from ops.cli import COMMANDS
+from ops.compose import VARIABLES
 from shared.settings import Option, options
 
 HEADER = """\
@@ -38,6 +39,10 @@ def render() -> str:
             notes += f" One of {', '.join(map(str, item.choices))}."
         parts += [f"# {line}" for line in textwrap.wrap(notes, 110)]
         parts.append(f"#{variable}={item.format(item.default)}\n")
+    parts.append("\n# --- docker compose ---\n")
+    for entry in VARIABLES:
+        parts += [f"# {line}" for line in textwrap.wrap(entry.help, 110)]
+        parts.append(f"#{entry.name}={entry.default}\n")
     return "\n".join(parts).rstrip() + "\n"
 
 

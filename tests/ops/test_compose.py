@@ -1,0 +1,165 @@
+"""docker-compose.yml and the images, as texts: what they promise about settings and security. test_containers runs them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.settings import GatewaySettings
+from ops.compose import VARIABLES
+from ops.paths import PROJECT_ROOT
+from shared.settings import options
+from tests.conftest import clean_environ
+from worker.settings import WorkerSettings
+
+TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
+STACK: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = STACK["services"]
+DOCKERFILES = sorted(path for name in ("gateway", "worker", "ops") for path in (PROJECT_ROOT / name).rglob("Dockerfile"))
+
+# What only makes sense for one process, and so is no setting of a stack with replicas.
+OF_ONE_PROCESS = {"QUIRE_GATEWAY_ID", "QUIRE_WORKER_ID", "QUIRE_REUSE_PORT"}
+
+
+def defaults_in(text: str) -> dict[str, set[str]]:
+    """Every `${NAME:-default}` with its defaults."""
+    found: dict[str, set[str]] = {}
+    for name, default in re.findall(r"\$\{(\w+):-([^}]*)\}", text):
+        found.setdefault(name, set()).add(default)
+    return found
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"].split(":")[0] not in ("", "0", "root")
+    assert service["init"] is True
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "env_file"} & service.keys()
+    assert service["pids_limit"] > 0
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name != "worker-gpu"])
+def test_a_service_has_a_limit_of_memory(name: str) -> None:
+    assert SERVICES[name]["deploy"]["resources"]["limits"]["memory"]
+
+
+def test_the_queue_can_be_reached_by_nobody_outside() -> None:
+    assert STACK["networks"]["inside"] == {"internal": True}
+    assert SERVICES["redis"]["networks"] == ["inside"]
+    assert "ports" not in SERVICES["redis"]
+    assert all("ports" not in SERVICES[name] for name in ("worker", "worker-gpu"))
+    # Published for this machine only, unless somebody says otherwise.
+    for name in ("gateway", "prometheus", "grafana"):
+        (port,) = SERVICES[name]["ports"]
+        assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
+
+
+def test_the_configuration_of_redis_keeps_what_was_accepted() -> None:
+    lines = (PROJECT_ROOT / "ops/redis/redis.conf").read_text().splitlines()
+    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction", "protected-mode yes"} <= {*lines}
+    assert "queue:/var/lib/quire" in SERVICES["redis"]["volumes"]
+    assert "dir /var/lib/quire" in lines
+
+
+def test_what_starts_by_default_and_what_by_profile() -> None:
+    profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
+    assert profiles.pop("worker-gpu") == ["gpu"]
+    assert profiles.pop("grafana") == ["dashboards"]
+    assert profiles == {"redis": [], "gateway": [], "worker": [], "prometheus": []}
+    # Whoever starts by default may not wait for who does not.
+    assert all(
+        not SERVICES[other].get("profiles") for name in profiles for other in SERVICES[name].get("depends_on", [])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [("gateway", GatewaySettings), ("worker", WorkerSettings), ("worker-gpu", WorkerSettings)]
+)
+def test_every_setting_reaches_its_service(name: str, cls: type) -> None:
+    wanted = {item.variable for item in options(cls)} - OF_ONE_PROCESS
+    given = {variable for variable in SERVICES[name]["environment"] if variable.startswith("QUIRE_")}
+    both = {item.variable for other in (GatewaySettings, WorkerSettings) for item in options(other)}
+    assert wanted <= given, "add it to docker-compose.yml"
+    assert given <= both, "no process has this setting"
+
+
+def test_names_of_the_stack_are_documented_with_their_defaults() -> None:
+    settings = {item.variable for cls in (GatewaySettings, WorkerSettings) for item in options(cls)}
+    used = {name: defaults for name, defaults in defaults_in(TEXT).items() if name not in settings}
+    used |= {name: {""} for name in re.findall(r"^ +([A-Z_]+):$", TEXT, re.MULTILINE) if not name.startswith("QUIRE_")}
+    # Compose itself reads this one.
+    documented = {entry.name: {entry.default} for entry in VARIABLES if entry.name != "COMPOSE_PROFILES"}
+    assert used == documented
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.parent.relative_to(PROJECT_ROOT)))
+def test_an_image_is_pinned_and_runs_without_rights(path: Path) -> None:
+    text = path.read_text()
+    defaults = dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", text, re.MULTILINE))
+    compose = defaults_in(TEXT)
+    assert defaults
+    for name, image in defaults.items():
+        assert re.search(r":v?\d+\.\d+\.\d+", image), f"{image} is not pinned"
+        assert compose[name] == {image}, "docker-compose.yml and the Dockerfile have different defaults"
+    stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", text, re.MULTILINE)
+    names = {stage for _, stage in stages}
+    assert all(base.strip("${}") in defaults or base in names for base, _ in stages)
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
+
+
+@pytest.mark.parametrize("image", ["gateway", "worker"])
+def test_builds_have_stages(image: str) -> None:
+    text = (PROJECT_ROOT / image / "Dockerfile").read_text()
+    build, *served = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    assert " AS build" in build
+    assert all("pip install" not in stage and "g++" not in stage for stage in served)
+    assert f"requirements.py {image} " in build
+
+
+def test_stopping_waits_for_longer_than_what_runs_is_given() -> None:
+    defaults = defaults_in(TEXT)
+    (grace,), (drain,) = defaults["STOP_GRACE_PERIOD"], defaults["QUIRE_DRAIN_S"]
+    assert int(grace.removesuffix("s")) >= int(drain) + 10
+
+
+def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
+    for password, complaint in (("short", "it has 5 characters"), ("with space and @ in it", "part of a URL")):
+        done = subprocess.run(
+            ["sh", str(PROJECT_ROOT / "ops/redis/start.sh")],
+            env={"PATH": "/usr/bin:/bin", "REDIS_PASSWORD": password},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("REDIS_PASSWORD: ")
+        assert complaint in done.stderr
+        assert password not in done.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("docker-compose") is None and shutil.which("docker") is None, reason="needs docker compose"
+)
+def test_compose_understands_the_file() -> None:
+    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+    environ = clean_environ(GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
+    for profiles, names in (([], {*SERVICES} - {"worker-gpu", "grafana"}), (["gpu", "dashboards"], {*SERVICES})):
+        arguments = [word for profile in profiles for word in ("--profile", profile)]
+        done = subprocess.run(
+            [*command, *arguments, "config"], cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        understood = yaml.safe_load(done.stdout)["services"]
+        assert names <= {*understood}
+        assert understood["worker"]["environment"]["QUIRE_MAX_NUM_SEQS"] == "5"
+        assert int(understood["worker"]["scale"]) == 3
