@@ -39,10 +39,18 @@ class Record:
 
 
 async def ask(
-    session: aiohttp.ClientSession, gateways: Sequence[str], key: str, body: dict[str, Any], give_up_s: float
+    session: aiohttp.ClientSession,
+    gateways: Sequence[str],
+    key: str,
+    body: dict[str, Any],
+    give_up_s: float,
+    record: Record | None = None,
 ) -> Record:
-    """One request to its end, whatever dies on the way. `key` is its idempotency key, so that a repeat is no second."""
-    record = Record(body)
+    """One request to its end, whatever dies on the way. `key` is its idempotency key, so that a repeat is no second.
+
+    A `record` that is given can be looked at on the way.
+    """
+    record = record or Record(body)
     turn = hash(key)
     while not record.outcome and time.monotonic() - record.began < give_up_s:
         url = gateways[turn % len(gateways)]

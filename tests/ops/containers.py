@@ -1,0 +1,148 @@
+"""The stack of docker-compose.yml under a name of its own, for tests: built, started, asked and taken down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ops.paths import PROJECT_ROOT
+from ops.soak.client import Record, ask
+from tests.conftest import clean_environ
+
+POLL_S = 0.1
+GIVE_UP_S = 120.0
+
+
+def why_no_engine() -> str:
+    """Why no containers can run here; empty if they can."""
+    if shutil.which("docker") is None:
+        return "needs docker"
+    info = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True)
+    if info.returncode != 0:
+        return f"needs a container engine that runs: {(info.stderr.strip() or info.stdout.strip())[-200:]}"
+    return "" if compose_command() else "needs docker compose"
+
+
+def compose_command() -> list[str]:
+    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def _ports(count: int) -> list[int]:
+    """Free ports of this machine, one after the other."""
+    for first in range(20000, 30000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return list(range(first, first + count))
+    raise RuntimeError("no free ports")
+
+
+class Stack:
+    """One project of compose. `env_file` is an empty file: what a developer has in .env is not tested."""
+
+    def __init__(self, env_file: Path) -> None:
+        env_file.touch()
+        self.project = f"quiretest{os.getpid()}"
+        *gateways, prometheus = _ports(5)
+        self.gateway_urls = [f"http://127.0.0.1:{port}" for port in gateways]
+        self.prometheus_url = f"http://127.0.0.1:{prometheus}"
+        self._command = [*compose_command(), "--env-file", str(env_file), "--project-name", self.project]
+        self._environ = clean_environ(
+            GATEWAY_PORTS=f"{gateways[0]}-{gateways[-1]}", PROMETHEUS_PORT=str(prometheus), COMPOSE_PROFILES=""
+        )
+
+    def set(self, **variables: str) -> None:
+        """What `.env` would say, from now on."""
+        self._environ |= variables
+
+    def compose(self, *arguments: str) -> str:
+        """Run compose; its output. Raises AssertionError."""
+        done = subprocess.run(
+            [*self._command, *arguments], cwd=PROJECT_ROOT, env=self._environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def up(self, **scale: int) -> None:
+        numbers = [word for service, count in scale.items() for word in ("--scale", f"{service}={count}")]
+        self.compose("up", "--detach", "--no-build", *numbers)
+
+    def containers(self, service: str) -> list[str]:
+        return self.compose("ps", "-q", service).split()
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        return json.loads(docker("inspect", container))[0]  # type: ignore[no-any-return]
+
+    def running_requests(self, worker: str) -> int:
+        """Sequences that run in a worker, as its metrics say."""
+        script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+        for line in docker("exec", worker, "python", "-ISc", script).splitlines():
+            if line.startswith('quire_sequences{state="running"}'):
+                return int(float(line.split()[1]))
+        raise AssertionError("no quire_sequences in the metrics")
+
+    def close(self) -> None:
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+
+
+def docker(*arguments: str) -> str:
+    """Run docker; its output. Raises AssertionError."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, f"{arguments}: {done.stderr[-3000:]}"
+    return done.stdout.strip()
+
+
+async def get_json(url: str) -> Any:
+    """What a URL says, whatever its status; None if nobody answers."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return await response.json()
+    except (aiohttp.ClientError, OSError, ValueError):
+        return None
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = GIVE_UP_S) -> None:
+    """Wait until a condition, which may be a coroutine function, holds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        holds = condition()
+        if await holds if asyncio.iscoroutine(holds) else holds:
+            return
+        assert time.monotonic() < deadline, f"not after {timeout_s:.0f} s: {what}"
+        await asyncio.sleep(POLL_S)
+
+
+class Clients:
+    """Requests that run at once, each by a client that comes back when its connection breaks."""
+
+    def __init__(self, urls: Sequence[str], name: str, bodies: Sequence[dict[str, Any]]) -> None:
+        self.records = [Record(body) for body in bodies]
+        self._urls = urls
+        self._name = name
+        self._tasks = [asyncio.create_task(self._ask(index)) for index in range(len(bodies))]
+
+    async def _ask(self, index: int) -> Record:
+        record = self.records[index]
+        async with aiohttp.ClientSession() as session:
+            return await ask(session, self._urls, f"{self._name}-{index}", record.body, GIVE_UP_S, record)
+
+    async def texts(self) -> list[str]:
+        """All texts, once all have ended. Raises AssertionError if one did not end well."""
+        await asyncio.gather(*self._tasks)
+        for record in self.records:
+            assert record.outcome == "complete", record.error
+        return [record.text[0] for record in self.records]
