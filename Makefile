@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test lint format bench paper soak gpu-check clean distclean
+.PHONY: help run setup test lint format bench paper soak containers gpu-check clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of t
 
 soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").
 	@$(BIN)/python -m ops.soak $(ARGS)
+
+containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
+	@$(BIN)/python -m pytest -m soak -s tests/ops/test_containers.py $(ARGS)
 
 # A bare machine with CUDA, torch, triton and transformers needs no installation; what else is missing may be unpacked
 # in .gpu-check/.

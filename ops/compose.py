@@ -25,6 +25,7 @@ VARIABLES = (
     Variable("GRAFANA_PORT", "3000", "Port of Grafana, on 127.0.0.1."),
     Variable("GRAFANA_PASSWORD", "", "Password of the user admin; Grafana does not start without one."),
     Variable("MODELS_DIR", "./models", "Folder that containers see as /models; give its models as models/NAME."),
+    Variable("HF_TOKEN", "", "Token for Hugging Face, where a model asks for one."),
     Variable("REDIS_PASSWORD", "", "16 or more of letters, digits, - and _; by default one is drawn and kept."),
     Variable("REDIS_MAXMEMORY", "1gb", "Memory of the queue; a full one refuses new requests and forgets none."),
     Variable("REDIS_MEMORY_LIMIT", "2500m", "Limit of its container: twice as much and some."),

@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml requires for some extras, so that an image's packages are one layer and its sources another.
+"""Prints what pyproject.toml requires for some extras: an image's packages are one layer, and its sources another.
 
 python requirements.py gateway
 """
@@ -8,5 +8,6 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-wanted = [*project["dependencies"], *(line for extra in sys.argv[1:] for line in project["optional-dependencies"][extra])]
+extras = [project["optional-dependencies"][name] for name in sys.argv[1:]]
+wanted = [line for lines in (project["dependencies"], *extras) for line in lines]
 print("\n".join(dict.fromkeys(wanted)))

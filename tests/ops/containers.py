@@ -100,9 +100,11 @@ class Stack:
 
 
 def docker(*arguments: str) -> str:
-    """Run docker; its output. Raises AssertionError."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, f"{arguments}: {done.stderr[-3000:]}"
+    """Run docker; all its output. Raises AssertionError."""
+    done = subprocess.run(
+        ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}"
     return done.stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""docker-compose.yml and the images, as texts: what they promise about settings and security. test_containers runs them."""
+"""docker-compose.yml and the images as texts: settings, and what nobody may do. test_containers runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from worker.settings import WorkerSettings
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
 STACK: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = STACK["services"]
-DOCKERFILES = sorted(path for name in ("gateway", "worker", "ops") for path in (PROJECT_ROOT / name).rglob("Dockerfile"))
+FOLDERS = [PROJECT_ROOT / name for name in ("gateway", "worker", "ops")]
+DOCKERFILES = sorted(path for folder in FOLDERS for path in folder.rglob("Dockerfile"))
 
 # What only makes sense for one process, and so is no setting of a stack with replicas.
 OF_ONE_PROCESS = {"QUIRE_GATEWAY_ID", "QUIRE_WORKER_ID", "QUIRE_REUSE_PORT"}
@@ -145,6 +146,17 @@ def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
         assert done.stderr.startswith("REDIS_PASSWORD: ")
         assert complaint in done.stderr
         assert password not in done.stderr
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/operations.md", "docker-compose.yml"])
+def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
+    text = (PROJECT_ROOT / document).read_text()
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    commands = re.findall(r"docker compose [^`\n]+", text)
+    assert commands
+    for command in commands:
+        assert {*re.findall(r"--scale (\S+)=", command)} <= {*SERVICES}
+        assert {*re.findall(r"--profile (\S+)", command)} <= profiles
 
 
 @pytest.mark.skipif(
