@@ -34,7 +34,8 @@ def why_no_engine() -> str:
 
 
 def compose_command() -> list[str]:
-    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
+    """The plugin of docker, or the older command by itself; empty where there is neither."""
+    if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ops.compose import VARIABLES
 from ops.paths import PROJECT_ROOT
 from shared.settings import options
 from tests.conftest import clean_environ
+from tests.ops.containers import compose_command
 from worker.settings import WorkerSettings
 
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
@@ -159,16 +159,13 @@ def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
         assert {*re.findall(r"--profile (\S+)", command)} <= profiles
 
 
-@pytest.mark.skipif(
-    shutil.which("docker-compose") is None and shutil.which("docker") is None, reason="needs docker compose"
-)
+@pytest.mark.skipif(not compose_command(), reason="needs docker compose")
 def test_compose_understands_the_file() -> None:
-    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
     environ = clean_environ(GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
     for profiles, names in (([], {*SERVICES} - {"worker-gpu", "grafana"}), (["gpu", "dashboards"], {*SERVICES})):
         arguments = [word for profile in profiles for word in ("--profile", profile)]
         done = subprocess.run(
-            [*command, *arguments, "config"], cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True
+            [*compose_command(), *arguments, "config"], cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         understood = yaml.safe_load(done.stdout)["services"]
