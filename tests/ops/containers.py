@@ -110,11 +110,14 @@ def docker(*arguments: str) -> str:
 
 
 async def get_json(url: str) -> Any:
-    """What a URL says, whatever its status; None if nobody answers."""
+    """What a URL says, whatever its status; None if nobody answers within a second.
+
+    A port can be published before anything listens behind it: the connection is taken then, and nothing comes.
+    """
     try:
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(1)) as session, session.get(url) as response:
             return await response.json()
-    except (aiohttp.ClientError, OSError, ValueError):
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         return None
 
 

@@ -53,6 +53,15 @@ def undisturbed() -> dict[str, list[str]]:
     return {}
 
 
+async def answers(url: str) -> None:
+    """Wait until a gateway answers, ready or not."""
+
+    async def alive() -> bool:
+        return await get_json(f"{url}/healthz") is not None
+
+    await until(alive, f"{url} answers")
+
+
 async def in_the_middle(clients: Clients) -> None:
     """Wait until every request has streamed a bit, and none of them all."""
     await until(lambda: all(len(record.tokens_at) > 10 for record in clients.records), "every stream has begun")
@@ -81,6 +90,7 @@ def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None
 async def test_the_first_token_comes_soon_after_up(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     began = time.monotonic()
     starting = asyncio.create_task(asyncio.to_thread(stack.up))
+    await answers(stack.gateway_urls[0])
     clients = Clients(stack.gateway_urls[:1], "first", BODIES[:1])
     await until(lambda: clients.records[0].tokens_at, "a first token")
     took_s = clients.records[0].tokens_at[0] - began
@@ -185,6 +195,7 @@ async def test_a_stop_lets_end_what_runs(stack: Stack, undisturbed: dict[str, li
 async def test_a_stop_in_the_middle_loses_no_request(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     stack.set(QUIRE_DRAIN_S="0.5")
     await asyncio.to_thread(stack.up, worker=2, gateway=2)
+    await asyncio.gather(*map(answers, stack.gateway_urls[:2]))
     clients = Clients(stack.gateway_urls[:2], "cut", BODIES)
     await in_the_middle(clients)
     await asyncio.to_thread(stack.compose, "stop")
