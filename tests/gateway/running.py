@@ -122,9 +122,10 @@ class Stream:
 class RunningGateway:
     """A gateway that listens, and its worker where the test wants one."""
 
-    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int, runner: Runner) -> None:
+    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int, runner: Runner | None = None) -> None:
         self.settings = settings
         self.gateway = gateway
+        # None for a gateway in another process.
         self._runner = runner
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -189,6 +190,7 @@ class RunningGateway:
 
     async def shut_down(self) -> None:
         """What happens first when a gateway is told to end."""
+        assert self._runner is not None
         await self._runner.shutdown()
 
     async def queued(self) -> int:
