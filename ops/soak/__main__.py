@@ -45,12 +45,12 @@ LEASE_S, BEAT_S = 2.0, 0.5
 RECOVERIES = ("migrations", "repairs", "fenced")
 
 
-def make_body(draw: random.Random) -> dict[str, Any]:
+def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
     """A request of one of the kinds that must survive: greedy, drawn, with penalties, several choices, stop strings."""
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": draw.choices(range(2, 2048), k=draw.randint(4, 60)),
-        "max_tokens": draw.randint(8, 96),
+        "max_tokens": draw.randint(4, longest),
         "stream": True,
         "stream_options": {"include_usage": True},
         "seed": draw.randrange(2**32),
@@ -61,7 +61,9 @@ def make_body(draw: random.Random) -> dict[str, Any]:
     return body
 
 
-async def load(gateways: list[str], seed: int, concurrency: int, until: asyncio.Event, records: list[Record]) -> None:
+async def load(
+    gateways: list[str], seed: int, concurrency: int, longest: int, until: asyncio.Event, records: list[Record]
+) -> None:
     """Keep `concurrency` requests open until told to stop, then see them to their end."""
     draw = random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
@@ -70,7 +72,7 @@ async def load(gateways: list[str], seed: int, concurrency: int, until: asyncio.
         async def one_after_the_other() -> None:
             while not until.is_set():
                 key = f"{seed}-{draw.randrange(2**60)}"
-                records.append(await ask(session, gateways, key, make_body(draw), GIVE_UP_S))
+                records.append(await ask(session, gateways, key, make_body(draw, longest), GIVE_UP_S))
 
         await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
 
@@ -120,7 +122,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         records: list[Record] = []
         ended = asyncio.Event()
         started = time.monotonic()
-        loads = asyncio.create_task(load(urls, args.seed, args.concurrency, ended, records))
+        loads = asyncio.create_task(load(urls, args.seed, args.concurrency, args.longest, ended, records))
         faults = asyncio.create_task(chaos.run(ended))
         while time.monotonic() - started < 60 * args.minutes and not loads.done():
             await asyncio.sleep(5)
@@ -235,6 +237,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=16, help="requests that are open at once")
+    parser.add_argument("--longest", type=int, default=96, help="tokens of an answer, at most")
     parser.add_argument("--pause-s", type=float, default=8.0, help="seconds between two faults, on average")
     parser.add_argument("--checks", type=int, default=2000, help="answers that are compared, at most")
     parser.add_argument("--out", type=Path, default=RESULTS)
