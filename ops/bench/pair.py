@@ -197,12 +197,18 @@ def say(part: str, text: str) -> None:
 async def first(requests: int) -> None:
     async with pair(step_ms=0) as found:
         streams = []
+        before: dict[str, float] = {}
         for index in range(requests + 20):
+            if index == 20:
+                before = found.cpu_s()
             stream = await open_stream(found.port, 1, index)
             await stream.ended
             streams.append(stream)
             await asyncio.sleep(0.005)  # so that everything is idle again
+        after = found.cpu_s()
         steps = found.steps()
+    used = ", ".join(f"{name} {1000 * (after[name] - before[name]) / requests:.2f}" for name in after)
+    say("first", f"processor time of a request, ms: {used}")
     took = {request_id: end - start for start, end, items in steps for request_id in items}
     added = [s.arrivals()[1] - s.sent_at - took[s.request_id] for s in streams[20:]]
     say("first", f"{requests} requests, added to the first token: {spread(added)}")
