@@ -1,0 +1,221 @@
+"""The chart of ops/kubernetes as tests see it: rendered by the real helm, with schemas for what is not Kubernetes.
+
+Objects of KEDA and of the Prometheus operator are checked by strict schemas of the fields that the chart uses, as these
+projects document them; they are not the projects' own schemas.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ops.kubernetes.helm import find
+from ops.paths import PROJECT_ROOT
+
+CHART = PROJECT_ROOT / "ops/kubernetes/quire"
+EXAMPLES = PROJECT_ROOT / "ops/kubernetes/examples"
+RELEASE, NAMESPACE = "demo", "models"
+
+Object = dict[str, Any]
+
+# The oldest that the chart allows, and the newest that the validator knows.
+KUBERNETES = ("1.27", "1.37")
+
+# As little as can be.
+BARE = (
+    "--set=gateway.autoscaling.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
+    "--set=redis.enabled=false,redis.external.host=redis",
+)
+# Every example, all of them together, and as little as can be.
+CASES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "gpu": ("gpu",),
+    "scale-to-zero": ("scale-to-zero",),
+    "external-redis": ("external-redis",),
+    "monitoring": ("monitoring",),
+    "all": ("gpu", "scale-to-zero", "external-redis", "monitoring"),
+    "bare": BARE,
+}
+SETTINGS = (
+    "--set-string=settings.QUIRE_LOG_LEVEL=debug,worker.settings.QUIRE_LOG_LEVEL=error,worker.settings.QUIRE_THREADS=3",
+)
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm, which must be there in CI; elsewhere tests are skipped without it."""
+    program = find()
+    if program is None:
+        why = "there is no helm: python -m ops.kubernetes.helm gets one"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
+
+
+@cache
+def render(*arguments: str) -> tuple[Object, ...]:
+    """The objects of `helm template` with these arguments; the name of an example stands for its file."""
+    files = {path.stem: path for path in EXAMPLES.glob("*.yaml")}
+    words = [word for argument in arguments for word in _values(argument, files)]
+    done = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words)
+    assert done.returncode == 0, done.stderr
+    return tuple(item for item in yaml.safe_load_all(done.stdout) if item)
+
+
+def _values(argument: str, files: dict[str, Path]) -> list[str]:
+    return ["--values", str(files[argument])] if argument in files else [argument]
+
+
+def of_kind(objects: tuple[Object, ...], kind: str) -> dict[str, Object]:
+    """By name, without the release's part of it."""
+    found = {item["metadata"]["name"]: item for item in objects if item["kind"] == kind}
+    assert len(found) == sum(item["kind"] == kind for item in objects), f"two of {kind} have one name"
+    return {name.removeprefix(f"{RELEASE}-quire").removeprefix("-"): item for name, item in found.items()}
+
+
+def pods(objects: tuple[Object, ...]) -> dict[str, Object]:
+    """The pod templates, by component."""
+    templates = [item["spec"]["template"] for item in objects if item["kind"] in ("Deployment", "StatefulSet")]
+    return {item["metadata"]["labels"]["app.kubernetes.io/component"]: item for item in templates}
+
+
+def container_of(component: str, *arguments: str) -> Object:
+    """The only container of a component's pods."""
+    (container,) = pods(render(*arguments))[component]["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def environment(container: Object) -> dict[str, Any]:
+    """Name by value; what comes from elsewhere is the object that says from where."""
+    entries = container["env"]
+    assert len({entry["name"] for entry in entries}) == len(entries), "a variable is given twice"
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
+
+
+def _closed(required: str, **properties: Any) -> Object:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": required.split(),
+        "properties": properties,
+    }
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"type": "object", "additionalProperties": _TEXT}
+_WHOLE = {"type": "integer", "minimum": 0}
+_LABELS = _closed("matchLabels", matchLabels=_TEXTS)
+
+
+def _custom(version: str, spec: Object) -> Object:
+    metadata = _closed("name labels", name=_TEXT, labels=_TEXTS)
+    return _closed(
+        "apiVersion kind metadata spec", apiVersion={"const": version}, kind=_TEXT, metadata=metadata, spec=spec
+    )
+
+
+CUSTOM: dict[str, Object] = {
+    "ScaledObject": _custom(
+        "keda.sh/v1alpha1",
+        _closed(
+            "scaleTargetRef minReplicaCount maxReplicaCount triggers",
+            scaleTargetRef=_closed("name", apiVersion=_TEXT, kind=_TEXT, name=_TEXT),
+            minReplicaCount=_WHOLE,
+            maxReplicaCount=_WHOLE,
+            pollingInterval=_WHOLE,
+            cooldownPeriod=_WHOLE,
+            advanced=_closed(
+                "",
+                scalingModifiers=_closed(
+                    "formula target",
+                    formula=_TEXT,
+                    target=_TEXT,
+                    activationTarget=_TEXT,
+                    metricType={"enum": ["AverageValue", "Value"]},
+                ),
+                horizontalPodAutoscalerConfig={"type": "object"},
+            ),
+            triggers={
+                "type": "array",
+                "minItems": 1,
+                "items": _closed(
+                    "type metadata",
+                    type={"const": "redis-streams"},
+                    name=_TEXT,
+                    # KEDA takes texts only.
+                    metadata=_closed(
+                        "address stream streamLength",
+                        address={"type": "string", "pattern": "^[^/:]+:[0-9]+$"},
+                        stream=_TEXT,
+                        streamLength={"type": "string", "pattern": "^[0-9]+$"},
+                        databaseIndex={"type": "string", "pattern": "^[0-9]+$"},
+                        enableTLS={"enum": ["true", "false"]},
+                        username=_TEXT,
+                    ),
+                    authenticationRef=_closed("name", name=_TEXT),
+                ),
+            },
+        ),
+    ),
+    "TriggerAuthentication": _custom(
+        "keda.sh/v1alpha1",
+        _closed(
+            "secretTargetRef",
+            secretTargetRef={
+                "type": "array",
+                "items": _closed("parameter name key", parameter={"const": "password"}, name=_TEXT, key=_TEXT),
+            },
+        ),
+    ),
+    "ServiceMonitor": _custom(
+        "monitoring.coreos.com/v1",
+        _closed(
+            "selector endpoints",
+            selector=_LABELS,
+            namespaceSelector=_closed("matchNames", matchNames={"type": "array", "items": _TEXT}),
+            endpoints={
+                "type": "array",
+                "minItems": 1,
+                "items": _closed(
+                    "port",
+                    port=_TEXT,
+                    path=_TEXT,
+                    interval={"type": "string", "pattern": "^[0-9]+s$"},
+                    relabelings={
+                        "type": "array",
+                        "items": _closed("targetLabel", targetLabel=_TEXT, replacement=_TEXT),
+                    },
+                ),
+            },
+        ),
+    ),
+    "PrometheusRule": _custom(
+        "monitoring.coreos.com/v1",
+        _closed(
+            "groups",
+            groups={
+                "type": "array",
+                "minItems": 1,
+                "items": _closed(
+                    "name rules",
+                    name=_TEXT,
+                    interval=_TEXT,
+                    rules={
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["expr"],
+                            "properties": {"expr": _TEXT, "alert": _TEXT, "record": _TEXT},
+                        },
+                    },
+                ),
+            },
+        ),
+    ),
+}
