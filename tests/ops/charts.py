@@ -20,6 +20,8 @@ from ops.paths import PROJECT_ROOT
 
 CHART = PROJECT_ROOT / "ops/kubernetes/quire"
 EXAMPLES = PROJECT_ROOT / "ops/kubernetes/examples"
+# Ten times as fast as the one in Python, where it is there.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RELEASE, NAMESPACE = "demo", "models"
 
 Object = dict[str, Any]
@@ -64,7 +66,7 @@ def render(*arguments: str) -> tuple[Object, ...]:
     words = [word for argument in arguments for word in _values(argument, files)]
     done = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words)
     assert done.returncode == 0, done.stderr
-    return tuple(item for item in yaml.safe_load_all(done.stdout) if item)
+    return tuple(item for item in yaml.load_all(done.stdout, LOADER) if item)
 
 
 def _values(argument: str, files: dict[str, Path]) -> list[str]:
