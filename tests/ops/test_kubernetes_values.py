@@ -82,7 +82,21 @@ def test_helm_refuses_what_the_schema_refuses(tmp_path: Path) -> None:
     assert all(name in done.stderr for name in ("'gatway'", "/worker/device", "QUIRE_LOGLEVEL"))
 
 
-def test_an_external_redis_needs_a_host() -> None:
-    done = helm("template", RELEASE, str(CHART), "--set=redis.enabled=false")
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ("redis.enabled=false", "redis.external.host: it is not set; give"),
+        (
+            "gateway.autoscaling.minReplicas=9",
+            "gateway.autoscaling.minReplicas: 9 is more than maxReplicas, 8; lower it",
+        ),
+        (
+            "worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=5",
+            "worker.autoscaling.minReplicas: 5 is more than maxReplicas, 4; lower it",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_each_other_are_refused(values: str, complaint: str) -> None:
+    done = helm("template", RELEASE, str(CHART), f"--set={values}")
     assert done.returncode != 0
-    assert "redis.external.host: it is not set" in done.stderr
+    assert complaint in done.stderr
