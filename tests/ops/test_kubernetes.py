@@ -105,7 +105,12 @@ def test_everything_that_is_named_is_there(case: str) -> None:
             assert spec["maxUnavailable"] == 1
         if item["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
             assert (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]) in names
-            target = next(other for other in objects if other["metadata"]["name"] == spec["scaleTargetRef"]["name"])
+            (target,) = (
+                other
+                for other in objects
+                if (other["kind"], other["metadata"]["name"])
+                == (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+            )
             assert "replicas" not in target["spec"], "helm and the autoscaler would undo each other's work"
         if item["kind"] == "Service":
             (pod,) = (
