@@ -184,7 +184,7 @@ class Moves:
         h, shape = self.heads, (2 * self.blocks, self.heads.kv_heads, self.heads.block_size, self.heads.d)
         caches = [ops.alloc_kv_cache(shape[0], h.kv_heads, h.block_size, h.d) for _ in range(self.layers)]
         table = BlockTable([cache for pair in caches for cache in pair])
-        ids = torch.randperm(2 * self.blocks)
+        ids = torch.randperm(2 * self.blocks, device="cpu")
         src, dst = ids[: self.blocks].contiguous(), ids[self.blocks :].contiguous()
 
         def with_caches(function: Callable[[], object]) -> Callable[[], object]:
@@ -193,8 +193,8 @@ class Moves:
         if not self.bus:
             return with_caches(lambda: table.copy(src, dst))
         host_shape = (self.blocks, self.layers, 2, *shape[1:])
-        host = torch.zeros(host_shape, dtype=ops.kv_dtype, pin_memory=ops.device.type == "cuda")
-        there = torch.arange(self.blocks)
+        host = torch.zeros(host_shape, dtype=ops.kv_dtype, device="cpu", pin_memory=ops.device.type == "cuda")
+        there = torch.arange(self.blocks, device="cpu")
         if self.bus == "to host":
             return with_caches(lambda: table.swap_out(host, src, there))
         return with_caches(lambda: table.swap_in(host, there, src))
@@ -345,17 +345,24 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Cas
 
     timer, ops = Timer(repeat), TritonOps(dtype=dtype)
     card = measure_card(timer)
-    results = []
+    results: list[Result] = []
+    rows: list[dict[str, object]] = []
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}
     for case in cases:
-        seconds = timer.seconds(case.make(ops), case.is_captured)
-        results.append(Result.of(case, card, dtype.itemsize, seconds))
+        try:
+            seconds = timer.seconds(case.make(ops), case.is_captured)
+        except Exception as error:  # of one kernel: the others can be measured all the same
+            rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
+            print(f"kernels.bench: {case.name} failed: {rows[-1]['error']}", file=sys.stderr, flush=True)
+        else:
+            results.append(Result.of(case, card, dtype.itemsize, seconds))
+            rows.append(asdict(results[-1]))
+        if json_file:
+            found = {"card": asdict(card), "versions": versions, "kernels": rows}
+            json_file.write_text(json.dumps(found, indent=1) + "\n")
         torch.cuda.empty_cache()
     print(table(card, results))
-    if json_file:
-        versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}
-        found = {"card": asdict(card), "versions": versions, "kernels": [asdict(result) for result in results]}
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+    return 0 if len(results) == len(cases) else 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,8 @@ def _step(
     return fold(queries, k, v, seen, most, total, mixed, scale, MASKED, PRECISION)
 
 
-@triton.jit(do_not_specialize=["table_width", "window"])
+# The lists of a plan lie behind each other, at whatever alignment their length gives: each would be a compilation.
+@triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["tiles", "work", "order"])
 def prefill_kernel(
     q,
     k,

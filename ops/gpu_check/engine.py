@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,6 +83,32 @@ def make_engine(name: str, device: torch.device, longest: int, graphs: bool = Tr
     return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_sizes=sizes))
 
 
+def measure(
+    name: str,
+    device: torch.device,
+    longest: int,
+    loads: SequenceOf[Load],
+    shapes: SequenceOf[tuple[int, int]],
+    graphs: bool,
+    found: dict[str, list[Any]],
+    save: Callable[[dict[str, list[Any]]], None],
+) -> None:
+    """Adds a row to found["rows"] for each load, and one to found["steps"] for each shape (sequences, context)."""
+    started = time.perf_counter()
+    engine = make_engine(name, device, longest, graphs)
+    while engine.prepare():
+        pass
+    print(f"{name}: engine and graphs ready after {time.perf_counter() - started:.1f} s", flush=True)
+    for load in loads:
+        found["rows"].append(run(engine, load) | {"graphs": graphs})
+        print(found["rows"][-1], flush=True)
+        save(found)
+    for sequences, context in shapes:
+        found["steps"].append({"model": name, **decode_steps(engine, sequences, context)})
+        print(found["steps"][-1], flush=True)
+        save(found)
+
+
 def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
     draw = random.Random(1)
     for index, (prompt, output) in enumerate(load.pairs):
@@ -126,8 +152,11 @@ def run(engine: Engine, load: Load) -> dict[str, Any]:
     }
 
 
-def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100) -> dict[str, float]:
-    """A steady state: milliseconds of a decode step, of the device's part of it, and of what it waits for the host."""
+def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100) -> dict[str, float | None]:
+    """A steady state: milliseconds of a decode step, of the device's part of it, and of what it waits for the host.
+
+    The device's part is the graph of the step, replayed alone; what a step takes beyond that is waiting.
+    """
     for index in range(sequences):
         prompt = tuple((7 * index + i) % (engine.vocab_size - 2) + 2 for i in range(context))
         params = SamplingParams(steps + 200, temperature=0.0, ignore_eos=True)
@@ -137,18 +166,8 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     for _ in range(20):
         engine.step()
     runner = engine.runner
-    is_cuda = runner.device.type == "cuda"  # type: ignore[attr-defined]
-    spans = []
-    decode = runner.decode  # type: ignore[attr-defined]
-
-    def timed(step: Any) -> Any:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        tokens = decode(step)
-        end.record()
-        spans.append((begin, end))
-        return tokens
-
+    assert isinstance(runner, DeviceRunner)
+    is_cuda = runner.device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -157,19 +176,22 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     if is_cuda:
         torch.cuda.synchronize()
     wall = (time.perf_counter() - started) / steps
-    busy = float("nan")
-    if is_cuda:
-        runner.decode = timed  # type: ignore[attr-defined]
-        for _ in range(steps):
-            engine.step()
-        torch.cuda.synchronize()
-        runner.decode = decode  # type: ignore[attr-defined]
-        busy = sum(begin.elapsed_time(end) for begin, end in spans) / len(spans) / 1e3
-        # A device that waits for the host shows as time between the end of a step and the beginning of the next.
-        gaps = [a[1].elapsed_time(b[0]) for a, b in pairwise(spans)]
-        waits = sum(max(0.0, gap) for gap in gaps) / len(gaps)
-    else:
-        waits = float("nan")
     for name in list(engine.groups):
         engine.drop(name)
-    return {"sequences": sequences, "context": context, "step_ms": 1e3 * wall, "busy_ms": 1e3 * busy, "wait_ms": waits}
+    size = next((size for size in runner._graph_sizes if size >= sequences), 0)
+    busy: float | None = None
+    if (graph := runner._graphs.get((size, False))) is not None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(steps):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        busy = begin.elapsed_time(end) / steps
+    return {
+        "sequences": sequences,
+        "context": context,
+        "step_ms": 1e3 * wall,
+        "busy_ms": busy,
+        "wait_ms": None if busy is None else max(0.0, 1e3 * wall - busy),
+    }

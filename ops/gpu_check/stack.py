@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -64,14 +65,23 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def run(folder: Path, name: str, device: torch.device, cases: tuple[Case, ...]) -> dict[str, Any]:
+def run(
+    folder: Path, name: str, device: torch.device, cases: tuple[Case, ...], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Write, start, load, stop."""
-    written_s = write_checkpoint(folder / name, name, device)
+    found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the worker takes what the card says is free
+    print(f"checkpoint written after {found['written_s']:.1f} s", flush=True)
     extra = ["--device", device.type, "--max-model-len", "4096"]
-    process, url, ready_s = start_stack(folder / name, folder, extra)
+    process, url, found["ready_s"] = start_stack(folder / name, folder, extra)
+    found["cases"] = []
     try:
-        results = [asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case)) for case in cases]
+        for case in cases:
+            found["cases"].append(asdict(asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case))))
+            print(found["cases"][-1], flush=True)
+            save(found)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    return {"written_s": written_s, "ready_s": ready_s, "cases": [asdict(one) for one in results]}
+    return found

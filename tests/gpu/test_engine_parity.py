@@ -18,8 +18,9 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.test_engine_parity import MAX_TOKENS, generate, prompts
 from worker.devices import graph_sizes
 from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, Flight
 from worker.engine.limits import EngineLimits
+from worker.engine.step import Step
 from worker.models.decoder import Decoder
 
 ON_CUDA = torch.cuda.is_available()
@@ -47,6 +48,32 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, t
     outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
     assert [choices[0] for choices in outputs] == generate(path)
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="only a CUDA device can be waited for")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_launching_a_step_waits_for_nothing(
+    temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True)
+    while engine.prepare():
+        pass
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
+    expected = engine.generate(prompts(), params)
+    launch, launched = engine._launch, []
+
+    def watched(step: Step) -> Flight | None:
+        launched.append(step)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(engine, "_launch", watched)
+    assert engine.generate(prompts(), params) == expected
+    assert any(step.chunks for step in launched)
+    assert any(not step.chunks for step in launched)
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])

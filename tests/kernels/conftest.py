@@ -115,6 +115,10 @@ def fewer(ops: kernels.Ops, count: int) -> int:
 @pytest.fixture
 def threads():
     """Sets the number of kernel threads for one test."""
-    before = kernels.num_threads()
+    try:
+        before = kernels.num_threads()
+    except kernels.Unavailable:  # no compiler: the other kernels have no threads to set
+        yield lambda count: None
+        return
     yield kernels.set_num_threads
     kernels.set_num_threads(before)

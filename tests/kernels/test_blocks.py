@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kernels
+from tests.kernels.conftest import ON_CUDA
 from tests.kernels.stacks import BLOCKS, make_stack
 
 SRC, DST = [3, 19, 0, 3], [4, 1, 18, 7]  # one block may be copied to several
@@ -76,6 +77,8 @@ def test_many_random_swaps_keep_every_block(ops):
 
 
 def test_host_memory_costs_nothing_until_it_is_written(ops):
+    if ops.name == "triton" and ON_CUDA:
+        pytest.skip("what a GPU reads and writes is pinned, and resident from the start")
     stack, _ = make_stack(ops, [0])
     probe = ops.alloc_host_blocks(stack, 1)
 

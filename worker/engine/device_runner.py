@@ -6,7 +6,7 @@ is one small copy to the device and, on CUDA, one graph; its tokens come back by
 are needed.
 
 Everything is in the order of one stream. So a block may be given to another sequence as soon as the last step that uses
-it is launched, before it has run.
+it is launched, before it has run. And nothing here may wait for the device: what is sent goes through pinned memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.engine.rows import Rows
 from worker.engine.runner import NOWHERE, Runner
 from worker.engine.sequence import PENDING
 from worker.engine.step import Active, Step
-from worker.models.batch import ForwardBatch
+from worker.models.batch import ForwardBatch, send
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class DeviceRunner(Runner):
         is_drawn = bool(self.rows.is_drawn[at].any())
         count = len(at)
         size = next((size for size in self._graph_sizes if size >= count), 0)
+        # Before anything is staged: a capture stages rows of its own.
         graph = self._graph(size, is_drawn) if size else None
         self._staging.send(self._columns(at, size or count, is_drawn))
         if graph is not None:
@@ -167,7 +168,7 @@ class DeviceRunner(Runner):
         size = self.limits.block_size
         tables, positions = self._tables[rows], lengths - 1
         blocks = tables.gather(1, (positions // size).long()[:, None])[:, 0]
-        slots = torch.where(rows == self._padding, NOWHERE, blocks * size + positions % size)
+        slots = (blocks * size + positions % size).masked_fill(rows == self._padding, NOWHERE)
         batch = ForwardBatch(
             token_ids=self._last[rows],
             positions=positions,
@@ -190,7 +191,7 @@ class DeviceRunner(Runner):
             self._staging.on_device[name][:count] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
         )
         by_chance = temperatures > 0
-        drawn = ops.sample(logits, torch.where(by_chance, temperatures, 1.0), top_ks, top_ps, min_ps, uniforms)
+        drawn = ops.sample(logits, temperatures.masked_fill(~by_chance, 1.0), top_ks, top_ps, min_ps, uniforms)
         return torch.where(by_chance, drawn, greedy)
 
     def _keep(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -229,7 +230,7 @@ class DeviceRunner(Runner):
     def _forward(self, step: Step) -> torch.Tensor:
         batch = self._build(step).to(self.device)
         if step.decodes:
-            rows = torch.from_numpy(step.decodes.rows).to(self.device)
+            rows = self._sent(step.decodes.rows)
             batch.token_ids[: len(rows)] = self._last[rows]
         with torch.inference_mode():
             logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
@@ -246,9 +247,19 @@ class DeviceRunner(Runner):
     # --- graphs -------------------------------------------------------------------------------------------------------
 
     def _graph(self, size: int, is_drawn: bool) -> Any:
-        """The graph of a step that only decodes, captured when it is first needed. CUDA only."""
-        if (graph := self._graphs.get((size, is_drawn))) is None:
+        """The graph of a step that only decodes, captured when it is first needed; None if there is no memory for it.
+        CUDA only."""
+        if (graph := self._graphs.get((size, is_drawn))) is not None:
+            return graph
+        try:
             graph = self._graphs[size, is_drawn] = self._capture(size, is_drawn)
+        except torch.OutOfMemoryError:
+            kept = tuple(
+                one for one in self._graph_sizes if (one, True) in self._graphs and (one, False) in self._graphs
+            )
+            log.warning("out of device memory for CUDA graphs: those for %s sequences stay", kept or "no number of")
+            self._graph_sizes = kept
+            torch.cuda.empty_cache()
         return graph
 
     def capture_next(self) -> bool:
@@ -260,13 +271,11 @@ class DeviceRunner(Runner):
         return False
 
     def _capture(self, size: int, is_drawn: bool) -> Any:
-        # Once without a graph, so that all kernels are compiled; on rows of padding, which leave no trace.
+        # Once without a graph, so that all kernels are compiled and loaded; on rows of padding, which leave no trace.
+        # On the stream of all steps: for another one cuBLAS and the allocator would keep memory that nobody counts.
         self._staging.send({"rows": np.full(size, self._padding), "lengths": np.ones(size, dtype=np.int32)})
-        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
-        side.wait_stream(current)
-        with torch.inference_mode(), torch.cuda.stream(side):
+        with torch.inference_mode():
             self._decode(size, is_drawn)
-        current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with (
             torch.inference_mode(),
@@ -287,13 +296,14 @@ class DeviceRunner(Runner):
         cells = np.unique(np.concatenate([rows * columns + at for rows, at in changes]))
         changes.clear()
         values = self.rows.block_tables.reshape(-1)[cells]
-        cells_there, values_there = (torch.from_numpy(one).to(self.device) for one in (cells, values))
-        self._tables.view(-1).index_copy_(0, cells_there, values_there)
+        self._tables.view(-1).index_copy_(0, self._sent(cells), self._sent(values))
 
     def _send_last(self, at: np.ndarray) -> None:
         """Last tokens that the host knows and the device may not."""
         last = self.rows.last_tokens
         known = at[last[at] != PENDING]
         if len(known):
-            rows = torch.from_numpy(known).to(self.device)
-            self._last.index_copy_(0, rows, torch.from_numpy(last[known]).to(self.device))
+            self._last.index_copy_(0, self._sent(known), self._sent(last[known]))
+
+    def _sent(self, values: np.ndarray) -> torch.Tensor:
+        return send(torch.from_numpy(values), self.device)

@@ -24,5 +24,17 @@ class ForwardBatch:
     logits_rows: torch.Tensor  # int64 [R], rows of T whose logits are wanted
 
     def to(self, device: torch.device) -> ForwardBatch:
-        """The same on another device."""
-        return ForwardBatch(**{one.name: getattr(self, one.name).to(device) for one in fields(self)})
+        """The same on another device, as `send` does it."""
+        return ForwardBatch(**{one.name: send(getattr(self, one.name), device) for one in fields(self)})
+
+
+def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Host memory on a device, in the order of its stream and without waiting for it.
+
+    A copy to a CUDA device out of memory that is not pinned would wait for every step that is under way. The pinned
+    copy belongs to torch's allocator, which uses it again only after the device has read it; `values` may change at
+    once. For a CPU it is no copy.
+    """
+    if device.type == "cuda" and values.numel():
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)

@@ -1,0 +1,45 @@
+"""The short table that `make gpu-check` prints last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def table(report: dict[str, Any]) -> str:
+    """What was found, one line each, measured beside what is asked for."""
+    lines = []
+    for name, part in report["parts"].items():
+        lines.append(f"{name:<11}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
+        for row in part.get("kernels", ()):
+            if "error" in row:
+                lines.append(f"  {row['name']:<40} failed: {row['error'][:100]}")
+                continue
+            rate = f"{row['tflop_per_s']:>8.1f} TFLOP/s" if row["tflop_per_s"] else f"{row['gb_per_s']:>8.1f} GB/s   "
+            lines.append(f"  {row['name']:<40}{row['ms']:>9.3f} ms {rate}{100 * row['share']:>6.0f} %")
+        for row in part.get("rows", ()):
+            lines.append(
+                f"  {row['model']} {row['what']:<40}{row['rate']:>10.1f} {row['unit']:<7} asked for {row['least']:g}, "
+                f"floor {row['floor']:g} ({100 * row['rate'] / row['floor']:.0f} %)"
+            )
+        for row in part.get("steps", ()):
+            waits = "no graph"
+            if row["busy_ms"] is not None:
+                waits = f"device {row['busy_ms']:.2f}, waits for the host {row['wait_ms']:.3f}"
+            lines.append(
+                f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, {waits}"
+            )
+        lines += [f"  {error.strip().splitlines()[-1][:110]}" for error in part.get("errors", ())]
+        if "quire" in part:
+            peers = (f"{peer} {round(part[peer])}" for peer in ("generate", "generate_batch") if part.get(peer))
+            lines.append(f"  {part['what']}: Quire {part['quire']:.0f} tok/s, {', '.join(peers)}")
+        if "ready_s" in part:
+            lines.append(
+                f"  stack ready after {part['ready_s']:.1f} s (asked for: 45), checkpoint written in "
+                f"{part['written_s']:.0f} s"
+            )
+            for case in part["cases"]:
+                lines.append(
+                    f"  stack {case['case']}: {case['output_tokens_per_s']:.0f} tok/s, TTFT {case['ttft_ms']:.0f} ms, "
+                    f"ITL {case['itl_ms']:.1f} ms (p99 {case['itl_p99_ms']:.1f})"
+                )
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""What surrounds the parts of `make gpu-check`: they end in time, and what they found is in the table."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+from ops.gpu_check import process
+from ops.gpu_check.table import table
+
+
+def has_ended(pid: int) -> bool:
+    """Within ten seconds: whoever kills a process does not wait until it is gone."""
+    try:
+        process_fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process_fd], [], [], 10)[0])
+    finally:
+        os.close(process_fd)
+
+
+# A child of its own that would outlive it, and a handler of SIGINT that says something last.
+STUBBORN = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(2, lambda *_: 0); signal.pause()"])
+def last(*_):
+    print("stopping", flush=True)
+    signal.pause()
+signal.signal(signal.SIGINT, last)
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_part_that_takes_too_long_says_its_last_and_ends_with_all_its_processes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        code = process.run([sys.executable, "-c", STUBBORN], tmp_path, os.environ, output, 2.0)
+    assert code == -1
+    pid, *rest = log.read_text().splitlines()
+    assert rest == ["stopping", "", "gpu-check: stopped after 2 s"]
+    assert has_ended(int(pid))
+
+
+def test_a_part_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); raise SystemExit(3)"
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        assert process.run([sys.executable, "-c", program], tmp_path, os.environ, output, 30) == 3
+    assert has_ended(int(log.read_text()))
+
+
+def test_tests_that_fail_are_counted_and_all_of_them_run(tmp_path: Path, capsys) -> None:
+    (tmp_path / "test_some.py").write_text("def test_a(): assert 1 == 2\ndef test_b(): pass\n")
+    passed, summary = process.run_tests(tmp_path, ("test_some.py",), False)
+    assert not passed
+    assert summary.startswith("1 failed, 1 passed in")
+    assert "assert 1 == 2" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
+    step = {"model": "m", "sequences": 1, "context": 32, "step_ms": 2.0}
+    row = {"model": "m", "what": "load", "rate": 50.0, "unit": "tok/s", "least": 40, "floor": 100}
+    kernel = {"name": "copy", "ms": 0.5, "gb_per_s": 2000.0, "tflop_per_s": 0.0, "share": 0.75}
+    case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
+    parts = {
+        "kernels": {"status": "failed", "tests": "1 failed"},
+        "speed": {
+            "status": "failed",
+            "rows": [row],
+            "steps": [step | {"busy_ms": 1.5, "wait_ms": 0.5}, step | {"busy_ms": None, "wait_ms": None}],
+            "errors": ["m: Traceback\n  RuntimeError: no luck\n"],
+        },
+        "bandwidth": {"status": "failed", "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}]},
+        "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
+        "peers": {"status": "passed", "what": "load", "quire": 900.0, "generate": 100.0, "generate_batch": None},
+        "parity": {"status": "skipped", "why": "no time"},
+    }
+    text = table({"parts": parts})
+    for wanted in (
+        "1 failed",
+        "50.0 tok/s   asked for 40, floor 100 (50 %)",
+        "2.00 ms, device 1.50, waits for the host 0.500",
+        "2.00 ms, no graph",
+        "RuntimeError: no luck",
+        "2000.0 GB/s       75 %",
+        "failed: RuntimeError: no",
+        "ready after 30.0 s",
+        "c1: 7 tok/s",
+        "Quire 900 tok/s, generate 100",
+        "no time",
+    ):
+        assert wanted in text
