@@ -25,6 +25,8 @@ def table(report: dict[str, Any]) -> str:
             waits = "no graph"
             if row["busy_ms"] is not None:
                 waits = f"device {row['busy_ms']:.2f}, waits for the host {row['wait_ms']:.3f}"
+            if row.get("mixed_launch_ms") is not None:
+                waits += f", launching one with a prompt takes {row['mixed_launch_ms']:.2f}"
             lines.append(
                 f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, {waits}"
             )

@@ -73,7 +73,10 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "speed": {
             "status": "failed",
             "rows": [row],
-            "steps": [step | {"busy_ms": 1.5, "wait_ms": 0.5}, step | {"busy_ms": None, "wait_ms": None}],
+            "steps": [
+                step | {"busy_ms": 1.5, "wait_ms": 0.5, "mixed_launch_ms": 9.0},
+                step | {"busy_ms": None, "wait_ms": None, "mixed_launch_ms": None},
+            ],
             "errors": ["m: Traceback\n  RuntimeError: no luck\n"],
         },
         "bandwidth": {"status": "failed", "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}]},
@@ -85,7 +88,7 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
     for wanted in (
         "1 failed",
         "50.0 tok/s   asked for 40, floor 100 (50 %)",
-        "2.00 ms, device 1.50, waits for the host 0.500",
+        "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
         "2.00 ms, no graph",
         "RuntimeError: no luck",
         "2000.0 GB/s       75 %",
