@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -71,6 +72,8 @@ def main() -> int:
     if not args.rehearse and not has_cuda():
         print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
         return 1
+    # Whoever ends the check ends the part that runs, which is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
     print("\n".join(f"{name}: {value}" for name, value in report["environment"].items()), flush=True)

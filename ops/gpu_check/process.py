@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from ops.processes import dying_with_parent
+
 # Between asking a part to stop and killing it: pytest says what failed until then.
 GRACE_S = 8.0
 # Test processes at most. What they share a card for is small; compiling kernels takes most of their time.
@@ -23,7 +25,12 @@ MAX_FAILURES = 25
 def run(command: list[str], folder: Path, environ: Mapping[str, str], output: IO[str], seconds: float) -> int:
     """Run a command with all that it starts for at most so long; its exit code, -1 if it was stopped."""
     process = subprocess.Popen(
-        command, cwd=folder, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        dying_with_parent(command),
+        cwd=folder,
+        env=dict(environ),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     stopped = False
     try:
