@@ -33,6 +33,7 @@ class Answer:
     def __init__(self, about: About, model: ServedModel, outputs: Outputs, is_joined: bool = False) -> None:
         self.about = about
         self.outputs = outputs
+        self.model_name = model.name
         # Whether another HTTP request made the call.
         self.is_joined = is_joined
         # By request id: where the choices of its prompt begin, and its text.
@@ -65,6 +66,11 @@ class Answer:
     @property
     def usage(self) -> dict[str, int]:
         return usage(self.about.prompt_tokens, self.tokens)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why the choices ended that did, in order."""
+        return [reason for _, assembly in self._parts.values() for reason in assembly.finish_reasons]
 
     def feed(self, item: StepItem) -> Iterator[tuple[int, Piece, int]]:
         """The pieces of an item: index of the choice, the piece, and the tokens of all prompts up to it."""

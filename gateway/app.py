@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -16,7 +16,11 @@ from gateway.meter import BEGAN, METER, Meters, clock
 from gateway.model import ServedModel
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
+from gateway.tracing import PREFIX, SPAN, HttpSpan
 from shared.broker import new_id
+
+if TYPE_CHECKING:
+    from shared.spans import Tracer
 
 access = logging.getLogger("gateway.access")
 log = logging.getLogger("gateway")
@@ -29,9 +33,9 @@ MAX_HEADERS = 64
 PROBES = ("/healthz", "/readyz")
 
 
-def create_app(settings: GatewaySettings, model: ServedModel) -> web.Application:
+def create_app(settings: GatewaySettings, model: ServedModel, tracer: Tracer | None = None) -> web.Application:
     """The application; it connects to Redis when it starts up."""
-    gateway = Gateway(settings, model)
+    gateway = Gateway(settings, model, tracer)
     app = web.Application(middlewares=[_outermost, errors.middleware], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
     engine_page.add_to(app, gateway)
@@ -78,6 +82,10 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
     """Gives the request its id, counts it, and one line in the log when it is over. Never what it said."""
     request[REQUEST_ID] = new_id()
     began = request[BEGAN] = clock()
+    tracer = request.app[GATEWAY].tracer
+    span = None
+    if tracer is not None and request.path.startswith(PREFIX):
+        span = request[SPAN] = HttpSpan(tracer, request)
     status: Any = "gone"
     try:
         response = await handler(request)
@@ -90,7 +98,9 @@ async def _outermost(request: web.Request, handler: Handler) -> web.StreamRespon
         _count(request, str(status))
         level = logging.DEBUG if request.path in PROBES else logging.INFO
         if access.isEnabledFor(level):
-            access.log(level, "%s", _access_line(request, status, 1000 * (clock() - began)))
+            _log_access(level, request, status, 1000 * (clock() - began))
+        if span is not None:
+            span.end(status if status != "gone" else None)
 
 
 def _count(request: web.Request, status: str) -> None:
@@ -108,16 +118,29 @@ def _count(request: web.Request, status: str) -> None:
         meters.refusals[reason] += 1
 
 
-def _access_line(request: web.Request, status: Any, duration_ms: float) -> str:
-    line: str = (
-        f"{request.method} {request.rel_url.raw_path[:200]} {status} request={request[REQUEST_ID]} ms={duration_ms:.0f}"
-    )
-    answer = request.get(ANSWER)
-    if answer is None:
-        return line
-    outcome = answer.outcome.name if answer.outcome else "none"
-    line = f"{line} outcome={outcome} prompt_tokens={answer.about.prompt_tokens} tokens={answer.tokens}"
-    return line + " background" * int(answer.about.is_background) + " joined" * int(answer.is_joined)
+def _log_access(level: int, request: web.Request, status: Any, duration_ms: float) -> None:
+    path = request.rel_url.raw_path[:200]
+    request_id = request[REQUEST_ID]
+    line = f"{request.method} {path} {status} request={request_id} ms={duration_ms:.0f}"
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "method": request.method,
+        "path": path,
+        "status": status,
+        "duration_ms": round(duration_ms, 3),
+    }
+    if (span := request.get(SPAN)) is not None:
+        line += f" trace={span.trace_id}"
+        fields["trace_id"] = span.trace_id
+    if (meter := request.get(METER)) is not None and meter.first_s is not None:
+        line += f" ttft_ms={1000 * meter.first_s:.1f}"
+        fields["ttft_ms"] = round(1000 * meter.first_s, 3)
+    if (answer := request.get(ANSWER)) is not None:
+        outcome = answer.outcome.name if answer.outcome else "none"
+        line += f" outcome={outcome} prompt_tokens={answer.about.prompt_tokens} tokens={answer.tokens}"
+        line += " background" * int(answer.about.is_background) + " joined" * int(answer.is_joined)
+        fields |= {"outcome": outcome, "prompt_tokens": answer.about.prompt_tokens, "tokens": answer.tokens}
+    access.log(level, "%s", line, extra=fields)
 
 
 class _Protocol(RequestHandler):

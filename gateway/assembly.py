@@ -66,6 +66,11 @@ class Assembly:
         self._choices = [_ChoiceText(model, stop) for _ in range(n)]
         self.tokens = 0
 
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended."""
+        return [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
+
     def feed(self, item: StepItem) -> list[Piece]:
         """The pieces of an item, in order; those that have neither text nor finish reason are left out."""
         pieces = []

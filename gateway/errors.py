@@ -191,5 +191,5 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 def unexpected(error: Exception, request: web.Request) -> ApiError:
     """A fault of this program: the traceback goes to the log, the client gets the id to ask about."""
     request_id = request.get(REQUEST_ID, "")
-    log.error("request %s failed unexpectedly", request_id, exc_info=error)
+    log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})
     return ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
-import sys
+from dataclasses import replace
 
 import uvloop
 
@@ -14,10 +15,13 @@ from gateway.app import GATEWAY, Runner, create_app, start_site
 from gateway.internal import Inside
 from gateway.model import ModelError, load_model
 from gateway.settings import GatewaySettings
+from shared.broker import new_id
 from shared.internal_server import PortError, bind
-from shared.logs import setup_logging
+from shared.logs import give_up, setup_logging
 from shared.naming import InvalidModelName
 from shared.redis_clients import BrokerUnavailable, check_redis, redact
+from shared.tracing import TracingError
+from shared.tracing import start as start_tracing
 
 log = logging.getLogger("gateway")
 
@@ -28,11 +32,18 @@ class StartError(Exception):
 
 def run(settings: GatewaySettings) -> int:
     """Serve until told to stop. The exit status: 0, or 1 after one line that says why it cannot start."""
-    setup_logging("gateway", settings.log_level)
+    settings = replace(settings, gateway_id=settings.gateway_id or new_id())
+    setup_logging(
+        "gateway",
+        settings.log_level,
+        settings.log_format,
+        hides_errors=not settings.log_prompts,
+        gateway=settings.gateway_id,
+    )
     try:
         uvloop.run(_serve(settings))
-    except (StartError, PortError, ModelError, InvalidModelName, BrokerUnavailable) as error:
-        print(f"quire gateway: {' '.join(str(error).split())}", file=sys.stderr)
+    except (StartError, PortError, ModelError, InvalidModelName, BrokerUnavailable, TracingError) as error:
+        give_up("quire gateway", error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -42,8 +53,9 @@ def run(settings: GatewaySettings) -> int:
 async def _serve(settings: GatewaySettings) -> None:
     listener = bind(settings.internal_host, settings.internal_port)
     model = await asyncio.to_thread(load_model, settings.model, settings.name)
+    tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name)
-    app = create_app(settings, model)
+    app = create_app(settings, model, tracer)
     runner = Runner(app, settings)
     await runner.setup()
     internal = Inside(app[GATEWAY], listener).server
@@ -66,6 +78,8 @@ async def _serve(settings: GatewaySettings) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
             await internal.close()
+        if tracer is not None:
+            tracer.close()
 
 
 async def _listen(runner: Runner, settings: GatewaySettings) -> int:

@@ -55,13 +55,15 @@ class Meters:
 class Meter:
     """One call."""
 
-    __slots__ = ("_began", "_dialect", "_last_at", "kind", "meters", "tokens")
+    __slots__ = ("_began", "_dialect", "_last_at", "first_at", "kind", "meters", "tokens")
 
     def __init__(self, meters: Meters, dialect: str, kind: str, began: float) -> None:
         self.meters = meters
         self._dialect = dialect
         self._began = began
         self._last_at = 0.0
+        # When the first token was written to the stream of a new call; 0 before.
+        self.first_at = 0.0
         self.kind = kind
         # Of the answer, that the client has.
         self.tokens = 0
@@ -85,8 +87,14 @@ class Meter:
         if self._last_at:
             self.meters.between_tokens_s[self._dialect].observe(now - self._last_at)
         elif self.kind == "new":
+            self.first_at = now
             self.meters.first_token_s[self._dialect].observe(now - self._began)
         self._last_at = now
+
+    @property
+    def first_s(self) -> float | None:
+        """From the call to its first token; None without one, or where it leaves with all the others."""
+        return self.first_at - self._began if self.first_at else None
 
     def collected(self, tokens: int) -> None:
         """The answer is complete and leaves in one piece."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from redis.exceptions import RedisError
@@ -28,15 +30,21 @@ from gateway.streams import Fanout, Outputs
 from gateway.submission import Submission, down
 from gateway.subscription import Subscription
 from gateway.terms import read_terms
+from gateway.tracing import SPAN
 from shared.broker import Broker, QueueBounds, new_id
 from shared.loop_lag import LoopLag
 from shared.messages import MessageError
 from shared.redis_clients import command_client, pubsub_client
 
+if TYPE_CHECKING:
+    from shared.spans import Tracer
+
 log = logging.getLogger("gateway")
 
 # How long cancellations may take when the gateway ends.
 CANCEL_TIMEOUT_S = 3.0
+# How much of a prompt the log has where it is asked for.
+MAX_LOGGED_PROMPT = 4096
 
 Reader = Callable[[dict[str, Any], Limits, Renderer], Awaitable[Call]]
 FormatClass = type[chat.Format] | type[completions.Format]
@@ -45,8 +53,9 @@ FormatClass = type[chat.Format] | type[completions.Format]
 class Gateway:
     """Everything that handlers need. Between `start` and `close` it holds connections, tasks and threads."""
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
+    def __init__(self, settings: GatewaySettings, model: ServedModel, tracer: Tracer | None = None) -> None:
         self.settings = settings
+        self.tracer = tracer
         self.model = model
         self.id = settings.gateway_id or new_id()
         self.started = answers.created()
@@ -128,10 +137,15 @@ class Gateway:
         settings = self.settings
         meter = request[METER] = self.meters.open(format_.dialect, "new", request[BEGAN])
         body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
+        if settings.log_prompts:
+            _log_prompt(request[REQUEST_ID], body)
         call = await read(body, self.limits, self.renderer)
         terms = read_terms(
             request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
         )
+        if (span := request.get(SPAN)) is not None:
+            span.asks(format_.dialect, call)
+            terms = replace(terms, traceparent=str(span.context))
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
         about = call.about(format_.dialect, answers.created())
@@ -244,7 +258,12 @@ class Gateway:
     def _note_corrupt_about(self, call_id: str, error: MessageError) -> None:
         self.meters.corrupt_abouts += 1
         if self.meters.corrupt_abouts == 1:
-            log.error("what is noted about call %s is corrupt (this is said once): %s", call_id, error)
+            log.error(
+                "what is noted about call %s is corrupt (this is said once): %s",
+                call_id,
+                error,
+                extra={"request_id": call_id},
+            )
 
     @contextmanager
     def _listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[Outputs]:
@@ -308,3 +327,10 @@ class Gateway:
         self.draining = True
         # Let the loop close listening sockets and answer what is on its way.
         await asyncio.sleep(0)
+
+
+def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
+    """For --log-prompts: what was asked, also where it is refused."""
+    asked = {name: body[name] for name in ("messages", "prompt") if name in body}
+    prompt = json.dumps(asked)[:MAX_LOGGED_PROMPT]
+    log.info("request %s asks: %s", call_id, prompt, extra={"request_id": call_id, "prompt": prompt})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shared.naming import served_name
 from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
+from shared.tracing import OTLP_ENDPOINT_HELP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,13 @@ class GatewaySettings:
         "machine.",
     )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
+    log_format: str = option(
+        "text", choices=("text", "json"), help="How it is logged: lines for people, or one JSON object per line."
+    )
+    log_prompts: bool = option(
+        False, help="Whether the log has the beginning of every prompt, and the texts of unexpected exceptions."
+    )
+    otlp_endpoint: str = option("", metavar="URL", help=OTLP_ENDPOINT_HELP)
 
     @property
     def name(self) -> str:

@@ -254,7 +254,12 @@ class Outputs:
         try:
             items = await self._broker.read_output(cursor.request_id, cursor.next, PAGE)
         except (RedisError, OSError) as error:
-            log.debug("the output of request %s cannot be read now: %s", cursor.request_id, error)
+            log.debug(
+                "the output of request %s cannot be read now: %s",
+                cursor.request_id,
+                error,
+                extra={"request_id": cursor.request_id},
+            )
             return False
         except (MessageError, KeyError) as error:
             self._fanout.note_corrupt_log(cursor.request_id, error)
@@ -333,7 +338,12 @@ class Fanout:
         """The output log of a request cannot be read; its calls end with an error."""
         self.corrupt_logs += 1
         if self.corrupt_logs == 1:
-            log.error("the output log of request %s is corrupt (this is said once): %s", request_id, error)
+            log.error(
+                "the output log of request %s is corrupt (this is said once): %s",
+                request_id,
+                error,
+                extra={"request_id": request_id},
+            )
 
     def each(self, act: Callable[[Outputs], None]) -> None:
         for outputs in list(self._open):

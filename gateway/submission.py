@@ -82,7 +82,12 @@ class Canceller:
                     if isinstance(result, (RedisError, OSError)):
                         continue
                     if isinstance(result, BaseException):
-                        log.error("request %s cannot be cancelled", request_id, exc_info=result)
+                        log.error(
+                            "request %s cannot be cancelled",
+                            request_id,
+                            exc_info=result,
+                            extra={"request_id": request_id},
+                        )
                     self._waiting.pop(request_id, None)
                 if any(isinstance(result, (RedisError, OSError)) for result in results):
                     await asyncio.sleep(CANCEL_PAUSE_S)
@@ -217,6 +222,7 @@ class Submission:
                     is_background=terms.is_background,
                     idempotency_key=terms.idempotency_key,
                     fingerprint=terms.fingerprint,
+                    traceparent=terms.traceparent,
                 )
             except (RedisError, OSError) as error:
                 # That is no lost reply: the client need not wait for more of it.

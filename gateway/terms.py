@@ -32,6 +32,8 @@ class Terms:
     deadline_ms: int
     idempotency_key: str
     fingerprint: str
+    # Of the span of the call, where there is one.
+    traceparent: str = ""
 
 
 def read_terms(

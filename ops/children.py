@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -77,7 +78,18 @@ class Service:
         with self.log_path.open("rb") as log:
             size = log.seek(0, 2)
             log.seek(max(self._log_start, size - tail))
-            return log.read().decode(errors="replace").splitlines()
+            return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
+
+
+def _as_text(line: str) -> str:
+    """A line of the log in its form for people, also where services write JSON."""
+    if line.startswith("{"):
+        try:
+            record = json.loads(line)
+            return f"{record['ts'].replace('T', ' ')} {record['level'].upper()} log  {record['msg']}"
+        except (ValueError, KeyError, AttributeError, TypeError):
+            pass
+    return line
 
 
 class RedisService:

@@ -48,6 +48,9 @@ class ServeSettings:
         1800.0, minimum=1, metavar="SECONDS", help="Give up if nothing answers after so long; loading can take minutes."
     )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What the services log.")
+    log_format: str = option(
+        "text", choices=("text", "json"), help="How they log: lines for people, or one JSON object per line."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,7 @@ class Claim:
     """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted.
 
     deaths: workers that died with it since it last made progress. deliveries: attempts so far, with this one.
+    traceparent: of the gateway's span, '' without tracing. before: the attempt token before this one, '' for the first.
     """
 
     request_id: str
@@ -92,6 +93,8 @@ class Claim:
     deaths: int
     logged: tuple[bytes, ...]
     deliveries: int = 1
+    traceparent: str = ""
+    before: str = ""
 
     def items(self) -> tuple[StepItem, ...]:
         """The items of the output log. Raises MessageError."""
@@ -196,10 +199,12 @@ class Broker:
         is_background: bool = False,
         idempotency_key: str = "",
         fingerprint: str = "",
+        traceparent: str = "",
     ) -> str:
         """Accept a request into the queue, once however often it is called.
 
         deadline_ms: from now, 0 for none. about: what `attach` returns. is_background: it runs on without a client.
+        traceparent: of the span of the call, which `claim` returns.
         idempotency_key and fingerprint: a key that the client chose, and a hash of what it asked for.
         Returns the id of the request that stands for the call: another one if the key was used before. Raises QueueFull
         and IdempotencyConflict.
@@ -209,7 +214,7 @@ class Broker:
         keys.append(self.keys.idempotency(idempotency_key) if idempotency_key else request)
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
-        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S]
+        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent]
         reply = await self._submit(keys=keys, args=args)
         if reply[0] == b"full":
             raise QueueFull(int(reply[1]), int(reply[2]))
@@ -355,7 +360,7 @@ class Broker:
         reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
         if reply[0] != b"claimed":
             return None
-        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged = reply
+        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, traceparent, before = reply
         return Claim(
             request_id,
             attempt,
@@ -367,6 +372,8 @@ class Broker:
             int(deaths),
             tuple(logged),
             int(deliveries),
+            _text(traceparent),
+            _text(before),
         )
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -1,17 +1,41 @@
 """Logs: one line per event on standard error, the same shape in every process.
 
     2026-05-04 12:00:01.234 INFO  worker  message
+    {"ts": "2026-05-04T10:00:01.234Z", "level": "info", "logger": "worker.service", "msg": "message", "worker": "w1"}
 
-The time is local with milliseconds. A message that spans lines is kept on one, so that `grep` finds all of it; only a
-traceback follows on lines of its own.
+The time of a text line is local, that of a JSON line is UTC. A message that spans lines is kept on one, so that `grep`
+finds all of it; a traceback follows a text line on lines of its own, and is the field `exception` of a JSON line.
+
+What clients say is never in a message. A traceback could quote it in the text of an exception, so where `hides_errors`
+is set it has the places and types of the exceptions only.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+# What a message may carry beside its text, as `extra`: fields of a JSON line.
+FIELDS = (
+    "request_id",
+    "trace_id",
+    "method",
+    "path",
+    "status",
+    "outcome",
+    "ttft_ms",
+    "duration_ms",
+    "prompt_tokens",
+    "tokens",
+    "prompt",
+)
 
 _ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r"}
 
@@ -19,9 +43,10 @@ _ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r"}
 class LineFormatter(logging.Formatter):
     """Renders a record as one line that names its process."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, hides_errors: bool = False) -> None:
         super().__init__()
         self._process = process
+        self._hides_errors = hides_errors
 
     def format(self, record: logging.LogRecord) -> str:
         when = self.formatTime(record, "%Y-%m-%d %H:%M:%S")
@@ -31,13 +56,60 @@ class LineFormatter(logging.Formatter):
             line += "\n" + self.formatException(record.exc_info)
         return line
 
+    def formatException(self, ei: Any) -> str:
+        return places(ei[1]) if self._hides_errors and ei[1] is not None else super().formatException(ei)
 
-def setup_logging(process: str, level: str = "info") -> None:
-    """Send all logs of this process to standard error. `level` is one of LEVELS. A second call replaces the set-up."""
+
+class JsonFormatter(LineFormatter):
+    """Renders a record as one JSON object, with the process' names (`worker`, `gateway`) and what FIELDS it has."""
+
+    def __init__(self, names: dict[str, str], hides_errors: bool = False) -> None:
+        super().__init__("", hides_errors)
+        self._names = names
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "ts": when.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+            **self._names,
+        }
+        line |= {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def places(error: BaseException) -> str:
+    """A traceback without the texts of its exceptions, which may quote what a client said."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        kind = type(found)
+        frames = "".join(traceback.format_tb(found.__traceback__))
+        parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}: (text withheld: it may quote a prompt)")
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return "\nwhich led to\n".join(reversed(parts))
+
+
+def setup_logging(
+    process: str, level: str = "info", form: str = "text", *, hides_errors: bool = False, **names: str
+) -> None:
+    """Send all logs of this process to standard error. A second call replaces the set-up.
+
+    `level` is one of LEVELS, `form` one of FORMATS; `names` are fields of every JSON line.
+    """
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {level!r}")
+    if form not in FORMATS:
+        raise ValueError(f"form must be one of {', '.join(FORMATS)}, not {form!r}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(process))
+    is_json = form == "json"
+    handler.setFormatter(JsonFormatter(names, hides_errors) if is_json else LineFormatter(process, hides_errors))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -45,3 +117,12 @@ def setup_logging(process: str, level: str = "info") -> None:
     for name in ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingface_hub"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
+
+
+def give_up(prog: str, error: object) -> None:
+    """The last line of a process that cannot go on: a sentence for people, or a record where the log is JSON."""
+    message = f"{prog}: {' '.join(str(error).split())}"
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger(prog.replace(" ", ".")).critical("%s", message)
+    else:
+        print(message, file=sys.stderr)

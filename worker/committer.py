@@ -17,6 +17,7 @@ from shared.broker import Broker, Claim, StepCommit, StepReply
 from shared.messages import Delta, StepItem
 from worker.commits import CommitCounts
 from worker.engine_loop import EngineLoop
+from worker.tracing import AttemptSpans
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,12 @@ class Attempt:
 
     token: str
     sent: list[StepItem]
+    spans: AttemptSpans | None = None
+
+    def trace_end(self, outcome: str) -> None:
+        """The attempt is over."""
+        if self.spans is not None:
+            self.spans.end(outcome, self.sent[-1].end if self.sent else 0)
 
 
 class Committer:
@@ -53,12 +60,12 @@ class Committer:
         self._obeyed: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
 
-    def register(self, claim: Claim, logged: tuple[StepItem, ...]) -> bool:
+    def register(self, claim: Claim, logged: tuple[StepItem, ...], spans: AttemptSpans | None = None) -> bool:
         """From now on items of this request are committed under the claim's attempt token.
 
         False if it was cancelled since: it must be ended as soon as it is started.
         """
-        self._attempts[claim.request_id] = Attempt(claim.attempt, list(logged))
+        self._attempts[claim.request_id] = Attempt(claim.attempt, list(logged), spans)
         self._pending.pop(claim.request_id, None)
         self._ended.clear()
         return self._early_cancels.pop(claim.request_id, 0) == 0
@@ -93,6 +100,8 @@ class Committer:
             attempt = self._attempts.get(commit.item.request_id)
             if attempt is not None and attempt.token == commit.attempt:
                 self._pending.setdefault(commit.item.request_id, []).append(commit.item)
+                if attempt.spans is not None and commit.item.deltas and not attempt.spans.has_tokens:
+                    attempt.spans.first_tokens()
         self._wake.set()
 
     async def run(self, engine: EngineLoop) -> None:
@@ -114,6 +123,11 @@ class Committer:
     async def all_ended(self) -> None:
         """Wait until no request runs here."""
         await self._ended.wait()
+
+    def released(self) -> None:
+        """What ran here has been handed back."""
+        for attempt in self._attempts.values():
+            attempt.trace_end("released")
 
     def stop(self) -> None:
         self._stopping = True
@@ -152,7 +166,7 @@ class Committer:
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:
-                del self._attempts[item.request_id]
+                self._attempts.pop(item.request_id).trace_end(item.outcome.name)
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
@@ -171,7 +185,12 @@ class Committer:
             attempt = self._attempts[request_id]
             rest = [item for item in attempt.sent if item.end > index or item.outcome]
             if rest and rest[0].start == index:
-                log.warning("the log of request %s ends at token %d; sending the rest again", request_id, index)
+                log.warning(
+                    "the log of request %s ends at token %d; sending the rest again",
+                    request_id,
+                    index,
+                    extra={"request_id": request_id},
+                )
                 self.counts.resent += 1
                 again += [StepCommit(attempt.token, item) for item in rest]
             else:
@@ -181,7 +200,12 @@ class Committer:
     def _lose(self, request_id: str, engine: EngineLoop) -> None:
         attempt = self._attempts.pop(request_id)
         self._pending.pop(request_id, None)
-        log.warning("attempt at request %s is over: Redis or another worker has it otherwise", request_id)
+        log.warning(
+            "attempt at request %s is over: Redis or another worker has it otherwise",
+            request_id,
+            extra={"request_id": request_id},
+        )
+        attempt.trace_end("lost")
         engine.drop(request_id, attempt.token)
         self._on_lost()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -25,6 +26,10 @@ from shared.redis_clients import BLOCK_S
 from worker.claims import ClaimCounts
 from worker.committer import Committer
 from worker.engine_loop import EngineLoop
+from worker.tracing import spans_of
+
+if TYPE_CHECKING:
+    from shared.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +55,7 @@ class Consumer:
         engine: EngineLoop,
         incarnation: str,
         lease_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
         self._broker = broker
         self._reader = reader
@@ -58,6 +64,7 @@ class Consumer:
         self._incarnation = incarnation
         self.claims = ClaimCounts()
         self._lease_s = lease_s
+        self._tracer = tracer
         self._stopping = False
         self._look_back = True
         self._reads = 0
@@ -164,19 +171,29 @@ class Consumer:
             if claim is None:
                 continue
             self.claims.note(claim)
+            spans = spans_of(self._tracer, claim, self._reader.worker_id) if self._tracer is not None else None
             try:
                 request, logged = GenerationRequest.decode(claim.body), claim.items()
                 if request.id != claim.request_id:
                     raise MessageError(f"its body is that of request {request.id}")
             except MessageError as error:
-                log.error("request %s cannot be read: %s", claim.request_id, error)
+                log.error(
+                    "request %s cannot be read: %s", claim.request_id, error, extra={"request_id": claim.request_id}
+                )
                 item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
-                self._committer.register(claim, ())
+                self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
-            wanted = self._committer.register(claim, logged)
+            wanted = self._committer.register(claim, logged, spans)
+            if spans is not None:
+                spans.asks(len(request.prompt))
             if claim.deaths >= ALONE_AFTER_DEATHS:
-                log.warning("request %s has seen %d workers die: it runs alone", claim.request_id, claim.deaths)
+                log.warning(
+                    "request %s has seen %d workers die: it runs alone",
+                    claim.request_id,
+                    claim.deaths,
+                    extra={"request_id": claim.request_id},
+                )
                 self._suspects.append((claim, request, logged))
                 continue
             self._start(claim, request, logged, priority)

@@ -197,7 +197,7 @@ class EngineLoop(threading.Thread):
         except RequestRefused as error:
             detail = str(error)
         except Exception:
-            log.exception("request %s cannot be taken", request.id)
+            log.exception("request %s cannot be taken", request.id, extra={"request_id": request.id})
             detail = "the engine could not take the request"
         return StepItem(request.id, earlier[-1].end if earlier else 0, (), Outcome("error", detail))
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import sys
 import time
 
-from shared.logs import setup_logging
+from shared.logs import give_up, setup_logging
 from shared.naming import InvalidModelName, served_name
 from shared.redis_clients import BrokerUnavailable, check_redis
 from shared.tokenizer import ModelError
+from shared.tracing import TracingError
+from shared.tracing import start as start_tracing
 from worker.errors import StartError
 from worker.settings import WorkerSettings
 
@@ -22,19 +25,19 @@ SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: WorkerSettings) -> int:
     """Serve until told to stop. Returns the exit code."""
-    setup_logging(f"worker {settings.name}", settings.log_level)
+    setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
     from worker.models.errors import CheckpointError  # what follows imports torch: only when a worker really starts
 
     try:
         serve(settings)
         return 0
-    except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName) as error:
-        print(f"quire worker: {error}", file=sys.stderr)
+    except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
+        give_up("quire worker", error)
         return 1
     except RuntimeError as error:
         # The traceback is in the log; the last line says what it was.
         log.debug("why the worker ended", exc_info=error)
-        print(f"quire worker: {error}", file=sys.stderr)
+        give_up("quire worker", error)
         return 1
     except KeyboardInterrupt:
         return 0
@@ -52,6 +55,7 @@ def serve(settings: WorkerSettings) -> None:
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
     # What may be wrong is found before minutes may go into loading.
+    tracer = start_tracing("worker", settings.name, settings.otlp_endpoint, os.environ)
     asyncio.run(check_redis(settings.redis_url, name))
     asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
     try:
@@ -67,11 +71,16 @@ def serve(settings: WorkerSettings) -> None:
         redis_url=settings.redis_url,
         listener=listener,
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
+        tracer=tracer,
     )
     # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What exists now lives as long as the process: the collector need not look at it in every step.
     gc.collect()
     gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(service.run(settings.drain_s))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(service.run(settings.drain_s))
+    finally:
+        if tracer is not None:
+            tracer.close()

@@ -53,4 +53,8 @@ class Orphans:
                 continue
             if await self._broker.cancel(request_id, unless_beside=listeners[request_id]) == "flagged":
                 self.cancelled += 1
-                log.warning("request %s is cancelled: its gateway is gone, and nobody came back for it", request_id)
+                log.warning(
+                    "request %s is cancelled: its gateway is gone, and nobody came back for it",
+                    request_id,
+                    extra={"request_id": request_id},
+                )

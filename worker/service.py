@@ -8,6 +8,7 @@ import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
@@ -25,6 +26,9 @@ from worker.names import NameTaken, home, take_name
 from worker.orphans import Orphans
 from worker.viewer import Viewer
 from worker.watch import Watch
+
+if TYPE_CHECKING:
+    from shared.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +63,10 @@ class WorkerService:
         redis_url: str,
         listener: socket.socket | None = None,
         leases: Leases = Leases(),
+        tracer: Tracer | None = None,
     ) -> None:
         self._leases = leases
+        self._tracer = tracer
         self._model_name = model_name
         self._worker_id = worker_id
         self._redis_url = redis_url
@@ -105,7 +111,7 @@ class WorkerService:
 
         engine = EngineLoop(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
-        consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s)
+        consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer)
         watch = Watch(engine, self._leases.watchdog_s)
         lag = LoopLag()
         internal = None
@@ -148,6 +154,7 @@ class WorkerService:
             await tasks[1]
             if committer.attempts:
                 released = await broker.release(committer.attempts)
+                committer.released()
                 log.info("%d requests are handed back; other workers go on with them", released)
             self._ended.set()
             await asyncio.wait(tasks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
+from shared.tracing import OTLP_ENDPOINT_HELP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,10 @@ class WorkerSettings:
         help="A running request whose gateway is gone is cancelled after so long, unless a client comes back for it.",
     )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
+    log_format: str = option(
+        "text", choices=("text", "json"), help="How it is logged: lines for people, or one JSON object per line."
+    )
+    otlp_endpoint: str = option("", metavar="URL", help=OTLP_ENDPOINT_HELP)
 
     @property
     def name(self) -> str:

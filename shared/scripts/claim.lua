@@ -2,7 +2,8 @@
 --   KEYS  request hash, output log
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery, never
 --         reused), retention (s), deaths after which a request is quarantined
---   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}} | {'dropped', why}
+--   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
+--         the attempt before this one} | {'dropped', why}
 --         | {'lost'} (the entry is pending for another worker by now, or for nobody: nothing was done)
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
 -- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
@@ -53,6 +54,9 @@ if req[8] ~= attempt then
             return {'dropped', 'quarantined'}
         end
     end
+    if req[8] then
+        redis.call('HSET', KEYS[1], 'before', req[8])
+    end
     redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker, 'incarnation', incarnation)
     if redis.call('HINCRBY', KEYS[1], 'deliveries', 1) > 1 then
         count(prefix, 'migrations')
@@ -62,7 +66,8 @@ local items = {}
 for _, logged in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
     items[#items + 1] = logged[2][2]
 end
-local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries')
+local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before')
 -- Progress since the last death clears the request of those before.
 local deaths = (emitted > tonumber(seen[2] or -1)) and 0 or tonumber(seen[1])
-return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items}
+return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items,
+    seen[4] or '', seen[5] or ''}

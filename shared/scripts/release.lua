@@ -12,7 +12,7 @@ for i = 2, #ARGV, 2 do
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         take_off_queue(prefix, req[3], req[4])
         local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', req[6])
-        redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry)
+        redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry, 'before', req[1])
         redis.call('HDEL', key, 'attempt', 'owner', 'incarnation')
         add_load(prefix, req[5], 1, tonumber(req[6]))
         released = released + 1

@@ -2,7 +2,7 @@
 --   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none),
 --         about (what a gateway must know to render the answer again), background ('1': runs on without a client),
---         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s)
+--         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent ('' = none)
 --   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
 -- Repeatable: the same id is accepted once, so a caller that lost the reply asks again. An idempotency key whose request
@@ -34,6 +34,9 @@ local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
     'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
     'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack({gateway}))
+if ARGV[14] ~= '' then
+    redis.call('HSET', KEYS[1], 'traceparent', ARGV[14])
+end
 if fingerprint ~= '' then
     redis.call('HSET', KEYS[3], 'id', id, 'fingerprint', fingerprint)
     redis.call('EXPIRE', KEYS[3], ARGV[13])

@@ -178,6 +178,7 @@ async def test_the_log_has_one_line_per_request_and_no_prompt(
     lines = [record.getMessage() for record in caplog.records if record.name == "gateway.access"]
     [line] = [line for line in lines if "/v1/chat/completions" in line]
     assert line.startswith(f"POST /v1/chat/completions 200 request={reply.headers['x-request-id']} ms=")
+    assert "ttft_ms" not in line  # the answer left in one piece
     assert line.endswith(
         f"outcome=stop prompt_tokens={reply.json['usage']['prompt_tokens']} tokens={len(tokens('an answer'))}"
     )

@@ -41,6 +41,7 @@ class Request:
     died_at: int = -1
     all_deaths: int = 0
     deliveries: int = 0
+    before: str = ""
 
     @property
     def body(self) -> bytes:
@@ -49,6 +50,10 @@ class Request:
     @property
     def about(self) -> bytes:
         return b"about " + self.request_id.encode()
+
+    @property
+    def traceparent(self) -> str:
+        return f"trace of {self.request_id}"
 
 
 @dataclass
@@ -186,6 +191,7 @@ class ProtocolModel:
                     detail = "the worker died each time it ran this request"
                     self._finish_unowned(request, "quarantined", detail)
                     return None
+            request.before = request.attempt or request.before
             request.state, request.attempt = "running", attempt
             request.owner, request.incarnation = worker, incarnation
             request.deliveries += 1
@@ -201,6 +207,8 @@ class ProtocolModel:
             0 if request.emitted > request.died_at else request.deaths,
             tuple(item for _, item in request.log),
             request.deliveries,
+            request.traceparent,
+            request.before,
         )
 
     def commit_step(self, worker: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]]) -> StepReply:
@@ -258,6 +266,7 @@ class ProtocolModel:
             request = self.requests.get(request_id)
             if request is not None and request.state == "running" and request.attempt == attempt:
                 self._take_off(request.queue, request.entry)
+                request.before = request.attempt
                 request.state, request.attempt, request.owner, request.incarnation = "queued", "", "", ""
                 self._enqueue(request, "handed")
                 released += 1

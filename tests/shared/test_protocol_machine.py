@@ -188,6 +188,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 is_background=is_background,
                 idempotency_key=key,
                 fingerprint=fingerprint,
+                traceparent=request.traceparent,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint),
             lost,

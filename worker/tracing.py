@@ -1,0 +1,91 @@
+"""What tracing shows of an attempt at a request, under the gateway's span: `queue`, `prefill` or `recovery`, `decode`.
+
+    created           claimed                 first token                 end
+       |----- queue -----|------- prefill --------|-------- decode --------|      the first attempt
+                         |------- recovery -------|-------- decode --------|      a later one
+
+The span of claim to first token has the beginning of the attempt token as its id: so the recovery after it knows
+what to link to, even if the worker that made it is dead.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from shared.broker import Claim
+from shared.tracing import TraceContext
+
+if TYPE_CHECKING:
+    from shared.spans import Tracer
+
+_SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+class AttemptSpans:
+    """The spans of one attempt. Three calls per attempt, none per token."""
+
+    def __init__(self, tracer: Tracer, parent: TraceContext, claim: Claim, worker_id: str) -> None:
+        self._tracer = tracer
+        self._parent = parent
+        self._earlier = claim.emitted
+        self._attributes = {
+            "quire.request.id": claim.request_id,
+            "quire.worker.id": worker_id,
+            "quire.attempt": claim.deliveries,
+        }
+        self.has_tokens = False
+        now_ns = time.time_ns()
+        name = "prefill"
+        more: dict[str, int] = {}
+        before: list[TraceContext] = []
+        if claim.deliveries == 1:
+            queued = {**self._attributes, "quire.priority": claim.priority_class}
+            tracer.span("queue", parent, queued, began_ns=now_ns - 1_000_000 * max(0, claim.waited_ms)).end(now_ns)
+        else:
+            name = "recovery"
+            more = {"quire.recovery.earlier_tokens": claim.emitted, "quire.recovery.deaths": claim.deaths}
+            if span_id := span_id_of(claim.before):
+                before.append(TraceContext(parent.trace_id, span_id, parent.flags))
+        self._span = tracer.span(
+            name,
+            parent,
+            {**self._attributes, **more},
+            began_ns=now_ns,
+            span_id=span_id_of(claim.attempt),
+            links=before,
+        )
+
+    def asks(self, prompt_tokens: int) -> None:
+        """How long the prompt is."""
+        self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
+
+    def first_tokens(self) -> None:
+        """The first step of this attempt that emitted something is over."""
+        self.has_tokens = True
+        now_ns = time.time_ns()
+        self._span.end(now_ns)
+        self._span = self._tracer.span("decode", self._parent, self._attributes, began_ns=now_ns)
+
+    def end(self, outcome: str, tokens: int) -> None:
+        """The attempt is over, with `tokens` of the request's log. Beside outcomes: `lost` and `released`."""
+        self._span.set_attribute("quire.outcome", outcome)
+        if self.has_tokens:
+            self._span.set_attribute("gen_ai.usage.output_tokens", max(0, tokens - self._earlier))
+        if outcome in ("error", "lost"):
+            from shared.spans import fail
+
+            fail(self._span, outcome)
+        self._span.end()
+
+
+def spans_of(tracer: Tracer, claim: Claim, worker_id: str) -> AttemptSpans | None:
+    """The spans of a claim, which have begun; None if its gateway does not trace."""
+    parent = TraceContext.parse(claim.traceparent)
+    return AttemptSpans(tracer, parent, claim, worker_id) if parent else None
+
+
+def span_id_of(attempt: str) -> int:
+    """The id of the span that covers an attempt's way to its first token; 0 for a token that is not hexadecimal."""
+    return int(attempt[:16], 16) if _SPAN_ID.match(attempt) else 0
