@@ -1,0 +1,141 @@
+"""What clients say is in no log and in no span, whatever goes wrong with it; unless it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collector import running_collector
+from tests.conftest import QuireProcess
+from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.worker.checkpoints import make_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+MARK = "kolibri77"
+# Their last bytes are tokens that nothing else here has.
+DEADLY, FAILING = "Ω", "Ψ"
+TEMPLATE = (
+    "{% set said = messages[0].content %}"
+    "{% if 'RAISE' in said %}{{ raise_exception('not this: ' + said) }}{% endif %}"
+    "{% if 'TYPE' in said %}{{ said + 1 }}{% endif %}"
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("models") / "long", "llama", max_position_embeddings=2048)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture
+def stack(tmp_path: Path, model: Path) -> Iterator[FaultStack]:
+    stack = FaultStack(tmp_path, model)
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+def leaky(stack: FaultStack, *arguments: str, **environ: str) -> QuireProcess:
+    return stack._start("tests.leaky", (arguments[0], str(stack.model), *arguments[1:]), environ)
+
+
+def chat(text: str, **parameters: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **parameters}
+
+
+def complete(text: str, **parameters: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": text, "max_tokens": 4, "ignore_eos": True, **parameters}
+
+
+# Path, body, and the status with which it is answered.
+CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("chat/completions", chat(MARK), 200),
+    ("chat/completions", chat(MARK, stop=[f"{MARK} stop"], stream=True), 200),
+    ("completions", complete(MARK, n=2, stream=True), 200),
+    ("chat/completions", chat(MARK, temperature=99), 400),
+    ("chat/completions", chat(MARK, response_format={MARK: MARK}), 400),
+    ("chat/completions", {"model": MODEL, "messages": MARK}, 400),
+    ("chat/completions", {"model": MODEL, "messages": [{"role": MARK, "content": MARK}]}, 400),
+    ("chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": {MARK: 1}}]}, 400),
+    ("chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": MARK, MARK: 1}]}, 400),
+    ("chat/completions", chat(f"{MARK} RAISE"), 400),
+    ("chat/completions", chat(f"{MARK} TYPE"), 400),
+    ("chat/completions", chat(MARK * 400), 400),
+    ("completions", complete(MARK * 4000), 400),
+    ("completions", complete(f"{MARK}\ud800"), 400),
+    ("completions", {"model": MODEL, "prompt": {MARK: MARK}}, 400),
+    ("completions", complete(MARK, **{MARK: MARK}), 400),
+    ("completions", complete(f"{MARK} BREAKTOKENIZER"), 500),
+    ("chat/completions", chat(f"{MARK} BREAKTOKENIZER"), 500),
+    ("completions", complete(f"{MARK} {FAILING}", stop=[MARK]), 500),
+)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
+    deadly, failing = (str(stack.tokenizer.encode(word).ids[-1]) for word in (DEADLY, FAILING))
+    assert int(deadly) not in stack.tokenizer.encode(MARK + FAILING).ids
+    with running_collector() as collector:
+        flags = ("--log-format", form, "--log-level", "debug", "--otlp-endpoint", collector.url)
+
+        def worker() -> QuireProcess:
+            return leaky(
+                stack,
+                *("worker", *flags, "--worker-id", "a", "--dtype", "float32", "--threads", "1"),
+                *("--lease-s", "1", "--beat-s", "0.25"),
+                TEST_DEADLY_TOKEN=deadly,
+                TEST_FAILING_TOKEN=failing,
+            )
+
+        workers = [worker()]
+        gateway = leaky(stack, "gateway", *flags, "--port", "0")
+        url = gateway.wait_for(r"listening on (http://[\d.]+:\d+)")[1]
+        workers[0].wait_for("ready: worker")
+        for path, body, status in CALLS:
+            stream = Stream(url, body, path=f"/v1/{path}").wait_end()
+            assert stream.status == status, (path, body, stream.status, stream.text_body)
+        poison = Stream(url, complete(f"{MARK} {DEADLY}"))
+        while poison.status == 0:
+            workers[-1].process.wait(30)
+            if poison._thread.is_alive():
+                workers.append(worker())
+                workers[-1].wait_for("ready: worker")
+                poison._thread.join(2)
+        assert poison.wait_end().status == 500
+        assert "quarantined" in poison.text_body
+        collector.wait(lambda spans: any(s.attributes.get("quire.outcome") == "quarantined" for s in spans))
+        stack.close()
+        for process in (gateway, *workers):
+            assert MARK not in process.stdout + process.stderr
+            if form == "json":
+                assert all(isinstance(json.loads(line), dict) for line in process.stderr.splitlines())
+        assert "failed unexpectedly" in gateway.stderr  # the errors were there to be seen
+        assert "builtins.ValueError: (text withheld" in gateway.stderr
+        assert any("step failed" in process.stderr for process in workers)
+        assert len(collector.spans) > len(CALLS)
+        assert not [body for body in collector.bodies if MARK.encode() in body]
+
+
+def test_prompts_are_logged_where_that_is_asked_for(stack: FaultStack) -> None:
+    gateway = leaky(stack, "gateway", "--log-format", "json", "--log-prompts", "--port", "0")
+    url = gateway.wait_for(r"listening on (http://[\d.]+:\d+)")[1]
+    refused = Stream(url, chat(f"{MARK} {'x' * 100_000}", temperature=99), path="/v1/chat/completions").wait_end()
+    Stream(url, complete(f"{MARK} BREAKTOKENIZER")).wait_end()
+    gateway.wait_for("failed unexpectedly")
+    stack.close()
+    lines = [json.loads(line) for line in gateway.stderr.splitlines()]
+    asked = [line for line in lines if "prompt" in line]
+    assert [MARK in line["prompt"] for line in asked] == [True, True]
+    assert asked[0]["request_id"] == refused.response_headers["x-request-id"]
+    assert len(asked[0]["prompt"]) == 4096
+    [failure] = [line for line in lines if "failed unexpectedly" in line["msg"]]
+    assert f"ValueError: cannot tokenize '{MARK}" in failure["exception"]
