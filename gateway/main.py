@@ -69,6 +69,8 @@ async def _serve(settings: GatewaySettings) -> None:
         log.info("serving %s through %s at %s", model.name, server, redact(settings.redis_url))
         log.info("listening on http://%s:%d", f"[{settings.host}]" if ":" in settings.host else settings.host, port)
         log.info("for operators: %s%s", internal.url, internal.paths)
+        if tracer is not None:
+            log.info("traces go to %s", tracer.url)
         await stop.wait()
         log.info("ending; open streams get %g s", settings.drain_s)
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends at once

@@ -100,7 +100,7 @@ class Tracer:
         delay_ms = None if environ.get("OTEL_BSP_SCHEDULE_DELAY") else SCHEDULE_DELAY_MS
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter(exporter, url), schedule_delay_millis=delay_ms))
         self._tracer = self._provider.get_tracer("quire", _version())
-        log.info("traces go to %s", url)
+        self.url = url
 
     def span(
         self,

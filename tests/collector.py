@@ -92,7 +92,8 @@ def running_collector() -> Iterator[Collector]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            assert self.path == "/v1/traces", self.path
+            if self.path != "/v1/traces":
+                return self.send_error(404)
             collector.take(self.rfile.read(int(self.headers["Content-Length"])))
             answer = ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
@@ -100,6 +101,7 @@ def running_collector() -> Iterator[Collector]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+            return None
 
         def log_message(self, *arguments: object) -> None:
             pass

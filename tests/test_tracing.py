@@ -60,12 +60,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Traced]:
     stack = FaultStack(tmp_path_factory.mktemp("traced"), model)
-    try:
-        with running_collector() as collector:
+    with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        try:
             yield Traced(stack, collector)
+        finally:
             stack.close()
-    finally:
-        stack.close()
 
 
 @pytest.fixture

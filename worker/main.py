@@ -56,6 +56,8 @@ def serve(settings: WorkerSettings) -> None:
     name = served_name(settings.model, settings.served_model_name)
     # What may be wrong is found before minutes may go into loading.
     tracer = start_tracing("worker", settings.name, settings.otlp_endpoint, os.environ)
+    if tracer is not None:
+        log.info("traces go to %s", tracer.url)
     asyncio.run(check_redis(settings.redis_url, name))
     asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
     try:
