@@ -1,25 +1,26 @@
 """`quire` with faults that quote: exceptions whose texts are the prompt, as careless libraries raise them.
 
-A prompt with the word BREAKTOKENIZER breaks its tokenization; a step with the token TEST_FAILING_TOKEN fails; one with
-TEST_DEADLY_TOKEN kills the process.
+A prompt with the word BREAKTOKENIZER breaks its tokenization. A step with the tokens TEST_FAILING, in this order with
+commas between them, fails; one with TEST_DEADLY kills the process.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import torch
 
 from gateway.rendering import Renderer
 from ops.cli import main
-from tests.faults import broken_worker
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder, KVCache
 
-FAILING = int(os.environ.get("TEST_FAILING_TOKEN", "-1"))
+FAILING, DEADLY = (os.environ.get(name, "never") for name in ("TEST_FAILING", "TEST_DEADLY"))
 
 _encode = Renderer._encode
+_forward = Decoder.forward
 
 
 def encode(self: Renderer, text: str, add_special_tokens: bool) -> list[int]:
@@ -32,9 +33,12 @@ def encode(self: Renderer, text: str, add_special_tokens: bool) -> list[int]:
 
 
 def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-    if (batch.token_ids == FAILING).any():
+    tokens = f",{','.join(map(str, batch.token_ids.tolist()))},"
+    if f",{DEADLY}," in tokens:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if f",{FAILING}," in tokens:
         raise RuntimeError("a kernel failed")
-    return broken_worker.forward(self, batch, kv_cache)
+    return _forward(self, batch, kv_cache)
 
 
 if __name__ == "__main__":

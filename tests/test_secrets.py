@@ -17,8 +17,8 @@ from tests.worker.checkpoints import make_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MARK = "kolibri77"
-# Their last bytes are tokens that nothing else here has.
-DEADLY, FAILING = "Ω", "Ψ"
+# Nothing else here has these tokens in this order.
+DEADLY, FAILING = "ΩΩΩΩ", "ΨΨΨΨ"
 TEMPLATE = (
     "{% set said = messages[0].content %}"
     "{% if 'RAISE' in said %}{{ raise_exception('not this: ' + said) }}{% endif %}"
@@ -82,8 +82,9 @@ CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
-    deadly, failing = (str(stack.tokenizer.encode(word).ids[-1]) for word in (DEADLY, FAILING))
-    assert int(deadly) not in stack.tokenizer.encode(MARK + FAILING).ids
+    # The first may depend on what is before the word.
+    deadly, failing = (",".join(map(str, stack.tokenizer.encode(word).ids[-3:])) for word in (DEADLY, FAILING))
+    assert deadly != failing
     with running_collector() as collector:
         flags = ("--log-format", form, "--log-level", "debug", "--otlp-endpoint", collector.url)
 
@@ -92,8 +93,8 @@ def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
                 stack,
                 *("worker", *flags, "--worker-id", "a", "--dtype", "float32", "--threads", "1"),
                 *("--lease-s", "1", "--beat-s", "0.25"),
-                TEST_DEADLY_TOKEN=deadly,
-                TEST_FAILING_TOKEN=failing,
+                TEST_DEADLY=deadly,
+                TEST_FAILING=failing,
             )
 
         workers = [worker()]
@@ -104,12 +105,10 @@ def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
             stream = Stream(url, body, path=f"/v1/{path}").wait_end()
             assert stream.status == status, (path, body, stream.status, stream.text_body)
         poison = Stream(url, complete(f"{MARK} {DEADLY}"))
-        while poison.status == 0:
-            workers[-1].process.wait(30)
-            if poison._thread.is_alive():
+        while poison._thread.is_alive():
+            stack.wait(lambda: not poison._thread.is_alive() or workers[-1].process.poll() is not None, 60)
+            if workers[-1].process.poll() is not None:
                 workers.append(worker())
-                workers[-1].wait_for("ready: worker")
-                poison._thread.join(2)
         assert poison.wait_end().status == 500
         assert "quarantined" in poison.text_body
         collector.wait(lambda spans: any(s.attributes.get("quire.outcome") == "quarantined" for s in spans))

@@ -78,7 +78,8 @@ def stack(tmp_path: Path, model: Path) -> Iterator[FaultStack]:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     with running_collector() as collector:
         yield collector
 
@@ -193,10 +194,10 @@ def test_a_killed_worker_is_a_recovery_in_the_same_trace(stack: FaultStack, coll
     flags = ("--otlp-endpoint", collector.url, *LEASE)
     first = stack.worker("a", *flags)
     _, url = stack.gateway(*flags[:2])
-    stream = Stream(url, asks(400), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
+    stream = Stream(url, asks(800), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
     earlier = collector.trace(TRACE, {"queue", "prefill"})
-    second = stack.worker("b", *flags)
     first.send(signal.SIGKILL)
+    second = stack.worker("b", *flags)
     assert stream.wait_end().is_complete
     spans = collector.trace(TRACE, {SERVER, "queue", "prefill", "recovery", "decode"})
     server, recovery, decode = spans[SERVER], spans["recovery"], spans["decode"]
@@ -206,8 +207,8 @@ def test_a_killed_worker_is_a_recovery_in_the_same_trace(stack: FaultStack, coll
     tokens = recovery.attributes["quire.recovery.earlier_tokens"]
     assert tokens >= 20
     assert (recovery.attributes["quire.recovery.deaths"], recovery.attributes["quire.attempt"]) == (1, 2)
-    assert decode.attributes["gen_ai.usage.output_tokens"] == 400 - tokens
-    assert server.attributes["gen_ai.usage.output_tokens"] == 400
+    assert decode.attributes["gen_ai.usage.output_tokens"] == 800 - tokens
+    assert server.attributes["gen_ai.usage.output_tokens"] == 800
     assert server.began_ns <= recovery.began_ns <= recovery.ended_ns == decode.began_ns
     assert len([span for span in collector.spans if span.name == "queue"]) == 1
     second.send(signal.SIGTERM)
@@ -221,10 +222,10 @@ def test_a_request_that_is_handed_back_is_a_recovery_linked_to_what_it_follows(
     flags = ("--otlp-endpoint", collector.url, *LEASE)
     first = stack.worker("a", *flags, "--drain-s", "0.1")
     _, url = stack.gateway(*flags[:2])
-    stream = Stream(url, asks(400), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
-    stack.worker("b", *flags)
+    stream = Stream(url, asks(800), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
     first.send(signal.SIGTERM)
     assert first.wait() == 0
+    stack.worker("b", *flags)
     assert stream.wait_end().is_complete
     collector.trace(TRACE, {SERVER, "queue", "prefill", "recovery", "decode"})
     spans = collector.wait(lambda spans: len([span for span in spans if span.name == "decode"]) == 2)
