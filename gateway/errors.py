@@ -153,6 +153,17 @@ def reason(error: ApiError) -> str:
     return type(error).code or ("invalid_request" if error.status == 400 else "internal")
 
 
+def reasons() -> tuple[str, ...]:
+    """All that `reason` may say."""
+    found, classes = {"internal", "invalid_request"}, [ApiError]
+    while classes:
+        one = classes.pop()
+        classes += one.__subclasses__()
+        if one.code:
+            found.add(one.code)
+    return tuple(sorted(found))
+
+
 def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
     """The error of this API that stands for one of the HTTP framework's."""
     if error.status == 404:

@@ -13,6 +13,7 @@ from collections import Counter
 from aiohttp import web
 
 from gateway.about import DIALECTS
+from gateway.errors import reasons
 from shared.measures import STEP_S, TOKEN_S, WAIT_S, Histogram
 from shared.messages import OUTCOMES
 
@@ -30,7 +31,8 @@ class Meters:
         # By (route, status), and by (dialect, kind, outcome).
         self.http: Counter[tuple[str, str]] = Counter()
         self.calls = Counter({(d, k, o): 0 for d in DIALECTS for k in KINDS for o in CALL_OUTCOMES})
-        self.refusals: Counter[str] = Counter()
+        # A counter that only appears with its first event hides that event from `rate`.
+        self.refusals = Counter(dict.fromkeys(reasons(), 0))
         self.open_calls = dict.fromkeys(DIALECTS, 0)
         self.open_streams = 0
         self.slow_clients = 0

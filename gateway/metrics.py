@@ -60,7 +60,7 @@ class GatewayMetrics:
         lane = await self._read_lane()
         families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(lane is not None)]
         if lane is not None:
-            families += _lane(self._broker.keys.lane, lane)
+            families += [self._retry_after(lane), *_lane(self._broker.keys.lane, lane)]
         return self._exposition.render(families)
 
     async def _read_lane(self) -> LaneState | None:
@@ -137,6 +137,12 @@ class GatewayMetrics:
             ("where",),
         )
         yield gauge("quire_live_workers", "Workers that make progress", len(self._fleet.workers))
+
+    def _retry_after(self, lane: LaneState) -> Metric:
+        wait_s = self._fleet.rate.retry_after_s(sum(lane.waiting.values()))
+        return gauge(
+            "quire_retry_after_seconds", "When a client that finds the queue full is told to come again", wait_s
+        )
 
 
 def _lane(name: str, lane: LaneState) -> Iterator[Metric]:

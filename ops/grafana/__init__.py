@@ -1,0 +1,1 @@
+"""Dashboards for Grafana, made from Python; `dashboards.py` is the one to run."""
