@@ -140,7 +140,7 @@ def series(
     return panel
 
 
-def stat(title: str, unit: str, about: str, line: Line, limits: Limits | None = None) -> Panel:
+def stat(title: str, unit: str, about: str, line: Line, limits: Limits | None = None, width: int = STAT_WIDTH) -> Panel:
     """One number, with its past behind it."""
     return (
         stat_builders.Panel()
@@ -148,7 +148,7 @@ def stat(title: str, unit: str, about: str, line: Line, limits: Limits | None = 
         .description(about)
         .unit(unit)
         .datasource(DATASOURCE)
-        .span(STAT_WIDTH)
+        .span(width)
         .height(STAT_HEIGHT)
         .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.AREA)

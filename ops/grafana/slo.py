@@ -49,6 +49,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             f"{what}: their share over an hour, of which {budget:.1%} are allowed; above it {remedy}.",
             Line(f"{ratio}1h", word),
             Limits(budget, FAST * budget),
+            width=6,
         ),
         stat(
             f"Share {word}, 3 d",
@@ -56,6 +57,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             f"{what}: their share over three days; above {budget:.1%} the promise of the month is at risk: {remedy}.",
             Line(f"{ratio}3d", word),
             Limits(0.5 * budget, budget),
+            width=6,
         ),
         stat(
             "Burn rate, 1 h",
@@ -63,6 +65,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             f"How many times faster than allowed the budget is used up; from {FAST:g} on somebody is woken: {remedy}.",
             Line(f"{ratio}1h / {budget:g}", "burn"),
             Limits(SLOW, FAST),
+            width=6,
         ),
         stat(
             "Budget used in 3 d",
@@ -70,6 +73,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             f"Share of the budget of 30 days that the last three used; above 10 % it will not last: {remedy}.",
             Line(f"{ratio}3d / {budget:g} / 10", "used"),
             Limits(0.1, 0.5),
+            width=6,
         ),
         series(
             "Burn rate, short windows",
