@@ -33,7 +33,7 @@ def _now() -> list[Panel]:
             Limits(1, 1),
         ),
         stat(
-            "Append-only file",
+            "Persistent",
             "short",
             "1 if it is on and was last written well; at 0 a restart loses what waits and runs: set `appendonly yes`, "
             "look at the disk.",
@@ -47,7 +47,7 @@ def _now() -> list[Panel]:
             Line(rate("redis_commands_processed_total"), "commands/s"),
         ),
         stat(
-            "Memory",
+            "Memory used",
             "bytes",
             "Memory of data and buffers; if it nears `maxmemory` writes are refused: raise it, or let less wait.",
             Line(f"sum({of('redis_memory_used_bytes')})", "used"),
