@@ -23,6 +23,7 @@ def board() -> Board:
 
 def _availability() -> list[Panel]:
     return _promise(
+        "Calls",
         "failed",
         "quire:calls_failed:ratio_rate",
         FAILED_BUDGET,
@@ -33,6 +34,7 @@ def _availability() -> list[Panel]:
 
 def _first_token() -> list[Panel]:
     return _promise(
+        "First tokens",
         "late",
         "quire:first_tokens_late:ratio_rate",
         LATE_BUDGET,
@@ -41,10 +43,10 @@ def _first_token() -> list[Panel]:
     )
 
 
-def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> list[Panel]:
+def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy: str) -> list[Panel]:
     return [
         stat(
-            f"Share {word}, 1 h",
+            f"{title}: share {word}, 1 h",
             "percentunit",
             f"{what}: their share over an hour, of which {budget:.1%} are allowed; above it {remedy}.",
             Line(f"{ratio}1h", word),
@@ -52,7 +54,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             width=6,
         ),
         stat(
-            f"Share {word}, 3 d",
+            f"{title}: share {word}, 3 d",
             "percentunit",
             f"{what}: their share over three days; above {budget:.1%} the promise of the month is at risk: {remedy}.",
             Line(f"{ratio}3d", word),
@@ -60,7 +62,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             width=6,
         ),
         stat(
-            "Burn rate, 1 h",
+            f"{title}: burn rate, 1 h",
             "short",
             f"How many times faster than allowed the budget is used up; from {FAST:g} on somebody is woken: {remedy}.",
             Line(f"{ratio}1h / {budget:g}", "burn"),
@@ -68,7 +70,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             width=6,
         ),
         stat(
-            "Budget used in 3 d",
+            f"{title}: budget used in 3 d",
             "percentunit",
             f"Share of the budget of 30 days that the last three used; above 10 % it will not last: {remedy}.",
             Line(f"{ratio}3d / {budget:g} / 10", "used"),
@@ -76,7 +78,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             width=6,
         ),
         series(
-            "Burn rate, short windows",
+            f"{title}: burn rate, short windows",
             "short",
             f"{what}: burn over windows that page; both 1 h and 5 m above {FAST:g} (or 6 h and 30 m above 6) call "
             f"somebody: {remedy}.",
@@ -85,7 +87,7 @@ def _promise(word: str, ratio: str, budget: float, what: str, remedy: str) -> li
             width=12,
         ),
         series(
-            "Burn rate, long windows",
+            f"{title}: burn rate, long windows",
             "short",
             f"{what}: burn over windows that write a ticket; 1 d with 2 h above {SLOW:g}, or 3 d with 6 h above 1: "
             f"{remedy}.",

@@ -53,8 +53,7 @@ def test_each_panel_says_what_it_shows_in_which_unit_and_what_to_do() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
         titles[board].append(panel["title"])
     for board, names in titles.items():
-        if board != "slo":  # the same panels for each promise
-            assert len(set(names)) == len(names), f"{board}: two panels have the same title"
+        assert len(set(names)) == len(names), f"{board}: two panels have the same title"
 
 
 def test_dashboards_do_not_overlap_and_have_ids_of_their_own() -> None:
