@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,13 @@ class Scene:
         self.workers = {name: self.worker(name) for name in ("a", "b")}
         for worker in self.workers.values():
             worker.wait_for("ready: worker")
-        self.stack.wait(self.monitoring.is_complete)
+        self.wait(self.monitoring.is_complete)
 
-    def worker(self, name: str) -> QuireProcess:
-        port = str(self.ports[name])
-        return self.stack.worker(name, *WORKER, "--internal-port", port, ready=False, TEST_DEADLY_TOKEN=str(DEADLY))
+    def worker(self, name: str, **faults: str) -> QuireProcess:
+        return self.stack.worker(name, *WORKER, "--internal-port", str(self.ports[name]), ready=False, **faults)
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        self.stack.wait(condition, 90)
 
     def ask(self, index: int, headers: dict[str, str] | None = None, **parameters: Any) -> Stream:
         """A streamed completion, at one gateway or the other."""
@@ -88,25 +90,19 @@ class Scene:
         talk = {"messages": [{"role": "user", "content": PREFIX}], "model": MODEL, "max_tokens": 30}
         return Stream(self.urls[index % 2], talk | parameters, path="/v1/chat/completions")
 
-    def settle(self) -> None:
-        """All has ended, and Prometheus has seen it."""
-        self.stack.wait(self.stack.is_drained, 60)
-        ended = sum(self.stack.totals().get(name, 0) for name in ("length", "stop", "cancelled", "deadline"))
-        self.stack.wait(
-            lambda: self.monitoring.now('sum(max by (outcome) (quire_lane_ended_total{outcome!~"q.*|e.*"}))') >= [ended]
-        )
-
     def load(self) -> None:
         """All classes and dialects, with several choices, over and over the same beginning; more than fits at once."""
-        calls = [self.ask(i, n=1 + i % 2, temperature=1, seed=i, priority=CLASSES[i % 3]) for i in range(18)]
+        calls = [
+            self.ask(i, max_tokens=120, n=1 + i % 2, temperature=1, seed=i, priority=CLASSES[i % 3]) for i in range(18)
+        ]
         calls += [self.chat(i, stream=bool(i % 2)) for i in range(4)]
         for call in calls:
             assert call.wait_end(90).status == 200, call.text_body
-        self.settle()
+        self.wait(self.stack.is_drained)
 
     def displace(self) -> None:
         """What may wait fills the workers, and then comes what may not."""
-        batch = [self.ask(i, max_tokens=150, priority="batch").wait_events(1) for i in range(8)]
+        batch = [self.ask(i, max_tokens=500, priority="batch").wait_events(1) for i in range(8)]
         urgent = [self.ask(i, max_tokens=100, priority="interactive") for i in range(12)]
         for call in batch + urgent:
             assert call.wait_end(90).is_complete, call.error
@@ -120,19 +116,15 @@ class Scene:
         ]
         assert statuses == [400, 404, 504]
         many = [self.ask(i, max_tokens=200) for i in range(60)]
-        for call in many:
-            call.wait_events(1, 90)
-        assert {200, 429} == {call.status for call in many}
         for call in many[::2]:
-            call.leave()
-        for call in many:
-            call.wait_end(90)
-        self.settle()
+            call.wait_events(1, 90).leave()
+        assert {call.wait_end(90).status for call in many} == {200, 429}
+        self.wait(self.stack.is_drained)
 
     def come_back(self) -> None:
         """Streams that are taken up again at the other gateway, and a call that is sent twice."""
         for i in range(2):
-            left = self.ask(i, max_tokens=100).wait_events(5)
+            left = self.ask(i, max_tokens=100, background=True).wait_events(5)
             call_id, seen = left.parsed[0]["id"], left.events[-1].id
             left.leave()
             rest = Stream(self.urls[1 - i], {}, {"Last-Event-ID": seen}, f"/v1/completions/{call_id}/stream", "GET")
@@ -152,42 +144,43 @@ class Scene:
         assert process is not None
         process.kill()
         process.wait()
-        self.stack.wait(lambda: self.monitoring.now("max(quire_commit_failures_total)") > [0])
-        self.stack.wait(lambda: self.monitoring.now("min(quire_redis_up)") == [0])
-        refused = self.ask(0).wait_end()
-        assert refused.status == 503
+        self.wait(lambda: self.monitoring.now("max(quire_commit_failures_total)") > [0])
+        self.wait(lambda: self.ask(0).wait_end().status == 503)
         self.stack.redis_server.start()
         assert all(call.wait_end(60).is_complete for call in calls)
 
     def overtake(self) -> None:
         """A worker sleeps for longer than its lease, and wakes up when others have gone on."""
         calls = [self.ask(i, max_tokens=150).wait_events(3) for i in range(6)]
-        self.stack.wait(lambda: owned(self.stack, "a"))
+        self.wait(lambda: owned(self.stack, "a"))
         self.workers["a"].send(signal.SIGSTOP)
-        self.stack.wait(lambda: not owned(self.stack, "a"))
+        self.wait(lambda: not owned(self.stack, "a"))
         self.workers["a"].send(signal.SIGCONT)
         assert all(call.wait_end(60).is_complete for call in calls)
-        self.stack.wait(lambda: self.monitoring.now("sum(quire_fenced_commits_total + quire_leases_lost_total)") > [0])
+        self.wait(lambda: self.monitoring.now("sum(quire_fenced_commits_total + quire_leases_lost_total)") > [0])
 
     def kill_workers(self) -> None:
         """One is killed, and then a request kills whoever takes it, until it is quarantined."""
         calls = [self.ask(i, max_tokens=150).wait_events(3) for i in range(6)]
-        self.stack.wait(lambda: owned(self.stack, "a"))
+        self.wait(lambda: owned(self.stack, "a"))
         self.workers["a"].send(signal.SIGKILL)
         assert all(call.wait_end(60).is_complete for call in calls)
+        self.workers["b"].send(signal.SIGKILL)
         deadly = self.ask(1, prompt=[DEADLY, 1])
-        self.stack.wait(lambda: self.revive() or self.stack.redis.xlen(KEYS.dead), 90)
+        self.wait(lambda: self.revive(TEST_DEADLY_TOKEN=str(DEADLY)) or self.stack.redis.xlen(KEYS.dead))
         assert deadly.wait_end().error is not None
+        for worker in self.workers.values():
+            worker.send(signal.SIGKILL)
+            worker.wait()
         self.revive()
         for worker in self.workers.values():
             worker.wait_for("ready: worker")
 
-    def revive(self) -> None:
+    def revive(self, **faults: str) -> None:
         """Start workers again that have died."""
         for name, worker in self.workers.items():
             if worker.process.poll() is not None:
-                worker.close()
-                self.workers[name] = self.worker(name)
+                self.workers[name] = self.worker(name, **faults)
 
 
 @pytest.fixture(scope="module")
