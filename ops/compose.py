@@ -32,6 +32,7 @@ VARIABLES = (
     Variable("GATEWAY_MEMORY_LIMIT", "2g", "Limit of each gateway's container."),
     Variable("WORKER_MEMORY_LIMIT", "8g", "Limit of each CPU worker's container: weights, KV cache and 1 GiB."),
     Variable("PROMETHEUS_MEMORY_LIMIT", "2g", "Limit of Prometheus' container."),
+    Variable("REDIS_EXPORTER_MEMORY_LIMIT", "128m", "Limit of the container that reads Redis for Prometheus."),
     Variable("GRAFANA_MEMORY_LIMIT", "1g", "Limit of Grafana's container."),
     Variable("STOP_GRACE_PERIOD", "40s", "When `stop` kills what has not ended; above QUIRE_DRAIN_S, here 20."),
     Variable("TORCH_INDEX", "", "For builds: one more package index for torch, such as that of its CPU builds."),
@@ -41,4 +42,5 @@ VARIABLES = (
     Variable("REDIS_IMAGE", "redis:8.8.2", "For builds: the image below Redis."),
     Variable("PROMETHEUS_IMAGE", "prom/prometheus:v3.13.2", "For builds: the image below Prometheus."),
     Variable("GRAFANA_IMAGE", "grafana/grafana:12.4.3", "The image of Grafana."),
+    Variable("REDIS_EXPORTER_IMAGE", "oliver006/redis_exporter:v1.66.0-alpine", "The image that reads Redis."),
 )

@@ -76,7 +76,7 @@ def test_the_configuration_of_redis_keeps_what_was_accepted() -> None:
 def test_what_starts_by_default_and_what_by_profile() -> None:
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
     assert profiles.pop("worker-gpu") == ["gpu"]
-    assert profiles.pop("grafana") == ["dashboards"]
+    assert profiles.pop("grafana") == profiles.pop("redis-exporter") == ["dashboards"]
     assert profiles == {"redis": [], "gateway": [], "worker": [], "prometheus": []}
     # Whoever starts by default may not wait for who does not.
     assert all(
