@@ -133,7 +133,12 @@ class GatewayMetrics:
         yield counter(
             "quire_corrupt_messages",
             "What could not be decoded, by where it was",
-            {"frame": subscription.corrupt, "log": fanout.corrupt_logs, "about": self._meters.corrupt_abouts},
+            {
+                "frame": subscription.corrupt,
+                "log": fanout.corrupt_logs,
+                "about": self._meters.corrupt_abouts,
+                "card": self._broker.corrupt["worker card"],
+            },
             ("where",),
         )
         yield gauge("quire_live_workers", "Workers that make progress", len(self._fleet.workers))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ import msgpack
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from shared.keys import DEFAULT_CLASS, GROUP, QUEUES, LaneKeys
+from shared.keys import DEFAULT_CLASS, GROUP, PRIORITY_CLASSES, QUEUES, LaneKeys
 from shared.messages import MessageError, StepItem, WorkerCard, decode_items, unpack
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ VIEW_TTL_S = 3.0
 IDEMPOTENCY_S = 86_400
 # A notice in a worker's mailbox; every other one is the token of an attempt that is over.
 CANCEL = "cancel"
+_ATTEMPT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Bound of the field with the gateways at which somebody listens to a request.
 MAX_LISTENERS_BYTES = 65_536
 # A request is given up with this death of a worker that ran it, counted anew when it made progress.
@@ -164,7 +167,8 @@ class Broker:
         self.keys = LaneKeys(lane)
         # Without the types for bytes and short strings, which Redis' cmsgpack does not know.
         self._packer = msgpack.Packer(use_bin_type=False)
-        self.corrupt_cards = 0
+        # What was found in Redis that cannot be read and was dropped, or ended its request: by what it is.
+        self.corrupt: Counter[str] = Counter()
         folder = files("shared") / "scripts"
         prelude = (folder / "_prelude.lua").read_text()
 
@@ -182,6 +186,12 @@ class Broker:
         self._expire = script("expire")
         self._beat = script("beat")
         self._retire = script("retire")
+
+    def note_corrupt(self, what: str, name: str, why: object) -> None:
+        """Count something that is corrupt; the first of each kind is logged."""
+        self.corrupt[what] += 1
+        if self.corrupt[what] == 1:
+            log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -264,10 +274,10 @@ class Broker:
         return {_text(name): int(count) for name, count in totals.items()}
 
     async def read_recoveries(self) -> dict[str, int]:
-        """What recovery did in this lane since Redis was empty: migrations, fenced and repairs.
+        """What recovery did in this lane since Redis was empty: migrations, fenced, repairs and corrupt.
 
         migrations: claims of requests that an earlier attempt had begun. fenced: items of attempts that were over.
-        repairs: see `note_repairs`.
+        repairs: see `note_repairs`. corrupt: requests that ended as errors since what Redis had of them was corrupt.
         """
         counts: Any = await self.client.hgetall(self.keys.recoveries)
         return {_text(name): int(count) for name, count in counts.items()}
@@ -277,20 +287,15 @@ class Broker:
         await self.client.hincrby(self.keys.recoveries, "repairs", count)
 
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
-        """The newest entries of the dead stream."""
+        """The newest entries of the dead stream; those that are corrupt are left out."""
         entries: Any = await self.client.xrevrange(self.keys.dead, count=count)
-        return [
-            DeadRequest(
-                _text(entry_id),
-                _text(fields[b"id"]),
-                _text(fields[b"class"]),
-                _text(fields[b"worker"]),
-                int(fields[b"emitted"]),
-                fields[b"body"],
-                fields[b"about"],
-            )
-            for entry_id, fields in entries
-        ]
+        found = []
+        for entry_id, fields in entries:
+            try:
+                found.append(_dead_request(entry_id, fields))
+            except (KeyError, ValueError) as error:
+                self.note_corrupt("dead entry", _text(entry_id), repr(error))
+        return found
 
     async def drop_dead(self, entry_id: str) -> bool:
         """Remove an entry of the dead stream; False if there is none."""
@@ -311,9 +316,7 @@ class Broker:
                     cards.append(WorkerCard.decode(data))
                 except MessageError as error:
                     # A worker of another version is not one that this gateway can use.
-                    self.corrupt_cards += 1
-                    if self.corrupt_cards == 1:
-                        log.error("the card of worker %s cannot be read (this is said once): %s", _text(name), error)
+                    self.note_corrupt("worker card", _text(name), error)
         return cards
 
     async def look(self, worker_id: str) -> dict[str, int]:
@@ -359,6 +362,10 @@ class Broker:
         ]
         reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
         if reply[0] != b"claimed":
+            if reply[1:] == [b"unknown"]:
+                self.note_corrupt("queue entry", delivery.entry_id, f"there is no request {request_id[:64]!r}")
+            elif reply[1:] == [b"corrupt"]:
+                self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
             return None
         _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, traceparent, before = reply
         return Claim(
@@ -438,13 +445,21 @@ class Broker:
             step += (item.request_id, attempt, item.start, item.end, outcome, item.encode())
         # One argument for all: redis-py takes several microseconds for each.
         args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step)]
-        args += (part for notice in obeyed for part in notice)
+        args += (part.encode(errors="surrogateescape") for notice in obeyed for part in notice)
         reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
-        lost, cancelled, expired, behind, notices = (list(map(_text, part)) for part in reply)
-        noticed = _pairs(notices)
+        lost, cancelled, expired, behind = (list(map(_text, part)) for part in reply[:4])
+        noticed = _pairs([part.decode(errors="surrogateescape") for part in reply[4]])
+        overtaken = []
+        for request_id, notice in noticed:
+            if notice == CANCEL:
+                cancelled.append(request_id)
+            elif _ATTEMPT.fullmatch(notice):
+                overtaken.append((request_id, notice))
+            elif (request_id, notice) not in obeyed:  # it comes again until a commit has taken it away
+                self.note_corrupt("notice", repr(request_id[:64]), f"{notice[:64]!r}")
         return StepReply(
-            (*_pairs(lost), *(notice for notice in noticed if notice[1] != CANCEL)),
-            (*cancelled, *(request_id for request_id, notice in noticed if notice == CANCEL)),
+            (*_pairs(lost), *overtaken),
+            tuple(cancelled),
             tuple(expired),
             {request_id: int(index) for request_id, index in _pairs(behind)},
             noticed,
@@ -489,6 +504,22 @@ class Broker:
         """A worker that ends stops counting as live at once, and its name is free."""
         keys = [self.keys.worker(worker_id), self.keys.mailbox(worker_id), self.keys.workers]
         await self._retire(keys=keys, args=[worker_id, incarnation])
+
+
+def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
+    """Raises KeyError and ValueError."""
+    priority_class = fields[b"class"].decode()
+    if priority_class not in PRIORITY_CLASSES:
+        raise ValueError(f"class {priority_class[:64]!r}")
+    return DeadRequest(
+        _text(entry_id),
+        fields[b"id"].decode(),
+        priority_class,
+        fields[b"worker"].decode(),
+        int(fields[b"emitted"]),
+        fields[b"body"],
+        fields[b"about"],
+    )
 
 
 def _delivery(queue: str, entry_id: Any, fields: Any) -> Delivery:

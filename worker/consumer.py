@@ -177,9 +177,7 @@ class Consumer:
                 if request.id != claim.request_id:
                     raise MessageError(f"its body is that of request {request.id}")
             except MessageError as error:
-                log.error(
-                    "request %s cannot be read: %s", claim.request_id, error, extra={"request_id": claim.request_id}
-                )
+                self._broker.note_corrupt("request", claim.request_id, error)
                 item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])

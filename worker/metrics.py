@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from shared.broker import Broker
 from shared.loop_lag import LoopLag
 from shared.measures import Exposition, counter, gauge, histogram
 from worker.claims import ClaimCounts
@@ -136,8 +137,11 @@ def read_engine(engine: Engine) -> EngineReading:
 class WorkerMetrics:
     """All that one worker counts."""
 
-    def __init__(self, loop: EngineLoop, claims: ClaimCounts, committer: Committer, lag: LoopLag) -> None:
+    def __init__(
+        self, loop: EngineLoop, broker: Broker, claims: ClaimCounts, committer: Committer, lag: LoopLag
+    ) -> None:
         self._loop = loop
+        self._broker = broker
         self._claims = claims
         self._committer = committer
         self._lag = lag
@@ -153,6 +157,13 @@ class WorkerMetrics:
         claims = self._claims
         yield counter("quire_attempts", "Requests that this worker took to run", claims.first + claims.migrated)
         yield counter("quire_migrations", "Of these, requests that another attempt had begun", claims.migrated)
+        corrupt = self._broker.corrupt
+        yield counter(
+            "quire_corrupt_messages",
+            "What could not be decoded, by where it was",
+            {"entry": corrupt["queue entry"], "request": corrupt["request"], "notice": corrupt["notice"]},
+            ("where",),
+        )
         yield histogram(
             "quire_queue_wait_seconds",
             "From acceptance to the first claim, by priority class",

@@ -116,7 +116,8 @@ class WorkerService:
         lag = LoopLag()
         internal = None
         if self._listener is not None:
-            internal = Inside(engine, self._listener, WorkerMetrics(engine, consumer.claims, committer, lag)).server
+            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag)
+            internal = Inside(engine, self._listener, metrics).server
         engine.start()
         watch.start()
         tasks = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 
 from worker.engine_loop import EngineLoop
 
@@ -31,9 +30,13 @@ class Watch(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        while not self._stopped.wait(min(1.0, self._limit_s / 4)):
-            still = time.monotonic() - self._engine.ticked_at
-            if still > self._limit_s:
-                log.critical("the engine has not moved for %.0f s: the worker ends itself", still)
+        # In its own looks, not by the clock: a process that was stopped for a while must not end itself when it goes on.
+        pause_s = min(1.0, self._limit_s / 4)
+        seen, still_s = -1, 0.0
+        while not self._stopped.wait(pause_s):
+            ticks = self._engine.ticks
+            seen, still_s = ticks, still_s + pause_s if ticks == seen else 0.0
+            if still_s > self._limit_s:
+                log.critical("the engine has not moved for %.0f s: the worker ends itself", still_s)
                 logging.shutdown()
                 os._exit(EXIT_CODE)

@@ -5,6 +5,11 @@ local function now_ms()
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- A number of a hash or of an entry: digits alone. nil if it is none.
+local function whole(text)
+    return text and #text < 16 and string.match(text, '^%d+$') and tonumber(text) or nil
+end
+
 -- Add to the queued load of a class and to the sum over all classes.
 local function add_load(prefix, class, requests, tokens)
     local load = prefix .. 'load'
@@ -14,16 +19,40 @@ local function add_load(prefix, class, requests, tokens)
     redis.call('HINCRBY', load, 'tokens:' .. class, tokens)
 end
 
--- Remove an entry from a queue and from the list of what its workers have pending.
-local function take_off_queue(prefix, queue, entry)
-    local stream = prefix .. 'queue:' .. queue
-    redis.call('XACK', stream, 'workers', entry)
-    redis.call('XDEL', stream, entry)
+-- What a request counts as in the load: its class and cost, and where these are corrupt what its queue knows of them.
+local function load_of(prefix, class, cost, queue, entry)
+    local classes = {interactive = true, standard = true, batch = true}
+    if not classes[class] then
+        class = classes[queue] and queue or 'standard'
+    end
+    local tokens = whole(cost)
+    if not tokens and queue and entry then
+        local found = redis.pcall('XRANGE', prefix .. 'queue:' .. queue, entry, entry)
+        tokens = found[1] and whole(found[1][2][4])
+    end
+    return class, tokens or 0
 end
 
--- The gateways at which somebody listens to a request, as its hash has them.
+-- Remove an entry from a queue and from the list of what its workers have pending. One that cannot be has none.
+local function take_off_queue(prefix, queue, entry)
+    if queue and entry then
+        local stream = prefix .. 'queue:' .. queue
+        redis.pcall('XACK', stream, 'workers', entry)
+        redis.pcall('XDEL', stream, entry)
+    end
+end
+
+-- The gateways at which somebody listens to a request, as its hash has them; where that is corrupt, the last one.
 local function listeners(gateways, gateway)
-    return gateways and cmsgpack.unpack(gateways) or {gateway}
+    local is_read, names = pcall(cmsgpack.unpack, gateways or '')
+    if not is_read or type(names) ~= 'table' then
+        return {gateway or nil}
+    end
+    local found = {}
+    for _, name in ipairs(names) do
+        found[#found + 1] = type(name) == 'string' and name or nil
+    end
+    return found
 end
 
 local function without(names, name)
@@ -58,18 +87,38 @@ end
 -- End a request that no attempt can end: log and publish a terminal item, then finish it.
 local function finish_unowned(prefix, id, outcome, detail, retention_s)
     local req = redis.call('HMGET', prefix .. 'req:' .. id, 'emitted', 'gateway')
-    local item = cmsgpack.pack({1, id, tonumber(req[1]), {}, {outcome, detail}})
     local log = prefix .. 'out:' .. id
-    if type(redis.pcall('XADD', log, req[1] .. '-1', 'item', item)) == 'table' then
-        redis.call('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
+    local emitted = whole(req[1])
+    if not emitted then -- corrupt; the log says it too
+        local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+        emitted = last and whole(string.match(last[1], '^%d+')) or 0
+        redis.call('HSET', prefix .. 'req:' .. id, 'emitted', emitted)
     end
-    redis.call('PUBLISH', prefix .. 'gateway:' .. req[2], item)
+    local item = cmsgpack.pack({1, id, emitted, {}, {outcome, detail}})
+    if type(redis.pcall('XADD', log, emitted .. '-1', 'item', item)) == 'table' then
+        redis.pcall('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
+    end
+    redis.call('PUBLISH', prefix .. 'gateway:' .. (req[2] or ''), item)
     finish(prefix, id, outcome, retention_s)
 end
 
 -- Count something that recovery did, for operators; it decides nothing.
 local function count(prefix, what)
     redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
+end
+
+-- End a request whose hash is corrupt: no attempt can. What else is in Redis says how far it was and where it waits.
+local function finish_corrupt(prefix, id, retention_s)
+    local state = redis.call('HMGET', prefix .. 'req:' .. id, 'state', 'class', 'cost', 'queue', 'entry', 'attempt',
+        'owner')
+    if state[1] == 'queued' or not state[6] then -- an attempt takes it off the load
+        local class, cost = load_of(prefix, state[2], state[3], state[4], state[5])
+        add_load(prefix, class, -1, -cost)
+    elseif state[7] then
+        notify(prefix, state[7], id, state[6], retention_s)
+    end
+    count(prefix, 'corrupt')
+    finish_unowned(prefix, id, 'error', 'the request is corrupt in Redis; send it again', retention_s)
 end
 
 -- Count that an attempt ended because its worker died or lost its lease. Without a new token since the last time the

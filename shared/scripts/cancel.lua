@@ -5,7 +5,7 @@
 --         | 'done' | 'unknown'
 -- Repeatable.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
-local req = redis.call('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway')
+local req = redis.call('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway', 'queue', 'entry')
 local state = req[1]
 if not state then
     return 'unknown'
@@ -23,10 +23,13 @@ if ARGV[4] == '1' then
     end
 end
 if state == 'queued' then
-    add_load(prefix, req[3], -1, -tonumber(req[4]))
+    local class, cost = load_of(prefix, req[3], req[4], req[7], req[8])
+    add_load(prefix, class, -1, -cost)
     finish_unowned(prefix, id, 'cancelled', '', retention)
     return 'cancelled'
 end
 redis.call('HSET', KEYS[1], 'cancel', 1)
-notify(prefix, req[2], id, 'cancel', retention)
+if req[2] then
+    notify(prefix, req[2], id, 'cancel', retention)
+end
 return 'flagged'

@@ -4,6 +4,7 @@
 --         reused), retention (s), deaths after which a request is quarantined
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
 --         the attempt before this one} | {'dropped', why}
+--         ('unknown': nothing is known of it; 'corrupt': its hash cannot be read, and it ends as an error)
 --         | {'lost'} (the entry is pending for another worker by now, or for nobody: nothing was done)
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
 -- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
@@ -21,14 +22,47 @@ local pending = redis.call('XPENDING', prefix .. 'queue:' .. queue, 'workers', e
 if not pending or pending[2] ~= worker then
     return {'lost'}
 end
-local req = redis.call('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
-    'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about')
-local state, cancel, deadline, emitted = req[1], req[3], tonumber(req[4] or 0), tonumber(req[11] or 0)
-if not state then
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
+    'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about', 'deliveries', 'deaths', 'died_at',
+    'all_deaths')
+if req.err then -- not even a hash
+    redis.call('DEL', KEYS[1])
     return drop('unknown')
 end
-if state == 'done' or req[2] ~= entry or req[14] ~= queue then
+local state, cancel, deadline, emitted = req[1], req[3], whole(req[4]), whole(req[11])
+if not state and redis.call('EXISTS', KEYS[1]) == 0 then
+    return drop('unknown')
+end
+if state == 'done' then
     return drop(state)
+end
+
+local function end_corrupt()
+    finish_corrupt(prefix, id, retention)
+    return drop('corrupt')
+end
+
+local function is_corrupt()
+    local class = req[5]
+    if state ~= 'queued' and (state ~= 'running' or not req[7] or not req[8] or not req[13]) then
+        return true
+    end
+    for i = 16, 19 do
+        if not whole(req[i] or '0') then
+            return true
+        end
+    end
+    return not (deadline and emitted and whole(req[6]) and whole(req[12]) and req[9] and req[10] and req[15])
+        or (class ~= 'interactive' and class ~= 'standard' and class ~= 'batch')
+end
+
+if req[2] ~= entry or req[14] ~= queue then
+    -- An entry that was there before, if the request has one of its own.
+    local own = redis.pcall('XRANGE', prefix .. 'queue:' .. (req[14] or ''), req[2] or '', req[2] or '')
+    return own[1] and drop(state) or end_corrupt()
+end
+if is_corrupt() then
+    return end_corrupt()
 end
 local now = now_ms()
 if state == 'queued' then
@@ -62,9 +96,13 @@ if req[8] ~= attempt then
         count(prefix, 'migrations')
     end
 end
-local items = {}
-for _, logged in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
+local items, logged_to = {}, 0
+for _, logged in ipairs(redis.pcall('XRANGE', KEYS[2], '-', '+')) do
     items[#items + 1] = logged[2][2]
+    logged_to = tonumber(string.match(logged[1], '^%d+'))
+end
+if logged_to ~= emitted then
+    return end_corrupt()
 end
 local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before')
 -- Progress since the last death clears the request of those before.

@@ -30,8 +30,12 @@ for i = 1, #step, 6 do
         step[i + 5]
     local req = prefix .. 'req:' .. id
     local state = redis.call('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
-    local emitted = tonumber(state[3])
-    if state[1] ~= attempt or (state[2] ~= 'running' and state[2] ~= 'done') then
+    local emitted, deadline = whole(state[3]), whole(state[6])
+    if state[1] == attempt and state[2] == 'running' and not (emitted and deadline and state[4]) then
+        finish_corrupt(prefix, id, retention)
+        lost[#lost + 1] = id
+        lost[#lost + 1] = attempt
+    elseif state[1] ~= attempt or (state[2] ~= 'running' and state[2] ~= 'done') then
         count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
@@ -60,11 +64,11 @@ for i = 1, #step, 6 do
         if outcome == '' then
             if state[5] then
                 cancelled[#cancelled + 1] = id
-            elseif tonumber(state[6]) > 0 and now > tonumber(state[6]) then
+            elseif deadline and deadline > 0 and now > deadline then
                 expired[#expired + 1] = id
             end
         end
-    elseif last > emitted then -- another ended it: cancelled, or past its deadline
+    elseif last > (emitted or 0) then -- another ended it: cancelled, or past its deadline
         count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt

@@ -8,5 +8,5 @@ if not req[1] or req[1] == 'done' then
     return {}
 end
 local gateways = without(listeners(req[2], req[3]), ARGV[1])
-redis.call('HSET', KEYS[1], 'gateways', cmsgpack.pack(gateways), 'gateway', gateways[#gateways] or req[3])
+redis.call('HSET', KEYS[1], 'gateways', cmsgpack.pack(gateways), 'gateway', gateways[#gateways] or req[3] or '')
 return gateways

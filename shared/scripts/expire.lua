@@ -4,12 +4,16 @@
 --   ->    'expired' (it is now done) | 'early' (its deadline has not passed, or it has none) | 'done' | 'unknown'
 -- Repeatable. The owner of one that runs finds its attempt token in its mailbox: that attempt is over.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
-local req = redis.call('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt')
-local state, deadline = req[1], tonumber(req[2] or 0)
+local req = redis.call('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
+local state, deadline = req[1], whole(req[2])
 if not state then
     return 'unknown'
 end
 if state == 'done' then
+    return 'done'
+end
+if not deadline or (state ~= 'queued' and not (req[5] and req[6])) then
+    finish_corrupt(prefix, id, retention)
     return 'done'
 end
 if deadline == 0 or now_ms() <= deadline then
@@ -17,7 +21,8 @@ if deadline == 0 or now_ms() <= deadline then
 end
 local detail = 'the deadline passed while the request was waiting'
 if state == 'queued' then
-    add_load(prefix, req[3], -1, -tonumber(req[4]))
+    local class, cost = load_of(prefix, req[3], req[4], req[7], req[8])
+    add_load(prefix, class, -1, -cost)
 else
     notify(prefix, req[5], id, req[6], retention)
     detail = 'the deadline passed, and no worker took notice'

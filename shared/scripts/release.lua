@@ -10,11 +10,12 @@ for i = 2, #ARGV, 2 do
     local key = prefix .. 'req:' .. id
     local req = redis.call('HMGET', key, 'attempt', 'state', 'queue', 'entry', 'class', 'cost')
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
+        local class, cost = load_of(prefix, req[5], req[6], req[3], req[4])
         take_off_queue(prefix, req[3], req[4])
-        local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', req[6])
+        local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', cost)
         redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry, 'before', req[1])
         redis.call('HDEL', key, 'attempt', 'owner', 'incarnation')
-        add_load(prefix, req[5], 1, tonumber(req[6]))
+        add_load(prefix, class, 1, cost)
         released = released + 1
     end
 end

@@ -40,7 +40,8 @@ def call(number: int) -> dict[str, Any]:
         "model": "tiny",
         "prompt": f"{number}. A story about {SUBJECTS[number % len(SUBJECTS)]}:",
         "max_tokens": 400,
-        "ignore_eos": True,
+        # No token that ends the answer, of which nothing is seen: a stream of them would seem to stand still.
+        "min_tokens": 400,
         **KINDS[number % len(KINDS)],
     }
 

@@ -24,7 +24,7 @@ from shared.broker import (
     StepReply,
     new_id,
 )
-from shared.keys import GROUP, HANDED, LaneKeys
+from shared.keys import GROUP, HANDED, QUEUES, LaneKeys
 from shared.messages import Delta, Outcome, StepItem, WorkerCard, decode_items
 from shared.redis_clients import pubsub_client
 
@@ -670,8 +670,8 @@ async def test_cards_that_cannot_be_read_are_counted_and_said_once(
         await client.hset(KEYS.worker(name), "card", b"another version")
     for _ in range(2):
         assert await broker.live_workers() == [card]
-    assert broker.corrupt_cards == 4
-    assert caplog.text.count("the card of worker") == 1
+    assert broker.corrupt["worker card"] == 4
+    assert caplog.text.count("worker card") == 1
 
 
 async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:
@@ -683,3 +683,137 @@ def test_all_keys_of_a_lane_share_one_hash_tag() -> None:
     keys = [KEYS.queue(), KEYS.request("r"), KEYS.output("r"), KEYS.load, KEYS.totals, KEYS.workers]
     keys += [KEYS.worker("w"), KEYS.mailbox("w"), KEYS.channel("g")]
     assert all(key.startswith("quire:{lane}:") for key in keys)
+
+
+CORRUPT = (b"", b"-1", b"nan", b"9" * 40)
+
+
+def corruptions() -> list[tuple[str, bytes | None]]:
+    """Fields of a request with what they cannot be; None for a field that is missing."""
+    numbers = ("deadline", "cost", "created", "emitted", "deliveries")
+    found: list[tuple[str, bytes | None]] = [(name, data) for name in numbers for data in CORRUPT]
+    found += [(name, b"x") for name in ("class", "queue", "entry", "state", "deaths", "died_at", "all_deaths")]
+    fields = ("deadline", "cost", "created", "emitted", "class", "queue", "entry", "state", "body", "gateway", "about")
+    return found + [(name, None) for name in fields]
+
+
+async def corrupt_field(client: Redis, name: str, data: bytes | None, request_id: str = "r") -> None:
+    if data is None:
+        await client.hdel(KEYS.request(request_id), name)
+    else:
+        await client.hset(KEYS.request(request_id), name, data)
+
+
+async def assert_ended_as_error(broker: Broker, request_id: str = "r") -> None:
+    """Once, with its load and its entry gone, and with an end that its readers see."""
+    client = broker.client
+    assert await client.hmget(KEYS.request(request_id), "state", "outcome") == [b"done", b"error"]
+    assert await broker.read_totals() == {"accepted": 1, "error": 1}
+    assert set(await client.hvals(KEYS.load)) == {b"0"}
+    for name in QUEUES:
+        assert await client.xlen(KEYS.queue(name)) == 0
+        assert (await client.xpending(KEYS.queue(name), GROUP))["pending"] == 0
+    assert 0 < await client.ttl(KEYS.request(request_id)) <= RETENTION_S
+    last = (await broker.read_output(request_id))[-1]
+    assert last.outcome is not None
+    assert last.outcome.name == "error"
+
+
+@pytest.mark.parametrize(("name", "data"), corruptions())
+async def test_a_request_that_is_corrupt_ends_as_an_error_when_it_is_claimed(
+    broker: Broker, client: Redis, name: str, data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await submit(broker, "r")
+    await corrupt_field(client, name, data)
+    assert await broker.claim(await take(broker), "w", new_id()) is None
+    await assert_ended_as_error(broker)
+    assert broker.corrupt == {"request": 1}
+    assert caplog.text.count("is corrupt") == 1
+    assert await broker.read_recoveries() == {"corrupt": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "data"), corruptions())
+async def test_a_request_that_turns_corrupt_while_it_runs_ends_as_an_error_at_the_latest_with_its_next_attempt(
+    broker: Broker, client: Redis, name: str, data: bytes | None
+) -> None:
+    """And costs the other requests of its worker nothing."""
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1, 2))])
+    await corrupt_field(client, name, data)
+    reply = await broker.commit_step("w", [step(claim, 2, (3,))])
+    assert await broker.renew("w", [("r", claim.attempt)]) in ([], [("r", claim.attempt)])
+    if await client.hget(KEYS.request("r"), "outcome") is None:
+        delivery = Delivery("standard", (await client.xrange(KEYS.queue()))[0][0].decode(), "r", 10)
+        assert await broker.claim(delivery, "w", new_id()) is None or name in ("body", "about")
+    else:
+        assert reply.lost == (("r", claim.attempt),)
+    if await client.hget(KEYS.request("r"), "outcome") is not None:
+        await assert_ended_as_error(broker)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["cancel", "expire"])
+@pytest.mark.parametrize(("name", "data"), [*corruptions(), ("gateways", b"\xc1"), ("gateways", b"\x01")])
+async def test_a_request_that_is_corrupt_can_be_ended(
+    broker: Broker, client: Redis, act: str, name: str, data: bytes | None
+) -> None:
+    await submit(broker, "r", deadline_ms=1)
+    await broker.create_groups()
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    await corrupt_field(client, name, data)
+    await (broker.cancel("r", unless_beside=["g"]) if act == "cancel" else broker.expire("r"))
+    if await client.hget(KEYS.request("r"), "state") != b"done":  # whoever takes it finds it
+        await broker.claim(await take(broker), "w", new_id())
+    assert await client.hget(KEYS.request("r"), "state") == b"done"
+    assert set(await client.hvals(KEYS.load)) == {b"0"}
+
+
+async def test_a_request_whose_log_does_not_fit_it_ends_as_an_error(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1, 2))])
+    await client.delete(KEYS.output("r"))
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("w2", 30_000, 1)
+    assert await broker.claim(delivery, "w2", new_id()) is None
+    await assert_ended_as_error(broker)
+
+
+async def test_a_request_that_is_no_hash_and_entries_without_one_are_dropped(
+    broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.set(KEYS.request("r"), "not a hash")
+    await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
+    await client.xadd(KEYS.queue(), {"surprise": b"\xff"})
+    for _ in range(2):
+        assert await broker.claim(await take(broker), "w", new_id()) is None
+    assert await client.xlen(KEYS.queue()) == 0
+    assert not await client.exists(KEYS.request("r"))
+    assert broker.corrupt == {"queue entry": 2}
+    assert caplog.text.count("is corrupt") == 1
+
+
+async def test_notices_that_are_none_are_counted_and_taken_away(
+    broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.hset(KEYS.mailbox("w"), mapping={b"\xff\xfe": b"\xc1", b"r": b"cancel", b"s": b"no token"})
+    reply = await broker.commit_step("w", [])
+    assert (reply.lost, reply.cancelled) == ((), ("r",))
+    assert await broker.commit_step("w", [], reply.notices) == NOTHING
+    assert not await client.exists(KEYS.mailbox("w"))
+    assert broker.corrupt == {"notice": 2}
+    assert caplog.text.count("is corrupt") == 1
+
+
+async def test_entries_of_the_dead_that_are_corrupt_are_left_out(
+    broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {"id": "r", "class": "batch", "worker": "w", "emitted": 3, "body": b"b", "about": b"a"}
+    await client.xadd(KEYS.dead, good)
+    for name, data in (("emitted", "x"), ("class", "none"), ("id", b"\xff")):
+        await client.xadd(KEYS.dead, good | {name: data})
+    await client.xadd(KEYS.dead, {"surprise": 1})
+    [dead] = await broker.read_dead()
+    assert (dead.request_id, dead.priority_class, dead.emitted) == ("r", "batch", 3)
+    assert broker.corrupt == {"dead entry": 4}
+    assert caplog.text.count("is corrupt") == 1

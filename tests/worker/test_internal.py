@@ -78,8 +78,9 @@ class Operator:
 @asynccontextmanager
 async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
     loop = EngineLoop(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
-    committer = Committer(Broker(Redis(), "mock"), "w1", on_lost=lambda: None)
-    metrics = WorkerMetrics(loop, ClaimCounts(), committer, LoopLag())
+    broker = Broker(Redis(), "mock")
+    committer = Committer(broker, "w1", on_lost=lambda: None)
+    metrics = WorkerMetrics(loop, broker, ClaimCounts(), committer, LoopLag())
     server = Inside(loop, bind("127.0.0.1", 0), metrics).server
     loop.start()
     await server.start()
