@@ -30,7 +30,7 @@ class Watch(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        # In its own looks, not by the clock: a process that was stopped for a while must not end itself when it goes on.
+        # In its own looks, not by the clock: a process that was stopped for a while must not end itself when it wakes.
         pause_s = min(1.0, self._limit_s / 4)
         seen, still_s = -1, 0.0
         while not self._stopped.wait(pause_s):

@@ -146,7 +146,7 @@ def test_a_worker_that_sleeps_is_fenced_when_it_wakes(demo: Demo) -> None:
 def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo) -> None:
     demo.crew("a")
     streams = demo.streams(8)
-    hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 1], "max_tokens": 3, "n": 1})
+    hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 1], "max_tokens": 3, "min_tokens": 0, "n": 1})
     first = demo.workers["a"]
     assert first.wait(60) == 70
     # A process that is told so hangs again: the request is another's, and the third death is the last.
@@ -193,7 +193,7 @@ def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: De
     demo.crew("a", "b")
     before = demo.stack.totals().get("quarantined", 0)
     good = demo.streams(100, 1)
-    deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 1], "max_tokens": 3, "n": 1})
+    deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 1], "max_tokens": 3, "min_tokens": 0, "n": 1})
     deaths = 0
     while not deadly.status:
         ended = [name for name, process in demo.workers.items() if process.process.poll() is not None]
