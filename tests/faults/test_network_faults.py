@@ -151,14 +151,31 @@ def test_dropped_messages_are_repaired_from_the_log(net: Net) -> None:
     net.assert_well()
 
 
+def has_an_end(payload: bytes) -> bool:
+    return any(item.outcome is not None for item in decode_items(payload))
+
+
 def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
     proxy = net.gateway_proxy()
     dropped = proxy.dropped
-    proxy.drop_message = lambda payload: any(item.outcome is not None for item in decode_items(payload))
+    proxy.drop_message = has_an_end
     streams = start_streams(net.url)
     assert_same(streams, net.expected)
     assert proxy.dropped > dropped
     assert_repaired_in_time(streams)
+    net.assert_well()
+
+
+@pytest.mark.slow
+def test_99_of_100_lost_ends_are_repaired_within_half_a_second(net: Net) -> None:
+    net.gateway_proxy().drop_message = has_an_end
+    call = {"model": "tiny", "max_tokens": 20, "ignore_eos": True, "stream": True, "temperature": 0}
+    pauses = []
+    for wave in range(10):
+        streams = [Stream(net.url, call | {"prompt": f"w{wave} w{number}"}) for number in range(10)]
+        assert all(stream.wait_end().is_complete for stream in streams)
+        pauses += [stream.longest_pause_s for stream in streams]
+    assert sorted(pauses)[98] < REPAIR_S
     net.assert_well()
 
 
