@@ -10,6 +10,17 @@ local function whole(text)
     return text and #text < 16 and string.match(text, '^%d+$') and tonumber(text) or nil
 end
 
+-- Like redis.call, but what a corrupt id or a key of another type makes impossible is not done. Other errors, such as no
+-- memory, end the script.
+local function try(...)
+    local reply = redis.pcall(...)
+    local failure = type(reply) == 'table' and reply.err
+    if failure and not string.find(failure, '^ERR') and not string.find(failure, '^WRONGTYPE') then
+        return redis.call(...)
+    end
+    return reply
+end
+
 -- Add to the queued load of a class and to the sum over all classes.
 local function add_load(prefix, class, requests, tokens)
     local load = prefix .. 'load'
@@ -37,8 +48,8 @@ end
 local function take_off_queue(prefix, queue, entry)
     if queue and entry then
         local stream = prefix .. 'queue:' .. queue
-        redis.pcall('XACK', stream, 'workers', entry)
-        redis.pcall('XDEL', stream, entry)
+        try('XACK', stream, 'workers', entry)
+        try('XDEL', stream, entry)
     end
 end
 
@@ -95,8 +106,12 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
         redis.call('HSET', prefix .. 'req:' .. id, 'emitted', emitted)
     end
     local item = cmsgpack.pack({1, id, emitted, {}, {outcome, detail}})
-    if type(redis.pcall('XADD', log, emitted .. '-1', 'item', item)) == 'table' then
-        redis.pcall('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
+    local reply = try('XADD', log, emitted .. '-1', 'item', item)
+    if type(reply) == 'table' then
+        if string.find(reply.err, '^WRONGTYPE') then
+            redis.call('DEL', log)
+        end
+        redis.call('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
     end
     redis.call('PUBLISH', prefix .. 'gateway:' .. (req[2] or ''), item)
     finish(prefix, id, outcome, retention_s)

@@ -45,7 +45,7 @@ for i = 1, #step, 6 do
             behind[#behind + 1] = emitted
         elseif first == emitted and (last > first or outcome ~= '') then
             local entry = last .. (outcome == '' and '-0' or '-1')
-            if type(redis.pcall('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
+            if type(try('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
                 -- Log and state contradict each other. One broken request must not stop all commits of its worker.
                 finish_unowned(prefix, id, 'error', 'the output log does not fit the state of the request', retention)
                 lost[#lost + 1] = id
