@@ -202,7 +202,7 @@ def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: De
             deaths += 1
             demo.start(name)
         demo.stack.wait(
-            lambda: deadly.status or any(process.process.poll() is not None for process in demo.workers.values()), 60
+            lambda: deadly.status or any(process.process.poll() is not None for process in demo.workers.values()), 120
         )
     assert deadly.wait_end().answer["error"]["code"] == "quarantined"
     assert demo.stack.totals()["quarantined"] == before + 1
