@@ -100,7 +100,8 @@ def is_claim(command: list[bytes]) -> bool:
 
 
 def is_commit(command: list[bytes]) -> bool:
-    return command[0] == b"EVALSHA" and command[3].endswith(b":mailbox") and len(command) > 7
+    """One that has items: they are its last argument but for notices, and an empty array without any."""
+    return command[0] == b"EVALSHA" and command[3].endswith(b":mailbox") and command[6] != b"\x90"
 
 
 def is_read(command: list[bytes]) -> bool:
