@@ -1,0 +1,149 @@
+"""docs/api.md says what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import gateway.engine_view
+from gateway import page
+from gateway.app import create_app
+from gateway.errors import ApiError, InvalidRequest
+from gateway.joining import LAST_EVENT_ID
+from gateway.model import load_model
+from gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from gateway.settings import GatewaySettings
+from gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
+from ops.paths import PROJECT_ROOT
+
+PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
+# Refusals whose code is not that of their class.
+CODES_BY_NAME = {"internal": 500, "shutting_down": 500, "quarantined": 500}
+
+
+def table(name: str) -> list[list[str]]:
+    """The cells of the table between `<!-- name -->` and its end, without its head."""
+    text = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+PARAMETERS = {row[0].strip("`"): row[1:] for row in table("parameters")}
+
+
+def test_the_parameters_are_those_of_the_code() -> None:
+    expected = {name: "both" for name in CHAT if name in COMPLETIONS}
+    expected |= {name: "chat" for name in CHAT if name not in COMPLETIONS}
+    expected |= {name: "completions" for name in COMPLETIONS if name not in CHAT}
+    assert {name: cells[0] for name, cells in PARAMETERS.items()} == expected
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_default_is_that_of_the_code(name: str) -> None:
+    parameter = {**CHAT, **COMPLETIONS}[name]
+    shown = PARAMETERS[name][2]
+    if parameter.required:
+        assert shown == "required"
+    elif shown == "none":
+        assert parameter.default in ((), "")
+    elif shown:
+        assert json.loads(shown.strip("`")) == parameter.default
+    else:
+        assert parameter.default is None
+
+
+def bound(text: str) -> float:
+    base, power, rest = re.fullmatch(r"(-?[0-9.]+)(?:\^([0-9]+))?(-1)?", text).groups()  # type: ignore[union-attr]
+    value = abs(int(base)) ** int(power) * (-1 if base.startswith("-") else 1) if power else json.loads(base)
+    return value - 1 if rest else value
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_range_is_that_of_the_code(name: str) -> None:
+    check = CHAT[name].check if name in CHAT else COMPLETIONS[name].check
+    kind = PARAMETERS[name][1]
+    wrong: list[object] = []
+    if found := re.fullmatch(r"(integer|number) from (\S+) to (\S+)", kind):
+        low, high = bound(found[2]), bound(found[3])
+        check(name, low)
+        check(name, high)
+        wrong = [low - 1, high + 1, "1", True]
+        if found[1] == "integer":
+            wrong.append(1.5)
+    elif kind == "true or false":
+        assert [check(name, value) for value in (True, False)] == [True, False]
+        wrong = [0, "true"]
+    elif choices := re.fullmatch(r"`(\w+)`, `(\w+)` or `(\w+)`", kind):
+        assert [check(name, value) for value in choices.groups()] == list(choices.groups())
+        wrong = ["urgent", 1]
+    elif found := re.fullmatch(r"string of 1 to (\d+) characters", kind):
+        check(name, "x" * int(found[1]))
+        wrong = ["", "x" * (int(found[1]) + 1), 5]
+    elif name == "stop":
+        check(name, ["x" * 1024] * 16)
+        wrong = [["x"] * 17, ["x" * 1025], [""], 5]
+    elif name == "early_stopping":
+        assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
+        wrong = ["true", 1]
+    else:  # what a reader of its own checks
+        assert name in ("model", "messages", "prompt", "stream_options", "timeout"), kind
+    for value in wrong:
+        with pytest.raises(InvalidRequest) as caught:
+            check(name, value)
+        assert caught.value.param == name
+
+
+def test_what_is_refused_is_what_the_code_refuses() -> None:
+    documented = {
+        row[0].strip("`"): [json.loads(value) for value in re.findall(r"`([^`]+)`", row[1])]
+        for row in table("unsupported")
+    }
+    assert documented == {name: list(neutral) for name, neutral in UNSUPPORTED.items()}
+
+
+def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
+    return {cls} | {found for child in cls.__subclasses__() for found in subclasses(child)}
+
+
+def codes_of_the_source() -> dict[str, int]:
+    """Every code that a gateway's source names, with its status."""
+    assert gateway.engine_view  # its class is one of them
+    found = {cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("gateway.")}
+    for path in Path(gateway.engine_view.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "code":
+                for part in ast.walk(node.value):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        found.setdefault(part.value, CODES_BY_NAME.get(part.value, 400))
+    # Named where an outcome becomes an error.
+    return found | {"quarantined": CODES_BY_NAME["quarantined"]}
+
+
+def test_the_error_codes_are_those_of_the_code() -> None:
+    assert {row[0].strip("`"): int(row[1]) for row in table("errors")} == codes_of_the_source()
+
+
+def test_the_endpoints_are_those_of_the_application() -> None:
+    model = load_model(str(PROJECT_ROOT / "models" / "demo"), "demo")
+    app = create_app(GatewaySettings(engine_view="on"), model)
+    files = {page.path_of(name) for name in page.names() if not name.endswith(".html")}
+    served = {
+        f"{route.method} {route.resource.canonical}"
+        for route in app.router.routes()
+        if route.method != "HEAD" and route.resource and route.resource.canonical not in files
+    }
+    documented = re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", PAGE, re.MULTILINE)
+    assert set(documented) == served
+    assert len(documented) == len(served)
+
+
+def test_the_headers_are_those_of_the_code() -> None:
+    assert set(re.findall(r"^\| `([A-Z][\w-]+)` \|", PAGE, re.MULTILINE)) == {
+        IDEMPOTENCY_KEY,
+        REQUEST_TIMEOUT,
+        LAST_EVENT_ID,
+    }
