@@ -20,6 +20,7 @@ from shared.internal_server import PortError, bind
 from shared.logs import give_up, setup_logging
 from shared.naming import InvalidModelName
 from shared.redis_clients import BrokerUnavailable, check_redis, redact
+from shared.settings import with_sources
 from shared.tracing import TracingError
 from shared.tracing import start as start_tracing
 
@@ -43,7 +44,7 @@ def run(settings: GatewaySettings) -> int:
     try:
         uvloop.run(_serve(settings))
     except (StartError, PortError, ModelError, InvalidModelName, BrokerUnavailable, TracingError) as error:
-        give_up("quire gateway", error)
+        give_up("quire gateway", with_sources(str(error), settings, os.environ))
         return 1
     except KeyboardInterrupt:
         return 130

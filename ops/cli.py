@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.errors import CommandError
-from shared.settings import SettingError, load, options, refuse_flag
+from shared.settings import SettingError, load, options, refuse_flag, with_sources
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -243,7 +243,11 @@ def _main(argv: Sequence[str] | None, environ: Mapping[str, str] | None) -> int:
         settings: Any = load(
             cls, arguments, environ, prog=prog, description=description, examples=examples, known=known
         )
-        return command.run(settings, environ)
+        try:
+            return command.run(settings, environ)
+        except (SettingError, CommandError) as error:
+            error.args = (with_sources(str(error), settings, environ),)
+            raise
     except SettingError as error:
         return _fail(prog, error, 2)
     except CommandError as error:

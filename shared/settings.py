@@ -2,11 +2,13 @@
 
 Each field is declared with `option(...)` and can be given as `--field-name` or as `QUIRE_FIELD_NAME`. The flag beats
 the variable, the variable beats the default, and a variable that is empty counts as not set. What is wrong or unknown
-stops the process with a `SettingError`: one line with the name, the value, where it came from, and the remedy.
+stops the process with a `SettingError`: one line with the name, the value, where it came from, and the remedy. What is
+found out later (settings that do not fit each other or the machine) gets its sources by `with_sources`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -220,6 +222,23 @@ def refuse_flag(flag: str, known: Iterable[str], prog: str) -> NoReturn:
     nearest = difflib.get_close_matches(flag, sorted(known), n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
     raise SettingError(f"unknown flag {flag}: {remedy}")
+
+
+def with_sources(message: str, settings: Any, environ: Mapping[str, str]) -> str:
+    """An error about `settings` that was found after `load`, with the variables from which what it names came.
+
+    A setting is named by its flag, or by its name at the beginning. One that came as a flag, or was not given at all,
+    needs no more than its name.
+    """
+    came = []
+    for item in options(type(settings)):
+        if not (re.search(rf"(?<![\w-]){item.flag}(?![\w-])", message) or message.startswith(f"{item.name}:")):
+            continue
+        with contextlib.suppress(SettingError):
+            text = environ.get(item.variable)
+            if text and item.parse(text, item.variable) == getattr(settings, item.name):
+                came.append(f"{item.flag} came as {item.variable} from the environment")
+    return f"{message} ({'; '.join(came)})" if came else message
 
 
 def to_environ(settings: Any) -> dict[str, str]:

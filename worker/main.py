@@ -12,6 +12,7 @@ import time
 from shared.logs import give_up, setup_logging
 from shared.naming import InvalidModelName, served_name
 from shared.redis_clients import BrokerUnavailable, check_redis
+from shared.settings import with_sources
 from shared.tokenizer import ModelError
 from shared.tracing import TracingError
 from shared.tracing import start as start_tracing
@@ -32,7 +33,7 @@ def run(settings: WorkerSettings) -> int:
         serve(settings)
         return 0
     except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
-        give_up("quire worker", error)
+        give_up("quire worker", with_sources(str(error), settings, os.environ))
         return 1
     except RuntimeError as error:
         # The traceback is in the log; the last line says what it was.

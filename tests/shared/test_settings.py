@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.settings import SettingError, load, option, options, to_argv, to_environ
+from shared.settings import SettingError, load, option, options, to_argv, to_environ, with_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,21 @@ def test_a_wrong_variable_is_named_as_the_source() -> None:
     )
     assert refusal(QUIRE_EAGER="maybe").startswith(
         "eager: 'maybe' from QUIRE_EAGER is neither true nor false; give --eager"
+    )
+
+
+def test_what_is_found_wrong_later_is_told_with_the_variables_that_it_came_from() -> None:
+    environ = {"QUIRE_PORT": "7", "QUIRE_RATE": "3"}
+    settings = read("--rate", "2", **environ)
+
+    def told(message: str) -> str:
+        return with_sources(message, settings, environ)
+
+    assert told("--port 7 is taken") == "--port 7 is taken (--port came as QUIRE_PORT from the environment)"
+    assert told("port: 7 is taken; give another").endswith(" (--port came as QUIRE_PORT from the environment)")
+    # Flags, defaults, and flags whose names only begin alike.
+    assert told("--rate 2 is too fast for --limit 7, --portal or --no-port") == (
+        "--rate 2 is too fast for --limit 7, --portal or --no-port"
     )
 
 

@@ -25,9 +25,9 @@ def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
-def refusal(start_quire: StartQuire, *arguments: str) -> str:
+def refusal(start_quire: StartQuire, *arguments: str, **environ: str) -> str:
     """The one line that a worker ends with."""
-    process = start_quire("worker", *arguments)
+    process = start_quire("worker", *arguments, environ=environ)
     assert process.wait(60) == 1
     assert "Traceback" not in process.stderr
     return process.stderr.splitlines()[-1]
@@ -36,6 +36,14 @@ def refusal(start_quire: StartQuire, *arguments: str) -> str:
 def test_a_missing_folder(start_quire: StartQuire, redis_url: str) -> None:
     line = refusal(start_quire, "/no/such/folder", "--redis-url", redis_url)
     assert "/no/such/folder" in line
+
+
+def test_settings_that_do_not_fit_each_other_are_told_with_their_sources(
+    start_quire: StartQuire, redis_url: str, tiny_model: Path
+) -> None:
+    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--lease-s", "3", QUIRE_BEAT_S="2")
+    assert "--beat-s 2 is more than half of --lease-s 3" in line
+    assert line.endswith("(--beat-s came as QUIRE_BEAT_S from the environment)")
 
 
 def test_a_missing_tensor(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
