@@ -1,4 +1,4 @@
-"""The table of settings in README.md, written from the code: `python -m ops.settings_table` brings it up to date."""
+"""The table of settings in docs/settings.md, written from the code: `python -m ops.settings_table` renews it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = PROJECT_ROOT / "README.md"
-    before = readme.read_text()
-    readme.write_text(with_table(before))
-    print("README.md: " + ("unchanged" if readme.read_text() == before else "settings brought up to date"))
+    page = PROJECT_ROOT / "docs" / "settings.md"
+    before = page.read_text()
+    page.write_text(with_table(before))
+    print("docs/settings.md: " + ("unchanged" if page.read_text() == before else "settings brought up to date"))
     sys.exit(0)

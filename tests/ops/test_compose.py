@@ -148,7 +148,7 @@ def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
         assert password not in done.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/operations.md", "docker-compose.yml"])
+@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/operations.md", "docker-compose.yml"])
 def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
     text = (PROJECT_ROOT / document).read_text()
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}

@@ -1,0 +1,269 @@
+"""The pages say what is so: every block of code is run, or parsed, or is shown only; every link leads somewhere.
+
+| language | what is done with it |
+|---|---|
+| `bash`, `python`, `javascript` | run, against the server that the README's first command starts |
+| `output` | behind a block that is run: exactly what that prints. With `$ command` lines: these are run |
+| `json`, `toml`, `yaml` | parsed |
+| `console` | shown only: commands that need a GPU, containers or other machines. Their flags are checked |
+| `text` | shown only: no commands, or parts of some |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from ops.cli import COMMANDS, known_settings, pass_through
+from ops.paths import PROJECT_ROOT
+from ops.settings_table import with_table
+from shared.settings import load
+from tests.conftest import clean_environ
+
+PUBLISHED = "http://127.0.0.1:8000"
+FOLDERS = ("", "docs", "ops", "tests")
+PAGES = sorted(
+    page
+    for folder in FOLDERS
+    for page in (PROJECT_ROOT / folder).glob("**/*.md" if folder else "*.md")
+    if not any(part.startswith((".", "node_modules")) for part in page.relative_to(PROJECT_ROOT).parts)
+)
+NAMES = [str(page.relative_to(PROJECT_ROOT)) for page in PAGES]
+
+RUN = ("bash", "python", "javascript")
+PARSED: dict[str, Callable[[str], Any]] = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+SHOWN = ("text", "console")
+_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    text: str
+    # What stands directly behind it as its output.
+    output: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = list(_FENCE.finditer(text))
+    blocks = []
+    for match, after in zip_longest(found, found[1:]):
+        is_answered = (
+            after is not None
+            and after[2] == "output"
+            and not text[match.end() : after.start()].strip()
+            and not after[3].startswith("$ ")
+        )
+        blocks.append(
+            Block(
+                str(page.relative_to(PROJECT_ROOT)),
+                text.count("\n", 0, match.start()) + 1,
+                match[2],
+                textwrap.dedent(match[3]),
+                textwrap.dedent(after[3]) if after is not None and is_answered else None,
+            )
+        )
+    return blocks
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+FIRST = next(block for block in BLOCKS if block.page == "README.md" and block.language == "bash")
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages and block is not FIRST]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return _FENCE.sub("", page.read_text())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The README's first command; gives its URL."""
+    assert FIRST.text.strip() == "make run"
+    environ = clean_environ(QUIRE_PORT="0", QUIRE_STATE_DIR=str(tmp_path_factory.mktemp("state")))
+    process = subprocess.Popen(
+        ["make", "run"], cwd=PROJECT_ROOT, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        yield next(line.split()[1] for line in process.stdout if line.startswith("ready: "))
+    finally:
+        # As Ctrl-C in a terminal does: to make and to all that it started.
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(30)
+        process.stdout.close()
+
+
+def run(command: list[str], url: str) -> str:
+    """The output of a command, which must succeed and say something."""
+    environ = clean_environ(QUIRE_CHAT_URL=url)
+    done = subprocess.run(
+        command, cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    return done.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects that a text consists of."""
+    found = []
+    while text := text.strip():
+        value, end = json.JSONDecoder().raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
+
+
+@pytest.mark.parametrize("block", blocks("bash"), ids=str)
+def test_a_command(block: Block, server: str) -> None:
+    output = run(["bash", "-euc", block.text.replace(PUBLISHED, server)], server)
+    assert '{"error"' not in output  # which curl takes for success
+    if block.output is not None:
+        assert output == block.output
+    if "/v1/chat/completions -H" in block.text and '"stream": true' in block.text:
+        assert "data: [DONE]\n" in output
+    if "/cancel" in block.text:
+        assert objects(output.splitlines()[-1])[0]["id"].startswith("chatcmpl-")
+    if "Idempotency-Key" in block.text:
+        first, second = objects(output)
+        assert first == second
+    if "quire chat" in block.text:
+        assert "fox" in output
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_a_python_example(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = request.getfixturevalue("server") if PUBLISHED in block.text else PUBLISHED
+    script = tmp_path / "example.py"
+    script.write_text(block.text.replace(PUBLISHED, url))
+    output = run([sys.executable, str(script)], url)
+    if block.output is not None:
+        assert output == block.output
+    else:
+        assert "heron" in output
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which stands in for a browser's fetch")
+@pytest.mark.parametrize("block", blocks("javascript"), ids=str)
+def test_a_javascript_example(block: Block, server: str, tmp_path: Path) -> None:
+    script = tmp_path / "example.mjs"
+    script.write_text(block.text.replace(PUBLISHED, server))
+    assert len(run(["node", str(script)], server).split()) > 10
+
+
+@pytest.mark.parametrize("block", blocks("output"), ids=str)
+def test_what_is_said_to_be_printed_is_printed(block: Block) -> None:
+    if not block.text.startswith("$ "):
+        before = [other for other in blocks(*RUN) if other.page == block.page and other.output == block.text]
+        assert before, "no block that is run stands directly before this output"
+        return
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=PROJECT_ROOT,
+            env=clean_environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout == expected, command
+
+
+@pytest.mark.parametrize("block", blocks(*PARSED), ids=str)
+def test_data_can_be_read(block: Block) -> None:
+    assert PARSED[block.language](block.text)
+
+
+def test_every_block_has_a_language_that_says_what_is_done_with_it() -> None:
+    known = (*RUN, *PARSED, *SHOWN, "output")
+    assert [f"{block}: {block.language!r}" for block in BLOCKS if block.language not in known] == []
+
+
+def shown_commands() -> list[tuple[Block, str]]:
+    """The commands of Quire in blocks that are not run."""
+    found = []
+    for block in blocks(*SHOWN):
+        for line in block.text.splitlines():
+            if re.match(r"(?:[A-Z_]+=\S+ )*quire [a-z]", line):
+                found.append((block, line))
+    return found
+
+
+@pytest.mark.parametrize(("block", "line"), shown_commands(), ids=str)
+def test_the_flags_of_a_shown_command_exist(block: Block, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    words = words[words.index("quire") + 1 :]
+    cls, arguments, environ = COMMANDS[words[0]].settings(), words[1:], {}
+    if words[0] == "serve":
+        arguments, environ = pass_through(cls, arguments, environ)
+    load(cls, arguments, environ, prog=f"quire {words[0]}", known=known_settings())
+
+
+def test_make_knows_the_verbs_that_the_pages_name() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE))
+    assert {"run", "test", "soak"} <= named <= targets
+
+
+def test_the_page_is_where_the_readme_says(server: str) -> None:
+    assert f"<{PUBLISHED}>" in (PROJECT_ROOT / "README.md").read_text()
+    assert "<title>" in run(["curl", "-sf", server + "/"], server)
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    text = (PROJECT_ROOT / "docs" / "settings.md").read_text()
+    assert with_table(text) == text, "run python -m ops.settings_table"
+
+
+def anchors(page: Path) -> set[str]:
+    """Where links into a page may lead: its headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = PROJECT_ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+def test_the_index_has_every_page_of_the_documentation() -> None:
+    index = (PROJECT_ROOT / "docs" / "README.md").read_text()
+    linked = set(re.findall(r"\]\(([\w.-]+\.md)\)", index))
+    assert linked == {page.name for page in (PROJECT_ROOT / "docs").glob("*.md")} - {"README.md"}
