@@ -32,7 +32,7 @@ import yaml
 from ops.cli import COMMANDS, known_settings, pass_through
 from ops.paths import PROJECT_ROOT
 from ops.settings_table import with_table
-from shared.settings import load
+from shared.settings import load, options
 from tests.conftest import clean_environ
 
 PUBLISHED = "http://127.0.0.1:8000"
@@ -242,6 +242,23 @@ def test_the_page_is_where_the_readme_says(server: str) -> None:
 def test_the_table_of_settings_is_that_of_the_code() -> None:
     text = (PROJECT_ROOT / "docs" / "settings.md").read_text()
     assert with_table(text) == text, "run python -m ops.settings_table"
+
+
+def test_metrics_that_the_pages_name_are_in_the_tables_of_operations() -> None:
+    text = (PROJECT_ROOT / "docs" / "operations.md").read_text()
+    tabled = set(re.findall(r"^\| `(quire_\w+)` \| (?:gauge|counter|histogram) \|", text, re.MULTILINE))
+    assert tabled
+    for page in PAGES:
+        named = set(re.findall(r"`(quire_\w+)", prose(page)))
+        assert named <= tabled, page
+
+
+@pytest.mark.parametrize("name", ["api.md", "security.md", "settings.md"])
+def test_flags_that_a_page_names_exist(name: str) -> None:
+    known = {flag for command in COMMANDS.values() for item in options(command.settings()) for flag in item.flags}
+    named = set(re.findall(r"`[^`\n]*?(--[a-z][a-z-]+)", prose(PROJECT_ROOT / "docs" / name)))
+    assert named
+    assert named <= {*known, "--help"}
 
 
 def anchors(page: Path) -> set[str]:
