@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test lint format bench paper soak containers gpu-check clean distclean
+.PHONY: help run setup test lint format bench paper faults soak containers gpu-check clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and laten
 
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m ops.bench.paper $(ARGS)
+
+faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: kill, cut off and confuse real processes; about ten minutes.
+	@$(BIN)/python -m pytest tests/faults -m "not soak" $(ARGS)
 
 soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").
 	@$(BIN)/python -m ops.soak $(ARGS)

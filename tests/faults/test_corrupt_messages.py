@@ -17,7 +17,7 @@ from tests.conftest import QuireProcess
 from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 GARBAGE = (
     b"",

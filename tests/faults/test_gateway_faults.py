@@ -11,7 +11,7 @@ from tests.faults.calls import FAST, REQUESTS, body, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_gateways_clients_go_on_at_another_where_they_were(stack: FaultStack) -> None:
     """Case 11, with both ways to name a place; nothing is cancelled before the grace time of orphans."""
     gateway, url = stack.gateway()

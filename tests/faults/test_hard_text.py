@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tests.faults.calls import FAST
 from tests.faults.stack import FaultStack, Stream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 # Characters of several tokens, marks that combine, joined ones, and every kind of line end.
 TEXT = "a😀b e\u0301 👨\u200d👩\u200d👧 x\r\ny\u2028z\u0085 data: evil\r\rid: 7\n\n: \0 \x1b end"

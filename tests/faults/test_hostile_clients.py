@@ -116,7 +116,7 @@ def head(*lines: str) -> bytes:
     return "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *lines]).encode()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_heads_that_dribble_and_bodies_that_stall_are_ended_and_cost_nobody_a_place(target: Target) -> None:
     """Case 22: 300 connections that say nothing, 50 that never end their head, 50 that never send their body."""
     starts = [b""] * 300 + [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"] * 50

@@ -121,9 +121,9 @@ def test_a_submission_whose_reply_is_lost_makes_one_request(net: Net) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(is_claim, marks=pytest.mark.slow),
+        pytest.param(is_claim, marks=pytest.mark.faults),
         pytest.param(is_commit),
-        pytest.param(is_read, marks=pytest.mark.slow),
+        pytest.param(is_read, marks=pytest.mark.faults),
     ],
 )
 def test_what_a_worker_did_without_hearing_of_it_is_done_once(net: Net, command: Callable[[list[bytes]], bool]) -> None:
@@ -167,7 +167,7 @@ def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_99_of_100_lost_ends_are_repaired_within_half_a_second(net: Net) -> None:
     net.gateway_proxy().drop_message = has_an_end
     call = {"model": "tiny", "max_tokens": 20, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -191,7 +191,7 @@ def test_a_subscription_that_is_killed_again_and_again_loses_nothing(net: Net) -
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_connections_that_are_cut_again_and_again_lose_nothing(net: Net) -> None:
     streams = start_streams(net.url)
     for _ in range(8):
@@ -202,7 +202,7 @@ def test_connections_that_are_cut_again_and_again_lose_nothing(net: Net) -> None
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_redis_that_cannot_be_reached_for_a_while_costs_a_pause(net: Net) -> None:
     streams = start_streams(net.url)
     for proxy in net.proxies.values():
@@ -217,7 +217,7 @@ def test_redis_that_cannot_be_reached_for_a_while_costs_a_pause(net: Net) -> Non
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Net) -> None:
     for proxy in net.proxies.values():
         proxy.slice_bytes = 7
@@ -226,7 +226,7 @@ def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Ne
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("to_server", [True, False])
 def test_a_gateway_behind_a_partition_catches_up(net: Net, to_server: bool) -> None:
     """For longer than it trusts a silent subscription."""
@@ -262,17 +262,17 @@ def partition(net: Net, *, to_server: bool) -> None:
     net.assert_well()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_behind_a_partition_is_replaced_and_fenced_when_it_returns(net: Net) -> None:
     partition(net, to_server=True)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_that_is_heard_but_does_not_hear_is_replaced_and_fenced(net: Net) -> None:
     partition(net, to_server=False)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     answer = Stream(net.url, body("greedy") | {"timeout": 30}).wait_end().answer
     assert answer["created"] < time.time() - SKEW_S / 2  # its clock is wrong indeed

@@ -15,7 +15,7 @@ from tests.faults.stack import FaultStack, Stream
 from tests.faults.stalling import Stalling
 
 REASON = why_not()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON or "-")]
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(REASON), reason=REASON or "-")]
 
 WRITE_TIMEOUT_S = 1.0
 

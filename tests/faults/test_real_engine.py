@@ -17,7 +17,7 @@ from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, longest_pause, owned
 from tests.faults.stack import FaultStack, Stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 LEASE_S = 1.0
 FLAGS = ("--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3", "--drain-s", "0.2")

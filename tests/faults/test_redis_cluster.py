@@ -194,7 +194,7 @@ def serve(stack: FaultStack, lane: str) -> str:
     return url
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_streams_go_on_when_the_lanes_master_dies_and_its_replica_takes_over(
     replicated: Cluster, long_model: Path, tmp_path: Path
 ) -> None:
@@ -226,7 +226,7 @@ def test_streams_go_on_when_the_lanes_master_dies_and_its_replica_takes_over(
         stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_streams_go_on_when_a_node_without_replicas_is_restarted(
     cluster: Cluster, long_model: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from shared.redis_clients import COMMAND_TIMEOUT_S
 from tests.faults.calls import FAST, assert_same, body, longest_pause, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 # Lines that a process may log per second of a fault: told, not shouted.
 LINES_PER_S = 12

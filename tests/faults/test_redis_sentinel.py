@@ -93,7 +93,7 @@ def assert_well(stack: FaultStack, watched: Watched, url: str, expected: dict[st
     assert set(stack.totals()) == {"accepted", "length"}
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_streams_go_on_when_the_master_is_killed(watched: Watched, long_model: Path, tmp_path: Path) -> None:
     stack = FaultStack(tmp_path, long_model, watched)
     try:
@@ -114,7 +114,7 @@ def test_streams_go_on_when_the_master_is_killed(watched: Watched, long_model: P
         stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_streams_go_on_when_the_master_falls_silent_and_wakes_up_again(
     watched: Watched, long_model: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +135,7 @@ def test_streams_go_on_when_the_master_falls_silent_and_wakes_up_again(
         stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: Path, tmp_path: Path) -> None:
     stack = FaultStack(tmp_path, long_model, watched)
     try:
@@ -152,7 +152,7 @@ def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: 
         stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_what_the_replica_lacks_is_sent_again(watched: Watched, long_model: Path, tmp_path: Path) -> None:
     """Replication is asynchronous: here the replica has heard nothing for a while when the master dies."""
     stack = FaultStack(tmp_path, long_model, watched)

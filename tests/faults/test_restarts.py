@@ -52,7 +52,7 @@ class Load:
         return self.records
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(240)
 def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: FaultStack) -> None:
     ports = [free_port(), free_port()]
@@ -83,7 +83,7 @@ def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: Fau
     assert totals["accepted"] == len(records) + len(REQUESTS)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(240)
 def test_requests_wait_for_a_worker_until_their_deadline(stack: FaultStack) -> None:
     _, url = stack.gateway()

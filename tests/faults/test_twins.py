@@ -10,7 +10,7 @@ from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import FAST, body
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_second_worker_of_a_name_says_so_and_the_first_serves_on(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST)
@@ -30,7 +30,7 @@ def test_a_second_worker_of_a_name_says_so_and_the_first_serves_on(stack: FaultS
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_that_slept_while_its_name_was_taken_ends_itself(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST)

@@ -92,7 +92,7 @@ def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultSt
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultStack) -> None:
     _, url = stack.gateway()
     worker = stack.worker("a", *FAST)
@@ -119,7 +119,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: Fa
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack) -> None:
     url, workers = two_workers(stack, *FAST)
     expected = {name: undisturbed(url, name) for name in REQUESTS}
@@ -135,7 +135,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack
     assert undisturbed(url, "greedy") == expected["greedy"]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, "--watchdog-s", "2", TEST_HANGING_TOKEN="33")
@@ -193,7 +193,7 @@ def assert_dead_commands(stack: FaultStack) -> None:
     assert quire("list") == ""
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(stack: FaultStack) -> None:
     gateway, url = stack.gateway()
     stack.worker("a", "--orphan-s", "1")
@@ -204,7 +204,7 @@ def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(s
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_redis_that_comes_back_with_its_data_costs_a_pause(stack: FaultStack, how: str) -> None:
     _, url = stack.gateway()

@@ -19,7 +19,7 @@ from tests.ops.monitoring import MISSING, Monitoring, free_port
 from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (Debian's packages of these names)"),
 ]
