@@ -72,6 +72,8 @@ class _Watched(AbstractConnection):
         self._moves = 0
 
     async def connect(self) -> None:
+        if self.is_connected:
+            await self._place.recheck()
         if self.is_connected and self._moves != self._place.moves:
             await self.disconnect(nowait=True)
         await super().connect()  # type: ignore[no-untyped-call]

@@ -6,7 +6,9 @@ place: when one of their connections finds that the lane has moved, the others f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +24,9 @@ from shared.redis_url import Address, RedisUrl, parse_redis_url
 
 # For one answer of a Sentinel or of a node of the cluster. The next one is asked after that.
 ASK_TIMEOUT_S = 1.0
+# How often Sentinels are asked again though all is well. After a failover on purpose the old master goes on for many
+# seconds, until they make it a replica; what it accepts until then is lost.
+RECHECK_S = 0.5
 # Nodes of a cluster that are remembered.
 MAX_NODES = 64
 
@@ -41,6 +46,9 @@ class Place:
     async def locate(self) -> Address:
         """Where to connect to. Raises redis-py's ConnectionError if nobody knows."""
         return self.url.nodes[0]
+
+    async def recheck(self) -> None:
+        """Called before each command: ask again, if it is time to, where that should go."""
 
     async def verify(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """Raises ConnectionError if the server of a new connection is not the one; `ask` sends it a command."""
@@ -73,12 +81,22 @@ class Place:
 class SentinelPlace(Place):
     """The master of a service that Sentinels watch."""
 
+    def __init__(self, url: RedisUrl) -> None:
+        super().__init__(url)
+        self._checked_at = 0.0
+
+    async def recheck(self) -> None:
+        if time.monotonic() - self._checked_at > RECHECK_S:
+            with suppress(RedisError, OSError):  # with no Sentinel to ask the master is who it was
+                await self.locate()
+
     async def locate(self) -> Address:
         def read(_: Address, reply: Any) -> Address:
             if reply is None:
                 raise LookupError(f"knows no service {self.url.service!r}")
             return Address(reply[0].decode(), int(reply[1]))
 
+        self._checked_at = time.monotonic()
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.url.service)
         return self._found(await self._ask_nodes(self.url.sentinel_options, read, *command))
 

@@ -102,11 +102,13 @@ class WorkerService:
         died = asyncio.Event()
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.look_back())
 
+        # Of the engine's thread. With the loop closed nobody waits for its news any more.
         def emit(commits: list[StepCommit]) -> None:
-            loop.call_soon_threadsafe(committer.put, commits)
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(committer.put, commits)
 
         def ended() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for the news
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(died.set)
 
         engine = EngineLoop(self._engine, emit, ended)

@@ -87,7 +87,7 @@ def assert_no_key_stays(stack: FaultStack) -> None:
     """I5: nothing of a request is kept for ever."""
     of_lane = {str(value.__get__(stack.keys)) for value in vars(LaneKeys).values() if isinstance(value, property)}
     lasting = {*of_lane, *map(stack.keys.queue, QUEUES)}
-    for key in stack.redis.scan_iter():
+    for key in stack.redis.scan_iter(f"{stack.keys.prefix}*"):
         # -2: it has gone since.
         assert key.decode() in lasting or stack.redis.ttl(key) > 0 or stack.redis.ttl(key) == -2, key
 

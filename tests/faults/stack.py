@@ -246,7 +246,8 @@ class FaultStack:
         process = self._start(
             "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
         )
-        self._workers[name] = process
+        if "--served-model-name" not in flags or MODEL in flags:  # the others have lanes of their own
+            self._workers[name] = process
         if ready:
             process.wait_for("ready: worker")
         return process

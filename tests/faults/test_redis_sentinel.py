@@ -143,6 +143,9 @@ def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: 
         expected = undisturbed(url)
         streams = start_streams(url)
         old = watched.master()
+        # What the replica has not heard of is lost: whoever does this on purpose waits for it.
+        accepted = old.info("replication")["master_repl_offset"]
+        wait(lambda: old.info("replication")["slave0"]["offset"] >= accepted)
         watched.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
         wait(lambda: watched.master() is not old)
         assert not all(stream.is_complete for stream in streams.values()), "they had ended before"

@@ -157,13 +157,11 @@ def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(st
     expected = {name: undisturbed(url, name) for name in REQUESTS}
     streams = start_streams(url)
     deadly = Stream(url, {"model": "tiny", "prompt": [44, 5], "max_tokens": 4, "stream": True, "temperature": 0})
-    worker = first
+    last = first
     for _ in range(3):
-        assert worker.wait(30) == -signal.SIGKILL
-        if stack.totals().get("quarantined"):
-            break
-        worker = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44", ready=False)
-    last = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")
+        assert last.wait(30) == -signal.SIGKILL
+        last = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44", ready=False)
+    last.wait_for("ready: worker")
     deadly.wait_end()
     assert deadly.error is not None
     assert deadly.error["code"] == "quarantined"
