@@ -140,11 +140,13 @@ def test_a_client_that_pauses_gets_everything(served: Served) -> None:
 def test_two_hundred_slow_clients_cost_bounded_memory_and_nobody_else_time(stack: FaultStack) -> None:
     """Case 19 at its full size."""
     gateway, url = stack.gateway("--write-timeout-s", str(WRITE_TIMEOUT_S))
-    stack.worker("a", *FAST, "--max-num-seqs", "256")
+    stack.worker("a", *FAST, "--max-num-seqs", str(2 * MANY + 16), "--kv-cache-gb", "2")
     good = body("greedy") | {"max_tokens": 60}
     expected = {"greedy": [Stream(url, good).wait_end().answer["choices"][0]["text"]]}
     before = resident_bytes(gateway.pid)
-    slow = [Stalling(url, body("greedy") | {"stream": True, "max_tokens": 1000}) for _ in range(MANY)]
+    # More than the buffers of both kernels hold.
+    asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
+    slow = [Stalling(url, asks) for _ in range(MANY)]
     try:
         stack.wait(lambda: len(list(stack.redis.scan_iter(KEYS.prefix + "out:*"))) > MANY, 60)
         longest, deadline = 0, time.monotonic() + 150

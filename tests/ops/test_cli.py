@@ -131,6 +131,7 @@ def test_no_redis_at_the_url(tmp_path: Path, tiny_model: Path) -> None:
     assert "Give --redis-url" in refusal(1, *arguments, "--redis-url", "http://127.0.0.1")
 
 
+@pytest.mark.slow
 def test_services_without_redis(tiny_model: Path) -> None:
     url = f"redis://127.0.0.1:{unused_port()}/0"
     assert "no Redis at" in refusal(1, "gateway", str(tiny_model), "--redis-url", url, "--port", "0")

@@ -130,6 +130,7 @@ def test_ctrl_c_ends_everything_cleanly(serve, tmp_path: Path) -> None:  # type:
     assert "Traceback" not in logs + process.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_takes_its_children_along_and_a_new_one_starts_at_once(serve) -> None:  # type: ignore[no-untyped-def]
     first = serve()
     first.wait_ready()
@@ -143,6 +144,7 @@ def test_a_killed_launcher_takes_its_children_along_and_a_new_one_starts_at_once
     assert second.stop() == 0
 
 
+@pytest.mark.slow
 def test_two_workers_at_a_redis_that_runs_already(serve, redis_url: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     port = three_ports()
     flags = ["--workers", "2", "--max-num-seqs", "4", "--redis-url", redis_url, "--internal-port", str(port)]
@@ -157,6 +159,7 @@ def test_two_workers_at_a_redis_that_runs_already(serve, redis_url: str, tmp_pat
     assert names == {"gateway.log", "worker-1.log", "worker-2.log"}
 
 
+@pytest.mark.slow
 def test_a_child_that_cannot_start_ends_the_start_with_its_last_word(serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     process = serve("--num-blocks", "1")
     assert process.wait() == 1
@@ -174,6 +177,7 @@ def test_ctrl_c_while_starting_ends_cleanly(serve) -> None:  # type: ignore[no-u
     assert "ready:" not in process.stdout
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once(serve) -> None:  # type: ignore[no-untyped-def]
     process = serve(QUIRE_DRAIN_S="600")
     url = process.wait_ready()

@@ -150,6 +150,7 @@ def test_the_parts_of_the_memory_add_up(sharegpt_memory, allocator):
     assert sum(parts.values()) == pytest.approx(100, abs=0.2)  # of 15,728 slots, whole blocks
 
 
+@pytest.mark.slow
 def test_paging_sustains_a_higher_rate_than_the_best_reservation():
     rates = [
         throughput.sustained(throughput.Case("12", system, "Alpaca", OPT_13B, 4.0))["sustained"] or 0.0

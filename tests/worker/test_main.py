@@ -53,6 +53,7 @@ def test_a_missing_tensor(start_quire: StartQuire, redis_url: str, broken_model:
     assert "model.layers.3" in line
 
 
+@pytest.mark.slow
 def test_a_misshapen_tensor(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
     config = json.loads((broken_model / "config.json").read_text())
     (broken_model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
@@ -69,6 +70,7 @@ def test_an_unsupported_architecture(start_quire: StartQuire, redis_url: str, br
     assert "LlamaForCausalLM" in line
 
 
+@pytest.mark.slow
 def test_no_tokenizer(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
     (broken_model / "tokenizer.json").unlink()
     assert "tokenizer.json" in refusal(start_quire, str(broken_model), "--redis-url", redis_url)

@@ -125,6 +125,7 @@ async def test_what_is_published_is_what_the_operators_page_says(redis_url: str)
         assert len(view.cells) == len(told["blocks"]) > 0
 
 
+@pytest.mark.slow
 async def test_a_look_costs_the_engine_less_than_a_hundredth(redis_url: str) -> None:
     async with showing(redis_url) as shown:
         await shown.broker.look("w1")
