@@ -10,12 +10,14 @@ local function whole(text)
     return text and #text < 16 and string.match(text, '^%d+$') and tonumber(text) or nil
 end
 
--- Like redis.call, but what a corrupt id or a key of another type makes impossible is not done. Other errors, such as no
--- memory, end the script.
+-- Like redis.call, but what a corrupt id, a key of another type or a queue that is none makes impossible is not done.
+-- Other errors, such as no memory, end the script.
+local PASSED_OVER = {ERR = true, WRONGTYPE = true, NOGROUP = true}
+
 local function try(...)
     local reply = redis.pcall(...)
     local failure = type(reply) == 'table' and reply.err
-    if failure and not string.find(failure, '^ERR') and not string.find(failure, '^WRONGTYPE') then
+    if failure and not PASSED_OVER[string.match(failure, '^%u+')] then
         return redis.call(...)
     end
     return reply

@@ -327,6 +327,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.reclaim(name, 3)
         self.claim_all(self.workers[name])
 
+    @rule(name=worker_names, other=worker_names)
+    def claim_late(self, name: str, other: str) -> None:
+        """A worker reads and stalls until another one has been given what it read; then it claims it nevertheless."""
+        self.read(name, 2, 0)
+        self.lease_runs_out(name)
+        self.reclaim(other, 3)
+        self.claim_all(self.workers[name])
+
     def claim_all(self, worker: Worker) -> None:
         for _ in range(len(worker.handed)):
             self.claim(worker.name, 0, False, False)
