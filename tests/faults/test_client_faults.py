@@ -19,9 +19,8 @@ pytestmark = pytest.mark.faults
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 MANY = 200
-# At most MAX_WAITING items of it wait in the gateway, of two choices each, and what the transport buffers: 321 kB were
-# seen.
-MEMORY_OF_A_SLOW_CLIENT = 400_000
+# At most MAX_WAITING items of it wait in the gateway, and what the transport buffers.
+MEMORY_OF_A_SLOW_CLIENT = 300_000
 
 # The text is that of the greedy request without faults.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
