@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from shared import broker as broker_module
 from shared.broker import Broker
+from shared.broker import gateway as gateway_verbs
 from shared.keys import LaneKeys
 from shared.messages import GenerationRequest, SamplingParams
 from shared.redis_clients import command_client, pubsub_client
@@ -91,7 +91,7 @@ async def test_while_nobody_looks_nothing_is_read_noted_or_published(redis_url: 
 async def test_views_begin_within_a_second_and_end_when_nobody_asks_any_more(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "VIEW_TTL_S", 0.7)
+    monkeypatch.setattr(gateway_verbs, "VIEW_TTL_S", 0.7)
     async with showing(redis_url) as shown:
         looked_at = time.monotonic()
         await shown.broker.look("w1")

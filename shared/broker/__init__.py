@@ -1,0 +1,51 @@
+"""The queue between gateway and worker: one method per verb of the protocol, each a script or one command.
+
+Every script is repeatable: when a call fails its effect is unknown, and the caller may make the same call again.
+docs/protocol.md states the invariants that the scripts keep.
+"""
+
+from __future__ import annotations
+
+from shared.broker.commit import CommitVerb, StepCommit, StepReply
+from shared.broker.gateway import (
+    GATEWAY_TTL_S,
+    IDEMPOTENCY_S,
+    VIEW_TTL_S,
+    Attachment,
+    GatewayVerbs,
+    IdempotencyConflict,
+    QueueBounds,
+    QueueFull,
+)
+from shared.broker.lane import RETENTION_S, new_id
+from shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
+from shared.broker.operators import DeadRequest, OperatorVerbs
+from shared.broker.reader import Delivery, QueueReader
+from shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
+
+__all__ = [
+    "BEAT_S",
+    "GATEWAY_TTL_S",
+    "IDEMPOTENCY_S",
+    "MAX_DEATHS",
+    "RETENTION_S",
+    "VIEW_TTL_S",
+    "WORKER_TTL_S",
+    "Attachment",
+    "Broker",
+    "Claim",
+    "DeadRequest",
+    "Delivery",
+    "IdempotencyConflict",
+    "NameHolder",
+    "QueueBounds",
+    "QueueFull",
+    "QueueReader",
+    "StepCommit",
+    "StepReply",
+    "new_id",
+]
+
+
+class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, NameVerbs, OperatorVerbs):
+    """All verbs of one lane over one command connection pool. Raises redis-py's RedisError when Redis fails."""

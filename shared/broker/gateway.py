@@ -1,0 +1,168 @@
+"""What a gateway says to the queue: it submits requests, listens to them, cancels them and looks at workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from shared.broker.lane import RETENTION_S, Lane, text
+from shared.keys import DEFAULT_CLASS, QUEUES
+from shared.messages import MessageError, StepItem, WorkerCard, decode_items
+
+GATEWAY_TTL_S = 10
+# How long a gateway's wish to see a worker's engine holds.
+VIEW_TTL_S = 3.0
+# How long an idempotency key is remembered, at most: no longer than its request is.
+IDEMPOTENCY_S = 86_400
+
+
+class IdempotencyConflict(Exception):
+    """The idempotency key stands for a call with another body."""
+
+
+class QueueFull(Exception):
+    """The queue is at its bound. Carries what waits now, for Retry-After."""
+
+    def __init__(self, requests: int, tokens: int) -> None:
+        super().__init__(f"{requests} requests with {tokens} tokens are waiting")
+        self.requests = requests
+        self.tokens = tokens
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What may wait in a lane, over all its classes."""
+
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A request that a gateway has joined: whether it is done, and what the first gateway noted about the call."""
+
+    is_done: bool
+    about: bytes
+
+
+class GatewayVerbs(Lane):
+    """The verbs of a gateway."""
+
+    def __init__(self, client: Redis, lane: str) -> None:
+        super().__init__(client, lane)
+        self._submit = self.script("submit")
+        self._attach = self.script("attach")
+        self._detach = self.script("detach")
+        self._cancel = self.script("cancel")
+        self._expire = self.script("expire")
+
+    async def submit(
+        self,
+        request_id: str,
+        body: bytes,
+        *,
+        gateway: str,
+        cost: int,
+        bounds: QueueBounds,
+        priority_class: str = DEFAULT_CLASS,
+        deadline_ms: int = 0,
+        about: bytes = b"",
+        is_background: bool = False,
+        idempotency_key: str = "",
+        fingerprint: str = "",
+        traceparent: str = "",
+    ) -> str:
+        """Accept a request into the queue, once however often it is called.
+
+        deadline_ms: from now, 0 for none. about: what `attach` returns. is_background: it runs on without a client.
+        traceparent: of the span of the call, which `claim` returns.
+        idempotency_key and fingerprint: a key that the client chose, and a hash of what it asked for.
+        Returns the id of the request that stands for the call: another one if the key was used before. Raises QueueFull
+        and IdempotencyConflict.
+        """
+        request = self.keys.request(request_id)
+        keys = [request, self.keys.queue(priority_class)]
+        keys.append(self.keys.idempotency(idempotency_key) if idempotency_key else request)
+        args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
+        args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
+        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent]
+        reply = await self._submit(keys=keys, args=args)
+        if reply[0] == b"full":
+            raise QueueFull(int(reply[1]), int(reply[2]))
+        if reply[0] == b"conflict":
+            raise IdempotencyConflict(idempotency_key)
+        return text(reply[1]) if reply[0] == b"same" else request_id
+
+    async def attach(self, request_id: str, gateway: str) -> Attachment | None:
+        """Have the output of a request published to `gateway` from now on; None if it is unknown."""
+        reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
+        return Attachment(reply[0] == b"done", reply[1]) if reply else None
+
+    async def detach(self, request_id: str, gateway: str) -> list[str]:
+        """At `gateway` nobody listens to a request any more; returns where somebody does, or did when it died."""
+        return list(map(text, await self._detach(keys=[self.keys.request(request_id)], args=[gateway])))
+
+    async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> str:
+        """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'.
+
+        unless_beside: not ('wanted') if somebody listens at a gateway that is none of these.
+        """
+        args: list[Any] = [self.keys.prefix, request_id, RETENTION_S, "" if unless_beside is None else "1"]
+        return text(await self._cancel(keys=[self.keys.request(request_id)], args=[*args, *(unless_beside or ())]))
+
+    async def expire(self, request_id: str) -> str:
+        """End a request whose deadline has passed, waiting or running: 'expired', 'early', 'done' or 'unknown'."""
+        keys = [self.keys.request(request_id)]
+        return text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
+
+    async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
+        """The items of the output log that end after token `after`, the terminal one included: at most `count` entries.
+
+        With `count` one of them may be the entry that ends at `after`, which is then not among the items.
+        """
+        # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
+        entries: Any = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
+        items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
+        return [item for item in items if item.end > after or item.outcome is not None]
+
+    async def note_repairs(self, count: int) -> None:
+        """Count that gateways found in output logs what was published and did not arrive."""
+        await self.client.hincrby(self.keys.recoveries, "repairs", count)
+
+    async def refresh_gateway(self, gateway_id: str) -> None:
+        """Renew the gateway's lease."""
+        await self.client.set(self.keys.gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
+
+    async def live_workers(self) -> list[WorkerCard]:
+        """The cards of the workers of this lane whose engine has made progress within WORKER_TTL_S."""
+        names = await self.client.zrange(self.keys.workers, 0, -1)
+        if not names:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self.keys.worker(text(name)), "card")
+        cards = []
+        for name, data in zip(names, await pipe.execute(), strict=True):
+            if data is not None:
+                try:
+                    cards.append(WorkerCard.decode(data))
+                except MessageError as error:
+                    # A worker of another version is not one that this gateway can use.
+                    self.note_corrupt("worker card", text(name), error)
+        return cards
+
+    async def look(self, worker_id: str) -> dict[str, int]:
+        """Ask a worker to publish views of its engine for the next VIEW_TTL_S. Returns what waits in each queue."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(self.keys.view(worker_id), "1", px=int(1000 * VIEW_TTL_S))
+        pipe.hmget(self.keys.load, *(f"requests:{name}" for name in QUEUES))
+        _, waiting = await pipe.execute()
+        return {name: max(0, int(count or 0)) for name, count in zip(QUEUES, waiting, strict=True)}
+
+    async def queued(self) -> tuple[int, int]:
+        """Requests and tokens that wait in this lane now."""
+        requests, tokens = await self.client.hmget(self.keys.load, "requests", "tokens")
+        return int(requests or 0), int(tokens or 0)

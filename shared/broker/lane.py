@@ -1,0 +1,55 @@
+"""One lane at one Redis: its keys and its scripts, for whoever has verbs to say there."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+
+from shared.keys import LaneKeys
+
+log = logging.getLogger(__name__)
+
+# How long the hash and the output log of a finished request stay: a client may come back for what it missed.
+RETENTION_S = 600
+
+
+def new_id() -> str:
+    """128 random bits, hexadecimal: request ids, attempt tokens and incarnations."""
+    return secrets.token_hex(16)
+
+
+class Lane:
+    """The keys of a lane over one command connection pool. Raises redis-py's RedisError when Redis fails."""
+
+    def __init__(self, client: Redis, lane: str) -> None:
+        self.client = client
+        self.keys = LaneKeys(lane)
+        # What was found in Redis that cannot be read and was dropped, or ended its request: by what it is.
+        self.corrupt: Counter[str] = Counter()
+
+    def script(self, name: str) -> Any:
+        """One of shared/scripts: call it with `keys` and `args`."""
+        folder = files("shared") / "scripts"
+        return self.client.register_script((folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
+
+    def note_corrupt(self, what: str, name: str, why: object) -> None:
+        """Count something that is corrupt; the first of each kind is logged."""
+        self.corrupt[what] += 1
+        if self.corrupt[what] == 1:
+            log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)
+
+
+def text(value: Any) -> str:
+    """What Redis returned, as text."""
+    # What is not UTF-8 is none of ours: it is looked up, not found, and dropped, and stops no loop.
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def pairs(values: list[str]) -> tuple[tuple[str, str], ...]:
+    """A flat list of names and values, two by two."""
+    return tuple(zip(values[::2], values[1::2], strict=True))

@@ -1,0 +1,77 @@
+"""Reads the queues for one worker. What it hands over is yet to be claimed (`shared/broker/worker.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared.broker.lane import text
+from shared.keys import GROUP, QUEUES, LaneKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A stream entry that this consumer was handed and has yet to claim. `queue` is one of QUEUES."""
+
+    queue: str
+    entry_id: str
+    request_id: str
+    cost: int
+
+
+class QueueReader:
+    """Reads the queues of a lane for one worker over its own blocking connection. Never cancel `read`."""
+
+    def __init__(self, client: Redis, lane: str, worker_id: str) -> None:
+        self.client = client
+        self.keys = LaneKeys(lane)
+        self.worker_id = worker_id
+        self._connection_id: int | None = None
+
+    async def unblock(self, commands: Redis) -> None:
+        """End a blocking `read` in progress at once, with nothing, over another connection."""
+        if self._connection_id is not None:
+            with suppress(RedisError, OSError):  # it then ends when its time is up
+                await commands.client_unblock(self._connection_id)
+
+    async def pending(self) -> list[Delivery]:
+        """What this worker was handed before and has not finished: read at start and after any failed read."""
+        self._connection_id = await self.client.client_id()
+        return await self._read(QUEUES, start="0", count=None, block_ms=None)
+
+    async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[Delivery]:
+        """Up to `count` new requests, of the first of `queues` first; waits up to `block_ms` if there are none.
+
+        A read that waited can return one request of each queue.
+        """
+        found: list[Delivery] = []
+        for name in queues:
+            if len(found) < count:
+                found += await self._read((name,), start=">", count=count - len(found), block_ms=None)
+        if found or block_ms <= 0:
+            return found
+        return await self._read(queues, start=">", count=1, block_ms=block_ms)
+
+    async def _read(
+        self, queues: Sequence[str], *, start: str, count: int | None, block_ms: int | None
+    ) -> list[Delivery]:
+        streams: dict[Any, Any] = {self.keys.queue(name): start for name in queues}
+        by_stream = {self.keys.queue(name): name for name in queues}
+        reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
+        return [
+            read_entry(by_stream[text(stream)], entry_id, fields)
+            for stream, entries in reply or []
+            for entry_id, fields in entries
+        ]
+
+
+def read_entry(queue: str, entry_id: Any, fields: Any) -> Delivery:
+    """A stream entry as Redis has it."""
+    fields = fields or {}  # the entry was deleted while it was pending: claim removes it
+    request_id, cost = text(fields.get(b"id", b"")), fields.get(b"cost", b"0")
+    return Delivery(queue, text(entry_id), request_id, int(cost) if cost.isdigit() else 0)

@@ -1,0 +1,170 @@
+"""What a worker says to the queue: it claims requests, keeps and hands back its leases, and shows its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.broker.lane import RETENTION_S, Lane, text
+from shared.broker.reader import Delivery, read_entry
+from shared.keys import GROUP, QUEUES
+from shared.messages import MessageError, StepItem, decode_items, unpack
+
+# Bound of the field with the gateways at which somebody listens to a request.
+MAX_LISTENERS_BYTES = 65_536
+# A request is given up with this death of a worker that ran it, counted anew when it made progress.
+MAX_DEATHS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted.
+
+    deaths: workers that died with it since it last made progress. deliveries: attempts so far, with this one.
+    traceparent: of the gateway's span, '' without tracing. before: the attempt token before this one, '' for the first.
+    """
+
+    request_id: str
+    attempt: str
+    gateway: str
+    priority_class: str
+    body: bytes
+    emitted: int
+    waited_ms: int
+    deaths: int
+    logged: tuple[bytes, ...]
+    deliveries: int = 1
+    traceparent: str = ""
+    before: str = ""
+
+    def items(self) -> tuple[StepItem, ...]:
+        """The items of the output log. Raises MessageError."""
+        return tuple(item for data in self.logged for item in decode_items(data))
+
+
+class WorkerVerbs(Lane):
+    """The verbs of a worker, but for `commit_step`."""
+
+    def __init__(self, client: Redis, lane: str) -> None:
+        super().__init__(client, lane)
+        self._claim = self.script("claim")
+        self._renew = self.script("renew")
+        self._release = self.script("release")
+
+    async def create_groups(self) -> None:
+        """Make the queues and their consumer group where they are missing."""
+        for name in QUEUES:
+            try:
+                await self.client.xgroup_create(self.keys.queue(name), GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    async def claim(self, delivery: Delivery, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
+        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do.
+
+        Nothing is also what another worker has taken over since it was delivered here.
+
+        incarnation: names this process, by default as its worker; a request that another one had has seen a death.
+        """
+        request_id = delivery.request_id
+        keys = [self.keys.request(request_id), self.keys.output(request_id)]
+        args: list[Any] = [
+            self.keys.prefix,
+            request_id,
+            delivery.queue,
+            delivery.entry_id,
+            worker_id,
+            incarnation or worker_id,
+        ]
+        reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
+        if reply[0] != b"claimed":
+            if reply[1:] == [b"unknown"]:
+                self.note_corrupt("queue entry", delivery.entry_id, f"there is no request {request_id[:64]!r}")
+            elif reply[1:] == [b"corrupt"]:
+                self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
+            return None
+        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, traceparent, before = reply
+        return Claim(
+            request_id,
+            attempt,
+            text(gateway),
+            text(priority_class),
+            body,
+            int(emitted),
+            int(waited_ms),
+            int(deaths),
+            tuple(logged),
+            int(deliveries),
+            text(traceparent),
+            text(before),
+        )
+
+    async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Keep the leases of running requests, (id, attempt) each; returns those that are another's by now."""
+        args = [self.keys.prefix, worker_id, *(part for attempt in attempts for part in attempt)]
+        lost = [text(part) for part in await self._renew(keys=[self.keys.load], args=args)] if attempts else []
+        return list(zip(lost[::2], lost[1::2], strict=True))
+
+    async def release(self, attempts: Sequence[tuple[str, str]]) -> int:
+        """Hand running requests back, (id, attempt) each, for another worker to go on with; returns how many."""
+        args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
+        return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
+
+    async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[Delivery]:
+        """Take over up to `count` requests whose workers have not renewed them for `lease_ms`."""
+        found: list[Delivery] = []
+        for name in QUEUES:
+            start: Any = "0-0"
+            while len(found) < count:
+                reply: Any = await self.client.xautoclaim(
+                    self.keys.queue(name), GROUP, worker_id, lease_ms, start_id=start, count=count - len(found)
+                )
+                start, entries = reply[0], reply[1]
+                found += [read_entry(name, entry_id, fields) for entry_id, fields in entries if entry_id is not None]
+                if text(start) == "0-0":
+                    break
+        return found
+
+    async def listeners_of(self, request_ids: Sequence[str]) -> dict[str, list[str]]:
+        """The gateways at which somebody listens to each of these requests, or did when they died.
+
+        Requests in the background, which need no listener, and unknown ones are left out.
+        """
+        pipe = self.client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.hmget(self.keys.request(request_id), "gateways", "background")
+        replies = await pipe.execute() if request_ids else []
+        return {
+            request_id: _listeners(gateways)
+            for request_id, (gateways, background) in zip(request_ids, replies, strict=True)
+            if gateways is not None and not background
+        }
+
+    async def live_gateways(self, gateway_ids: Sequence[str]) -> set[str]:
+        """Those of these gateways that hold their lease."""
+        pipe = self.client.pipeline(transaction=False)
+        for gateway_id in gateway_ids:
+            pipe.exists(self.keys.gateway_lease(gateway_id))
+        replies = await pipe.execute() if gateway_ids else []
+        return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
+
+    async def is_looked_at(self, worker_id: str) -> bool:
+        """Whether a gateway wants views of this worker's engine."""
+        return bool(await self.client.exists(self.keys.view(worker_id)))
+
+    async def publish_view(self, worker_id: str, view: bytes) -> None:
+        """To every gateway where somebody looks."""
+        await self.client.publish(self.keys.view(worker_id), view)
+
+
+def _listeners(data: bytes) -> list[str]:
+    try:
+        names = unpack(data, MAX_LISTENERS_BYTES)
+    except MessageError:
+        return []  # as if nobody listened: whoever does attaches again
+    return [name for name in names if type(name) is str] if type(names) is list else []
