@@ -340,11 +340,16 @@ def unpack(data: bytes, limit: int) -> Any:
         raise MessageError(f"not msgpack: {error}") from error
 
 
+def new_packer() -> Any:
+    """Of messages, for one thread."""
+    return msgpack.Packer(use_bin_type=True)
+
+
 class _Packers(threading.local):
     """One packer per thread: to make one costs more than to use it."""
 
     def __init__(self) -> None:
-        self.one = msgpack.Packer(use_bin_type=True)
+        self.one = new_packer()
 
 
 _packers = _Packers()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from shared.broker import Broker, Claim, StepCommit, StepReply
-from shared.messages import Delta, StepItem
+from shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
+from shared.messages import Delta, StepItem, decode_items
 from worker.commits import CommitCounts
 from worker.engine_loop import EngineLoop
 from worker.tracing import AttemptSpans
@@ -30,16 +30,25 @@ MAX_EARLY_CANCELS = 1024
 
 @dataclass(slots=True)
 class Attempt:
-    """A request that this worker runs: its fencing token, and all items of its log, for a Redis that lost the tail."""
+    """A request that this worker runs: its fencing token, and its log, for a Redis that lost the tail.
+
+    The log is bytes, as Redis has it: as objects, the tokens of long requests are what the garbage collector would stop
+    for, for longer than a step.
+    """
 
     token: str
-    sent: list[StepItem]
+    log: bytearray
     spans: AttemptSpans | None = None
+
+    def sent(self) -> list[StepItem]:
+        """All items of the log."""
+        return list(decode_items(bytes(self.log)))
 
     def trace_end(self, outcome: str) -> None:
         """The attempt is over."""
         if self.spans is not None:
-            self.spans.end(outcome, self.sent[-1].end if self.sent else 0)
+            sent = self.sent()
+            self.spans.end(outcome, sent[-1].end if sent else 0)
 
 
 class Committer:
@@ -50,23 +59,27 @@ class Committer:
         self._worker_id = worker_id
         self._on_lost = on_lost
         self._attempts: dict[str, Attempt] = {}
-        self._pending: dict[str, list[StepItem]] = {}
+        self._steps: list[list[StepCommit]] = []
         self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
         self._stopping = False
+        # Attempts that are traced and have no token yet.
+        self._first_awaited: dict[str, Attempt] = {}
         # What the last reply had from the mailbox: the next commit says that it was obeyed.
         self._obeyed: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
 
-    def register(self, claim: Claim, logged: tuple[StepItem, ...], spans: AttemptSpans | None = None) -> bool:
-        """From now on items of this request are committed under the claim's attempt token.
+    def register(self, claim: Claim, logged: Iterable[bytes], spans: AttemptSpans | None = None) -> bool:
+        """From now on items of this request are committed under the claim's attempt token, behind what is `logged`.
 
         False if it was cancelled since: it must be ended as soon as it is started.
         """
-        self._attempts[claim.request_id] = Attempt(claim.attempt, list(logged), spans)
-        self._pending.pop(claim.request_id, None)
+        attempt = Attempt(claim.attempt, bytearray().join(logged), spans)
+        self._attempts[claim.request_id] = attempt
+        if spans is not None:
+            self._first_awaited[claim.request_id] = attempt
         self._ended.clear()
         return self._early_cancels.pop(claim.request_id, 0) == 0
 
@@ -81,7 +94,7 @@ class Committer:
     @property
     def num_uncommitted(self) -> int:
         """Requests with tokens that wait for the next commit."""
-        return len(self._pending)
+        return len({commit.item.request_id for step in self._steps for commit in step})
 
     @property
     def attempts(self) -> list[tuple[str, str]]:
@@ -95,18 +108,23 @@ class Committer:
                 self._lose(request_id, engine)
 
     def put(self, commits: list[StepCommit]) -> None:
-        """Take the results of a step; those of attempts that are over fall away. Call it on the event loop."""
-        for commit in commits:
-            attempt = self._attempts.get(commit.item.request_id)
-            if attempt is not None and attempt.token == commit.attempt:
-                self._pending.setdefault(commit.item.request_id, []).append(commit.item)
-                if attempt.spans is not None and commit.item.deltas and not attempt.spans.has_tokens:
-                    attempt.spans.first_tokens()
+        """Take the results of a step. Call it on the event loop."""
+        if commits:
+            self._steps.append(commits)
+            if self._first_awaited:
+                self._trace_first(commits)
         self._wake.set()
+
+    def _trace_first(self, commits: list[StepCommit]) -> None:
+        for token, item in commits:
+            attempt = self._first_awaited.get(item.request_id)
+            if attempt is not None and attempt.token == token and attempt.spans is not None and item.deltas:
+                attempt.spans.first_tokens()
+                del self._first_awaited[item.request_id]
 
     async def run(self, engine: EngineLoop) -> None:
         """Commit until `stop`, then what is left."""
-        while not self._stopping or self._pending:
+        while not self._stopping or self._steps:
             await self._wake.wait()
             self._wake.clear()
             # A step without results is committed too: its reply brings the cancel of a prompt that is still being
@@ -115,7 +133,7 @@ class Committer:
             behind = self._obey(await self._commit(commits), commits, engine)
             if again := self._resend(behind, engine):
                 # What is still behind after that will not be mended by sending it once more.
-                for request_id in self._obey(await self._commit(again), again, engine):
+                for request_id in self._obey(await self._commit(again, is_new=False), again, engine):
                     self._lose(request_id, engine)
             if not self._attempts:
                 self._ended.set()
@@ -134,21 +152,27 @@ class Committer:
         self._wake.set()
 
     def _gather(self) -> list[StepCommit]:
-        pending, self._pending = self._pending, {}
-        commits = []
-        for request_id, items in pending.items():
-            attempt = self._attempts[request_id]
-            item = merge(items)
-            attempt.sent.append(item)
-            commits.append(StepCommit(attempt.token, item))
-        return commits
+        """What is to be committed: one item for each request. What belongs to attempts that are over falls away."""
+        steps, self._steps = self._steps, []
+        commits = [
+            commit
+            for step in steps
+            for commit in step
+            if (attempt := self._attempts.get(commit.item.request_id)) is not None and attempt.token == commit.attempt
+        ]
+        return commits if len(steps) < 2 else merge(commits)
 
-    async def _commit(self, commits: list[StepCommit]) -> StepReply:
+    async def _commit(self, commits: list[StepCommit], is_new: bool = True) -> StepReply:
+        """is_new: not yet in the logs of the attempts."""
+        step = PackedStep(commits)
+        if is_new:
+            for commit, item in zip(commits, step.items, strict=True):
+                self._attempts[commit.item.request_id].log += item
         delay = RETRY_S
         while True:
             try:
                 with self.counts.timed(commits):
-                    reply = await self._broker.commit_step(self._worker_id, commits, self._obeyed)
+                    reply = await self._broker.commit_step(self._worker_id, step, self._obeyed)
                 self._obeyed = reply.notices
                 return reply
             except (RedisError, OSError) as error:
@@ -166,7 +190,7 @@ class Committer:
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:
-                self._attempts.pop(item.request_id).trace_end(item.outcome.name)
+                self._forget(item.request_id).trace_end(item.outcome.name)
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
@@ -183,7 +207,7 @@ class Committer:
         again = []
         for request_id, index in behind.items():
             attempt = self._attempts[request_id]
-            rest = [item for item in attempt.sent if item.end > index or item.outcome]
+            rest = [item for item in attempt.sent() if item.end > index or item.outcome]
             if rest and rest[0].start == index:
                 log.warning(
                     "the log of request %s ends at token %d; sending the rest again",
@@ -198,8 +222,7 @@ class Committer:
         return again
 
     def _lose(self, request_id: str, engine: EngineLoop) -> None:
-        attempt = self._attempts.pop(request_id)
-        self._pending.pop(request_id, None)
+        attempt = self._forget(request_id)
         log.warning(
             "attempt at request %s is over: Redis or another worker has it otherwise",
             request_id,
@@ -209,13 +232,24 @@ class Committer:
         engine.drop(request_id, attempt.token)
         self._on_lost()
 
+    def _forget(self, request_id: str) -> Attempt:
+        self._first_awaited.pop(request_id, None)
+        return self._attempts.pop(request_id)
+
     def _token(self, request_id: str) -> str | None:
         attempt = self._attempts.get(request_id)
         return attempt.token if attempt else None
 
 
-def merge(items: list[StepItem]) -> StepItem:
-    """Consecutive items of one request as one item."""
+def merge(commits: list[StepCommit]) -> list[StepCommit]:
+    """Commits of consecutive steps as one for each request."""
+    items: dict[tuple[str, str], list[StepItem]] = {}
+    for attempt, item in commits:
+        items.setdefault((attempt, item.request_id), []).append(item)
+    return [StepCommit(attempt, _merged(parts)) for (attempt, _), parts in items.items()]
+
+
+def _merged(items: list[StepItem]) -> StepItem:
     if len(items) == 1:
         return items[0]
     tokens: dict[int, list[int]] = {}

@@ -182,7 +182,7 @@ class Consumer:
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
-            wanted = self._committer.register(claim, logged, spans)
+            wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
                 spans.asks(len(request.prompt))
             if claim.deaths >= ALONE_AFTER_DEATHS:

@@ -6,7 +6,7 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
-from shared.broker.commit import CommitVerb, StepCommit, StepReply
+from shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
 from shared.broker.gateway import (
     GATEWAY_TTL_S,
     IDEMPOTENCY_S,
@@ -38,6 +38,7 @@ __all__ = [
     "Delivery",
     "IdempotencyConflict",
     "NameHolder",
+    "PackedStep",
     "QueueBounds",
     "QueueFull",
     "QueueReader",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import msgpack
 from redis.asyncio import Redis
 
 from shared.broker.lane import RETENTION_S, Lane, pairs, text
-from shared.messages import StepItem
+from shared.messages import VERSION, StepItem, new_packer
 
 # A notice in a worker's mailbox; every other one is the token of an attempt that is over.
 CANCEL = "cancel"
@@ -30,11 +30,34 @@ class StepReply:
     notices: tuple[tuple[str, str], ...] = ()
 
 
+NOTHING_TOLD = StepReply((), (), (), {})
+
+
 class StepCommit(NamedTuple):
     """One request of a step: the item, and the attempt under which it was computed."""
 
     attempt: str
     item: StepItem
+
+
+class PackedStep:
+    """The requests of a step as the script takes them: six values each, of which the last is the item in msgpack."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, commits: Iterable[StepCommit]) -> None:
+        self.values: list[Any] = []
+        extend, pack = self.values.extend, new_packer().pack
+        for attempt, item in commits:
+            request_id, start, deltas, outcome = item
+            end = start + len(deltas[0].token_ids) if len(deltas) == 1 else item.end
+            name = "" if outcome is None else outcome.name
+            extend((request_id, attempt, start, end, name, pack((VERSION, request_id, start, deltas, outcome))))
+
+    @property
+    def items(self) -> list[bytes]:
+        """What each request's log gets."""
+        return self.values[5::6]
 
 
 class CommitVerb(Lane):
@@ -47,20 +70,22 @@ class CommitVerb(Lane):
         self._packer = msgpack.Packer(use_bin_type=False)
 
     async def commit_step(
-        self, worker_id: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]] = ()
+        self,
+        worker_id: str,
+        commits: PackedStep | Sequence[StepCommit],
+        obeyed: Sequence[tuple[str, str]] = (),
     ) -> StepReply:
         """Log and publish one step's tokens under the fence. Repeat the identical call if it fails.
 
         obeyed: the `notices` of the reply before this one.
         """
-        step: list[Any] = []
-        for attempt, item in commits:
-            outcome = item.outcome.name if item.outcome else ""
-            step += (item.request_id, attempt, item.start, item.end, outcome, item.encode())
+        step = commits if isinstance(commits, PackedStep) else PackedStep(commits)
         # One argument for all: redis-py takes several microseconds for each.
-        args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step)]
+        args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step.values)]
         args += (part.encode(errors="surrogateescape") for notice in obeyed for part in notice)
         reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
+        if not any(reply):
+            return NOTHING_TOLD
         lost, cancelled, expired, behind = (list(map(text, part)) for part in reply[:4])
         noticed = pairs([part.decode(errors="surrogateescape") for part in reply[4]])
         overtaken = []
