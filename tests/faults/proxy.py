@@ -120,7 +120,7 @@ class Proxy:
                 server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
             else:
                 server_reader, server_writer = await asyncio.open_connection(*self._address)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         link = _Link(self, writer, server_writer)
@@ -131,14 +131,14 @@ class Proxy:
         }
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the proxy ends
-            link.abort()
-        finally:
-            self._links.discard(link)
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             link.close()
+        except asyncio.CancelledError:  # the proxy ends, and has cancelled the pumps as well
+            link.abort()
+        finally:
+            self._links.discard(link)
 
     async def pass_on(self, writer: asyncio.StreamWriter, data: bytes, direction: str) -> None:
         await self._gates[direction].wait()

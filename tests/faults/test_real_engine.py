@@ -24,6 +24,8 @@ FLAGS = ("--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3", "--
 # Tokens that no prompt and no answer here has: those of roles of a conversation.
 DEADLY, HANGING = 3, 4
 STREAMS = 32
+# Tokens of an answer that something happens to in the middle, and of one that is to end soon.
+LONG, SHORT = 300, 40
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1, "seed": 5},
@@ -35,13 +37,13 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SUBJECTS = ("the sea", "a clock", "bread", "winter", "a small town", "numbers", "an old map", "birds")
 
 
-def call(number: int) -> dict[str, Any]:
+def call(number: int, tokens: int = LONG) -> dict[str, Any]:
     return {
         "model": "tiny",
         "prompt": f"{number}. A story about {SUBJECTS[number % len(SUBJECTS)]}:",
-        "max_tokens": 400,
+        "max_tokens": tokens,
         # No token that ends the answer, of which nothing is seen: a stream of them would seem to stand still.
-        "min_tokens": 400,
+        "min_tokens": tokens,
         **KINDS[number % len(KINDS)],
     }
 
@@ -54,11 +56,12 @@ class Demo:
         self.workers: dict[str, QuireProcess] = {}
         _, self.url = stack.gateway("--write-timeout-s", "60")
         self.crew("a")
-        answers = {str(number): Stream(self.url, call(number)) for number in range(STREAMS)}
-        self.expected = {
-            name: [choice["text"] for choice in stream.wait_end(100).answer["choices"]]
-            for name, stream in answers.items()
-        }
+        self.expected = {tokens: self.undisturbed(tokens) for tokens in (LONG, SHORT)}
+
+    def undisturbed(self, tokens: int) -> list[list[str]]:
+        """The texts of every call."""
+        answers = [Stream(self.url, call(number, tokens)) for number in range(STREAMS)]
+        return [[choice["text"] for choice in stream.wait_end(100).answer["choices"]] for stream in answers]
 
     def start(self, name: str) -> None:
         faults = {"TEST_STEP_S": "0", "TEST_DEADLY_TOKEN": str(DEADLY), "TEST_HANGING_TOKEN": str(HANGING)}
@@ -76,18 +79,18 @@ class Demo:
         for process in self.workers.values():
             process.wait_for("ready: worker", 100)
 
-    def streams(self, count: int = STREAMS, tokens: int = 5) -> dict[str, Stream]:
+    def streams(self, count: int = STREAMS, events: int = 5, tokens: int = LONG) -> dict[str, Stream]:
         """So many at once, all in the middle of their answers."""
-        found = {str(number): Stream(self.url, call(number % STREAMS) | STREAMED) for number in range(count)}
+        found = {str(number): Stream(self.url, call(number % STREAMS, tokens) | STREAMED) for number in range(count)}
         for stream in found.values():
-            stream.wait_events(tokens, 60)
+            stream.wait_events(events, 60)
         return found
 
     def owner(self) -> str:
         return max(self.workers, key=lambda name: len(owned(self.stack, name)))
 
-    def assert_same(self, streams: dict[str, Stream]) -> None:
-        assert_same(streams, {name: self.expected[str(int(name) % STREAMS)] for name in streams})
+    def assert_same(self, streams: dict[str, Stream], tokens: int = LONG) -> None:
+        assert_same(streams, {name: self.expected[tokens][int(name) % STREAMS] for name in streams})
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +195,7 @@ def test_workers_that_are_restarted_one_by_one_fail_nothing(demo: Demo) -> None:
 def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: Demo) -> None:
     demo.crew("a", "b")
     before = demo.stack.totals().get("quarantined", 0)
-    good = demo.streams(100, 1)
+    good = demo.streams(100, 0, SHORT)
     deadly = Stream(demo.url, call(0) | {"prompt": [DEADLY, 1], "max_tokens": 3, "min_tokens": 0, "n": 1})
     deaths = 0
     while not deadly.status:
@@ -206,7 +209,7 @@ def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: De
         )
     assert deadly.wait_end().answer["error"]["code"] == "quarantined"
     assert demo.stack.totals()["quarantined"] == before + 1
-    demo.assert_same(good)
+    demo.assert_same(good, SHORT)
     demo.crew("a", "b")
     demo.stack.assert_invariants()
     assert deaths <= 3
