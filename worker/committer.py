@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -67,6 +67,8 @@ class Committer:
         self._stopping = False
         # Attempts that are traced and have no token yet.
         self._first_awaited: dict[str, Attempt] = {}
+        # Requests without a committed token of this attempt: if this process dies, it may be because of one of them.
+        self._unproven: set[str] = set()
         # What the last reply had from the mailbox: the next commit says that it was obeyed.
         self._obeyed: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
@@ -78,6 +80,7 @@ class Committer:
         """
         attempt = Attempt(claim.attempt, bytearray().join(logged), spans)
         self._attempts[claim.request_id] = attempt
+        self._unproven.add(claim.request_id)
         if spans is not None:
             self._first_awaited[claim.request_id] = attempt
         self._ended.clear()
@@ -86,6 +89,11 @@ class Committer:
     def runs(self, request_id: str) -> bool:
         """Whether this worker is at work on a request."""
         return request_id in self._attempts
+
+    @property
+    def unproven(self) -> Set[str]:
+        """Requests that run here or wait to run alone, and have made no progress under their present attempts."""
+        return self._unproven
 
     @property
     def num_running(self) -> int:
@@ -186,6 +194,10 @@ class Committer:
     def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
         self.counts.fenced += len(reply.lost)
+        if self._unproven:
+            self._unproven.difference_update(
+                commit.item.request_id for commit in commits if commit.item.end > commit.item.start
+            )
         self.lose(reply.lost, engine)
         for commit in commits:
             item = commit.item
@@ -234,6 +246,7 @@ class Committer:
 
     def _forget(self, request_id: str) -> Attempt:
         self._first_awaited.pop(request_id, None)
+        self._unproven.discard(request_id)
         return self._attempts.pop(request_id)
 
     def _token(self, request_id: str) -> str | None:

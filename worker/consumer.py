@@ -7,7 +7,8 @@ reason.
 Higher classes are read first, and a full engine still takes what may displace lower ones. So that nobody starves, every
 fourth read takes one standard request first and every eighth one of batch, and these count as of the highest class.
 
-What another worker has not renewed in time is taken over. A request with which workers have died twice runs alone.
+What another worker has not renewed in time is taken over. A request with which workers have died twice runs alone until
+its first token.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ RETRY_S = 0.2
 RETRY_LIMIT_S = 2.0
 # Every so many reads a lower class comes first, with one request.
 TURNS = ((8, "batch"), (4, "standard"))
-# From this death of a worker on its requests are run alone, so that the innocent finish.
-ALONE_AFTER_DEATHS = 2
 
 
 class Consumer:
@@ -96,7 +95,7 @@ class Consumer:
                     await self._broker.create_groups()
                     await self._take(await self._reader.pending())
                 if self._suspects:
-                    self._run_suspects()
+                    await self._run_suspects()
                     await asyncio.sleep(FULL_S)
                     continue
                 room = self._engine.room
@@ -185,7 +184,7 @@ class Consumer:
             wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
                 spans.asks(len(request.prompt))
-            if claim.deaths >= ALONE_AFTER_DEATHS:
+            if claim.runs_alone:
                 log.warning(
                     "request %s has seen %d workers die: it runs alone",
                     claim.request_id,
@@ -209,12 +208,15 @@ class Consumer:
             priority = PRIORITY_CLASSES.index(claim.priority_class)
         self._engine.add(request, claim.attempt, logged, priority)
 
-    def _run_suspects(self) -> None:
-        """Start the first of those that must run alone once nothing else runs; forget those that are over."""
-        running = [suspect for suspect in self._suspects if self._committer.runs(suspect[0].request_id)]
-        if len(running) < len(self._suspects):
-            self._is_alone = self._is_alone and bool(running) and running[0] is self._suspects[0]
-            self._suspects = deque(running)
-        if running and not self._is_alone and self._committer.num_running == len(running):
-            self._is_alone = True
-            self._start(*running[0], priority=0)
+    async def _run_suspects(self) -> None:
+        """Start the first of those that must run alone once nothing else is unproven; its progress clears it."""
+        unproven = self._committer.unproven
+        waiting = deque(suspect for suspect in self._suspects if suspect[0].request_id in unproven)
+        if len(waiting) < len(self._suspects):
+            self._is_alone = self._is_alone and bool(waiting) and waiting[0] is self._suspects[0]
+            self._suspects = waiting
+        if waiting and not self._is_alone and len(unproven) == len(waiting):
+            # Those behind it have nothing to do with it if it kills again.
+            self._is_alone = await self._broker.begin(waiting[0][0])
+            if self._is_alone:
+                self._start(*waiting[0], priority=0)

@@ -16,8 +16,10 @@ from shared.messages import MessageError, StepItem, decode_items, unpack
 
 # Bound of the field with the gateways at which somebody listens to a request.
 MAX_LISTENERS_BYTES = 65_536
-# A request is given up with this death of a worker that ran it, counted anew when it made progress.
+# A request is given up with this death of a worker that ran it, counted anew when it made progress. From the death
+# before it runs alone, so that the innocent finish.
 MAX_DEATHS = 3
+ALONE_FROM_DEATHS = MAX_DEATHS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class Claim:
     traceparent: str = ""
     before: str = ""
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it must wait until nothing else runs, and for `begin`."""
+        return self.deaths >= ALONE_FROM_DEATHS
+
     def items(self) -> tuple[StepItem, ...]:
         """The items of the output log. Raises MessageError."""
         return tuple(item for data in self.logged for item in decode_items(data))
@@ -52,6 +59,7 @@ class WorkerVerbs(Lane):
     def __init__(self, client: Redis, lane: str) -> None:
         super().__init__(client, lane)
         self._claim = self.script("claim")
+        self._begin = self.script("begin")
         self._renew = self.script("renew")
         self._release = self.script("release")
 
@@ -103,6 +111,10 @@ class WorkerVerbs(Lane):
             text(traceparent),
             text(before),
         )
+
+    async def begin(self, claim: Claim) -> bool:
+        """A claim that `runs_alone` is about to run: until then no death counts. False if its attempt is over."""
+        return bool(await self._begin(keys=[self.keys.request(claim.request_id)], args=[claim.attempt]))
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Keep the leases of running requests, (id, attempt) each; returns those that are another's by now."""

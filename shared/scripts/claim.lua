@@ -1,14 +1,14 @@
 -- Take a delivered request for one attempt, with the tokens that earlier attempts emitted.
 --   KEYS  request hash, output log
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery, never
---         reused), retention (s), deaths after which a request is quarantined
+--         reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
 --         the attempt before this one} | {'dropped', why}
 --         ('unknown': nothing is known of it; 'corrupt': its hash cannot be read, and it ends as an error)
 --         | {'lost'} (the entry is pending for another worker by now, or for nobody: nothing was done)
 -- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
 -- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
--- worker died, or seemed to, with this request in its hands.
+-- worker died, or seemed to, with this request in its hands; one that still waited for `begin` there cannot be why.
 local prefix, id, queue, entry, worker, incarnation, attempt, retention, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4],
     ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 
@@ -24,7 +24,7 @@ if not pending or pending[2] ~= worker then
 end
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
     'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about', 'deliveries', 'deaths', 'died_at',
-    'all_deaths')
+    'all_deaths', 'waits')
 if req.err then -- not even a hash
     redis.call('DEL', KEYS[1])
     return drop('unknown')
@@ -81,7 +81,7 @@ if req[8] ~= attempt then
         if req[7] ~= worker then
             notify(prefix, req[7], id, req[8], retention)
         end
-        if has_died_too_often(KEYS[1], emitted, limit) then
+        if not req[20] and has_died_too_often(KEYS[1], emitted, limit) then
             redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', 1000, '*', 'id', id, 'class', req[5], 'worker', req[7],
                 'emitted', emitted, 'body', req[9], 'about', req[15])
             finish_unowned(prefix, id, 'quarantined', 'the worker died each time it ran this request', retention)
@@ -107,5 +107,10 @@ end
 local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before')
 -- Progress since the last death clears the request of those before.
 local deaths = (emitted > tonumber(seen[2] or -1)) and 0 or tonumber(seen[1])
+if deaths and deaths >= limit - 1 then
+    redis.call('HSET', KEYS[1], 'waits', 1)
+else
+    redis.call('HDEL', KEYS[1], 'waits')
+end
 return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items,
     seen[4] or '', seen[5] or ''}

@@ -42,6 +42,7 @@ class Request:
     all_deaths: int = 0
     deliveries: int = 0
     before: str = ""
+    waits: bool = False
 
     @property
     def body(self) -> bytes:
@@ -186,7 +187,7 @@ class ProtocolModel:
             if request.state == "running" and request.incarnation != incarnation:
                 if request.owner != worker:
                     self.mailboxes[request.owner][request.request_id] = request.attempt
-                if self._has_died_too_often(request):
+                if not request.waits and self._has_died_too_often(request):
                     self.dead.append(request.request_id)
                     detail = "the worker died each time it ran this request"
                     self._finish_unowned(request, "quarantined", detail)
@@ -196,6 +197,8 @@ class ProtocolModel:
             request.owner, request.incarnation = worker, incarnation
             request.deliveries += 1
             self.recoveries["migrations"] += request.deliveries > 1
+        deaths = 0 if request.emitted > request.died_at else request.deaths
+        request.waits = deaths >= MAX_DEATHS - 1
         return Claim(
             request.request_id,
             attempt,
@@ -204,12 +207,19 @@ class ProtocolModel:
             request.body,
             request.emitted,
             0,
-            0 if request.emitted > request.died_at else request.deaths,
+            deaths,
             tuple(item for _, item in request.log),
             request.deliveries,
             request.traceparent,
             request.before,
         )
+
+    def begin(self, request_id: str, attempt: str) -> bool:
+        request = self.requests.get(request_id)
+        if request is None or request.state != "running" or request.attempt != attempt:
+            return False
+        request.waits = False
+        return True
 
     def commit_step(self, worker: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]]) -> StepReply:
         lost, cancelled, expired, behind = [], [], [], {}

@@ -82,6 +82,7 @@ class Worker:
     handed: list[Handed] = field(default_factory=list)
     held: list[Attempt] = field(default_factory=list)
     ghosts: list[Attempt] = field(default_factory=list)  # of earlier lives, whose calls may still arrive
+    waiting: list[Claim] = field(default_factory=list)  # to run alone
     obeyed: tuple[tuple[str, str], ...] = ()  # notices of the last reply
 
     @property
@@ -298,6 +299,26 @@ class ProtocolMachine(RuleBasedStateMachine):
             worker.handed.append(handed)
         elif claim is not None:
             worker.held.append(Attempt(claim.request_id, claim.attempt, claim.emitted))
+            # One that must run alone begins later, or never.
+            if claim.runs_alone and which % 2 == 0:
+                self.begin(claim, lost)
+            elif claim.runs_alone:
+                worker.waiting.append(claim)
+
+    @precondition(lambda machine: any(worker.waiting for worker in machine.workers.values()))
+    @rule(name=worker_names, which=picks, lost=losses)
+    def begin_late(self, name: str, which: int, lost: bool) -> None:
+        """An attempt that waited to run alone begins, whatever has happened since."""
+        waiting = self.workers[name].waiting
+        if waiting:
+            self.begin(waiting.pop(which % len(waiting)), lost)
+
+    def begin(self, claim: Claim, lost: bool) -> None:
+        self.call(
+            lambda: self.lane.broker.begin(claim),
+            lambda: self.model.begin(claim.request_id, claim.attempt),
+            lost,
+        )
 
     @rule(name=worker_names, moves=st.lists(moves, max_size=3), lost=losses)
     def commit(self, name: str, moves: list[tuple[int, int, int, str | None]], lost: bool) -> None:

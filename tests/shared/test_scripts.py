@@ -520,6 +520,8 @@ async def test_a_request_without_progress_is_quarantined_with_the_third_death(br
         claim = await take_over(broker, f"worker {deaths}")
         assert claim is not None
         assert claim.deaths == deaths
+    assert claim.runs_alone
+    assert await broker.begin(claim)
     assert await take_over(broker) is None
     assert await outcome_of(broker) == "quarantined"
     [dead] = await broker.read_dead()
@@ -529,6 +531,26 @@ async def test_a_request_without_progress_is_quarantined_with_the_third_death(br
     assert await broker.drop_dead(dead.entry_id)
     assert not await broker.drop_dead(dead.entry_id)
     assert await broker.read_dead() == []
+
+
+async def test_the_death_of_a_worker_does_not_count_for_who_waited_there_to_run_alone(broker: Broker) -> None:
+    await start(broker)
+    claims = [await take_over(broker, f"worker {index}") for index in range(1, 20)]
+    assert [claim.deaths for claim in claims if claim] == [1] + 18 * [MAX_DEATHS - 1]
+    assert [claim.runs_alone for claim in claims if claim] == [False] + 18 * [True]
+    assert claims[-1] is not None
+    # It begins once it is its turn, and then its death is the last; an attempt that is over begins nothing.
+    assert claims[-2] is not None
+    assert not await broker.begin(claims[-2])
+    assert (await take_over(broker, "another")) is not None
+    assert not await broker.begin(claims[-1])
+    claim = await take_over(broker, "one more")
+    assert claim is not None
+    assert await broker.begin(claim)
+    assert await broker.begin(claim)
+    assert await take_over(broker) is None
+    assert await outcome_of(broker) == "quarantined"
+    assert not await broker.begin(claim)
 
 
 async def test_a_request_that_made_progress_need_not_run_alone(broker: Broker) -> None:
