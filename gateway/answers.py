@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -13,7 +12,7 @@ from gateway import errors
 from gateway.about import About
 from gateway.assembly import Assembly, Choice, Piece, usage
 from gateway.model import ServedModel
-from gateway.streams import Outputs
+from gateway.outputs import Outputs
 from shared.messages import Outcome, StepItem
 
 
@@ -36,9 +35,9 @@ class Answer:
         self.model_name = model.name
         # Whether another HTTP request made the call.
         self.is_joined = is_joined
-        # By request id: where the choices of its prompt begin, and its text.
+        # By request id: the text of its prompt.
         self._parts = {
-            request_id: (index * about.n, Assembly(model, about.n, about.stop))
+            request_id: Assembly(model, about.n, about.stop, first_choice=index * about.n)
             for index, request_id in enumerate(outputs.cursors)
         }
         self._open = len(self._parts)
@@ -70,21 +69,20 @@ class Answer:
     @property
     def finish_reasons(self) -> list[str]:
         """Why the choices ended that did, in order."""
-        return [reason for _, assembly in self._parts.values() for reason in assembly.finish_reasons]
+        return [reason for assembly in self._parts.values() for reason in assembly.finish_reasons]
 
-    def feed(self, item: StepItem) -> Iterator[tuple[int, Piece, int]]:
-        """The pieces of an item: index of the choice, the piece, and the tokens of all prompts up to it."""
-        first, assembly = self._parts[item.request_id]
+    def feed(self, item: StepItem) -> list[Piece]:
+        """The pieces of an item; choices and tokens are counted over all prompts."""
+        assembly = self._parts[item.request_id]
         others = self.tokens - assembly.tokens
-        pieces = assembly.feed(item)
+        pieces = assembly.feed(item, others)
         self.tokens = others + assembly.tokens
         if item.outcome is not None:
             self._open -= 1
             if not self._failed:
                 self.outcome = item.outcome
                 self._failed = item.outcome.name not in ("stop", "length")
-        for piece in pieces:
-            yield first + piece.choice, piece, others + piece.position
+        return pieces
 
 
 # The answer that a request is about, for the log.
@@ -98,10 +96,10 @@ async def collect(answer: Answer, form: Format) -> web.Response:
     scores: list[float | None] = [None] * answer.about.choices
     while not answer.ended:
         for item in await answer.outputs.next():
-            for index, piece, _ in answer.feed(item):
-                texts[index] += (piece.text, piece.rest)
+            for piece in answer.feed(item):
+                texts[piece.choice] += (piece.text, piece.rest)
                 if piece.finish_reason is not None:
-                    reasons[index], scores[index] = piece.finish_reason, piece.score
+                    reasons[piece.choice], scores[piece.choice] = piece.finish_reason, piece.score
     if answer.error is not None:
         raise answer.error
     choices = list(map(Choice, map("".join, texts), reasons, scores))

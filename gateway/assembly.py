@@ -11,7 +11,7 @@ from shared.stopping import StopStringFilter
 
 
 class Piece(NamedTuple):
-    """What one delta adds for the client. `position`: tokens of the request that the client has with this piece.
+    """What one delta adds for the client. `position`: tokens of the call that the client has with this piece.
 
     `text` is what these tokens made certain; `rest` is what was held back until the choice ended.
     """
@@ -60,10 +60,11 @@ class _ChoiceText:
 
 
 class Assembly:
-    """The text of one request."""
+    """The text of one request, whose choices are numbered from `first_choice` on."""
 
-    def __init__(self, model: ServedModel, n: int, stop: tuple[str, ...]) -> None:
+    def __init__(self, model: ServedModel, n: int, stop: tuple[str, ...], first_choice: int = 0) -> None:
         self._choices = [_ChoiceText(model, stop) for _ in range(n)]
+        self._first_choice = first_choice
         self.tokens = 0
 
     @property
@@ -71,10 +72,14 @@ class Assembly:
         """Of the choices that have ended."""
         return [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
 
-    def feed(self, item: StepItem) -> list[Piece]:
-        """The pieces of an item, in order; those that have neither text nor finish reason are left out."""
+    def feed(self, item: StepItem, others: int = 0) -> list[Piece]:
+        """The pieces of an item, in order; those that have neither text nor finish reason are left out.
+
+        `others`: tokens of the call's other requests that its client has.
+        """
+        first = self._first_choice
         pieces = []
-        position = item.start
+        position = others + item.start
         for delta in item.deltas:
             position += len(delta.token_ids)
             if delta.choice >= len(self._choices):
@@ -86,13 +91,13 @@ class Assembly:
             reason = delta.finish_reason
             rest = "" if reason is None else choice.finish(reason)
             if text or reason is not None:
-                pieces.append(Piece(delta.choice, text, rest, reason, position, delta.score))
-        self.tokens = position
+                pieces.append(Piece(first + delta.choice, text, rest, reason, position, delta.score))
+        self.tokens = position - others
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(self._choices):
                 if choice.finish_reason is None:
                     rest = choice.finish(item.outcome.name)
-                    pieces.append(Piece(index, "", rest, item.outcome.name, position))
+                    pieces.append(Piece(first + index, "", rest, item.outcome.name, position))
         return pieces
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-
-from aiohttp import web
 
 from gateway import errors, sse
 from gateway.answers import Answer, Format
-from gateway.meter import METER
+from gateway.cursor import split
 from gateway.sse import BEGINNING, EventId
-from gateway.streams import split
 from shared.messages import StepItem
 
 
@@ -57,13 +53,13 @@ class Events:
 
     def _feed(self, item: StepItem) -> None:
         form = self._form
-        for index, piece, position in self._answer.feed(item):
-            if piece.text:
-                self._add(position, 0, form.text(index, piece.text))
-            if piece.finish_reason is not None:
-                if piece.rest:
-                    self._add_behind(position, form.text(index, piece.rest))
-                self._add_behind(position, form.finish(index, piece.finish_reason))
+        for choice, text, rest, reason, position, _ in self._answer.feed(item):
+            if text:
+                self._add(position, 0, form.text(choice, text))
+            if reason is not None:
+                if rest:
+                    self._add_behind(position, form.text(choice, rest))
+                self._add_behind(position, form.finish(choice, reason))
 
     def _end(self) -> None:
         answer = self._answer
@@ -94,48 +90,3 @@ class Events:
         text = "".join(self._parts)
         self._parts.clear()
         return text
-
-
-async def stream(
-    request: web.Request, answer: Answer, events: Events, beginning: str, write_timeout_s: float
-) -> web.StreamResponse:
-    """Write `beginning`, then events as they come; what waits together is written together.
-
-    Raises ConnectionError if the client left.
-    """
-    meter = request[METER]
-    meters = meter.meters
-    response = web.StreamResponse(headers=sse.HEADERS)
-    writer = await response.prepare(request)
-    assert writer is not None
-    writer.send_headers()  # the client learns at once that it was accepted
-    transport = request.transport
-
-    async def write(data: bytes) -> None:
-        if transport is None or not transport.get_write_buffer_size():
-            return await response.write(data)
-        try:
-            async with asyncio.timeout(write_timeout_s):
-                return await response.write(data)
-        except TimeoutError:
-            meters.slow_clients += 1
-            transport.abort()
-            raise ConnectionResetError(f"the client has not read for {write_timeout_s:g} s") from None
-
-    meters.open_streams += 1
-    try:
-        if beginning:
-            await write(beginning.encode("ascii"))
-            meter.wrote(answer.tokens, 0.0)
-        while not answer.ended:
-            items = await answer.outputs.next()
-            data = events.feed(items).encode("ascii")
-            if data:
-                await write(data)
-                meter.wrote(answer.tokens, answer.outputs.came_at)
-            elif not items:
-                await write(sse.KEEPALIVE)
-    finally:
-        meters.open_streams -= 1
-    await response.write_eof()
-    return response

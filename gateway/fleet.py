@@ -9,9 +9,9 @@ import logging
 from redis.exceptions import RedisError
 
 from gateway.cancellation import check_cancelled
+from gateway.fanout import Fanout
 from gateway.model import ServedModel
 from gateway.rates import ServiceRate
-from gateway.streams import Fanout
 from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 

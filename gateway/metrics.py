@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
+from gateway.fanout import Fanout
 from gateway.fleet import Fleet
 from gateway.meter import Meters
-from gateway.streams import Fanout
 from gateway.submission import Canceller
 from gateway.subscription import Subscription
 from shared.broker import Broker

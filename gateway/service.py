@@ -16,17 +16,19 @@ from redis.exceptions import RedisError
 from gateway import answers, chat, completions, joining, sse
 from gateway.answers import ANSWER, Answer
 from gateway.calls import Call, Limits, request_id
+from gateway.delivery import Delivery
 from gateway.errors import REQUEST_ID
-from gateway.events import Events, stream
+from gateway.events import Events
+from gateway.fanout import Fanout
 from gateway.fleet import Fleet
 from gateway.joining import Known
 from gateway.meter import BEGAN, METER, Meters
 from gateway.metrics import GatewayMetrics
 from gateway.model import ServedModel
+from gateway.outputs import Outputs
 from gateway.parsing import read_object
 from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
-from gateway.streams import Fanout, Outputs
 from gateway.submission import Submission, down
 from gateway.subscription import Subscription
 from gateway.terms import read_terms
@@ -84,6 +86,7 @@ class Gateway:
             self._lag,
         )
         self._lag.start()
+        self.fanout.watch.start()
         self.subscription.start()
         await self.fleet.start()
 
@@ -91,6 +94,7 @@ class Gateway:
         await self._lag.close()
         await self.submission.canceller.close(CANCEL_TIMEOUT_S)
         await self.subscription.close()
+        await self.fanout.watch.close()
         await self.fleet.close()
         self.renderer.close()
         await self._pubsub.aclose()
@@ -182,7 +186,7 @@ class Gateway:
             request[METER].collected(answer.tokens)
             return response
         events = Events(answer, form, sse.takes_ids(request.headers))
-        return await stream(request, answer, events, events.opening(), self.settings.write_timeout_s)
+        return await Delivery(request, answer, events, self.settings.write_timeout_s).run(events.opening())
 
     async def _resume(self, request: web.Request, format_: FormatClass) -> web.StreamResponse:
         meter = request[METER] = self.meters.open(format_.dialect, "resumed", request[BEGAN])
@@ -206,7 +210,7 @@ class Gateway:
                 raise joining.not_found()
             request[REQUEST_ID] = call_id
             request[ANSWER] = answer
-            return await stream(request, answer, events, beginning, self.settings.write_timeout_s)
+            return await Delivery(request, answer, events, self.settings.write_timeout_s).run(beginning)
 
     async def _cancel(self, request: web.Request, format_: FormatClass) -> web.Response:
         """End a call that runs, also one that runs in the background. Of one that has ended nothing changes."""

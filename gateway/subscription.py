@@ -16,12 +16,12 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from gateway.cancellation import check_cancelled
-from gateway.streams import Fanout, Outputs
+from gateway.fanout import Fanout
+from gateway.outputs import Outputs
 from shared.messages import MessageError, decode_items
 
 log = logging.getLogger("gateway")
 
-TICK_S = 0.1
 # A connection over which nothing came for so long is pinged, and given up after as long again: it may be half-open.
 PING_AFTER_S = 2.0
 RECONNECT_S = (0.05, 1.0)
@@ -34,26 +34,19 @@ class Subscription:
         self._client = client
         self._channel = channel
         self._fanout = fanout
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         self.subscribes = 0
         self.frames = 0
         self.corrupt = 0
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._tick_forever())]
+        self._task = asyncio.create_task(self._read_forever())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _tick_forever(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = loop.time()
-            self._fanout.each(lambda outputs, now=now: outputs.tick(now))  # type: ignore[misc]
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read_forever(self) -> None:
         pause = RECONNECT_S[0]

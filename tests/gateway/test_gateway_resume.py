@@ -20,10 +20,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gateway.about import About
 from gateway.answers import Answer
 from gateway.completions import Format
+from gateway.cursor import split
 from gateway.events import Events
 from gateway.model import ServedModel, load_model
 from gateway.sse import BEGINNING, EventId
-from gateway.streams import split
 from shared.messages import Delta, GenerationRequest, MessageError, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway import streams
+from gateway import outputs
 from gateway.rates import ServiceRate
 from gateway.terms import fingerprint
 from shared.broker import Broker, QueueReader, new_id
@@ -234,7 +234,7 @@ async def test_a_deadline_that_passes_in_the_queue(gateway: RunningGateway, stre
 
 
 async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
     reply = await gateway.complete(timeout=0.1)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
     assert await gateway.queued() == 0
@@ -245,7 +245,7 @@ async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monk
 
 async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client has its answer in time, and the request its outcome once Redis answers again."""
-    monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
     real, calls = broker.expire, 0
 
@@ -266,7 +266,7 @@ async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, mon
 async def test_a_deadline_holds_when_the_worker_has_died(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
     call = asyncio.create_task(gateway.complete(timeout=0.3))
     await reaches(gateway, "accepted", 1)

@@ -1,0 +1,81 @@
+"""How far the client of one request is, and which part of an item is new to it.
+
+published items:   [0, 3) [3, 5)        [7, 9)  [7, 9)
+cursor:                   next = 5  ->  gap: the log has [5, 7)   ->  next = 9: a duplicate
+"""
+
+from __future__ import annotations
+
+from shared.messages import Delta, StepItem
+
+# A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
+SILENCE_S = 0.25
+MAX_SILENCE_S = 4.0
+
+
+class Cursor:
+    """The place of one client in the tokens of one request."""
+
+    __slots__ = ("behind", "ended", "heard_at", "is_logged", "next", "patience_s", "request_id")
+
+    def __init__(self, request_id: str, now: float) -> None:
+        self.request_id = request_id
+        self.next = 0
+        self.behind = False
+        # Whether it is behind for another reason than that messages were lost.
+        self.is_logged = False
+        self.ended = False
+        self.heard_at = now
+        self.patience_s = SILENCE_S
+
+    def take(self, item: StepItem) -> StepItem | None:
+        """The new part of an item. None if there is none, or if tokens before it are missing: `behind` is then set."""
+        if self.ended:
+            return None
+        start, end = item.start, item.end
+        if start > self.next:
+            self.behind = True
+            return None
+        if item.outcome is None:
+            if end <= self.next:
+                return None
+        else:
+            self.ended = True
+        if start < self.next:
+            item = _without_first(item, self.next - start)
+        if end > self.next:
+            self.next = end
+        return item
+
+    def wait_longer(self) -> None:
+        """Its silence meant nothing: the next one is borne for longer."""
+        self.patience_s = min(2 * self.patience_s, MAX_SILENCE_S)
+
+
+def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
+    """The item in two where token `at` is inside it."""
+    if not item.start < at < item.end:
+        return (item,)
+    deltas: list[Delta] = []
+    count = at - item.start
+    for delta in item.deltas:
+        if count < len(delta.token_ids):
+            if count:
+                deltas.append(Delta(delta.choice, delta.token_ids[:count]))
+            break
+        deltas.append(delta)
+        count -= len(delta.token_ids)
+    return StepItem(item.request_id, item.start, tuple(deltas)), _without_first(item, at - item.start)
+
+
+def _without_first(item: StepItem, count: int) -> StepItem:
+    """The item less its first `count` tokens; finish reasons stay."""
+    deltas: list[Delta] = []
+    start = item.start + count
+    for delta in item.deltas:
+        dropped = min(count, len(delta.token_ids))
+        count -= dropped
+        rest = delta.token_ids[dropped:]
+        if rest or delta.finish_reason is not None:
+            deltas.append(delta._replace(token_ids=rest))
+    return StepItem(item.request_id, start, tuple(deltas), item.outcome)

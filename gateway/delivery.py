@@ -1,0 +1,109 @@
+"""The answer to a call as a stream of events, on its way to the client.
+
+In steady state what workers publish is rendered and written as it is fed, without waking a task (`_on_items`). The
+call's task has the rest: the beginning and the end, signs of life, what must be read from the log, and a client that
+does not read, whose buffer here is bounded and who is cut when nothing has moved for the write timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from gateway import sse
+from gateway.answers import Answer
+from gateway.events import Events
+from gateway.meter import METER
+
+# What may wait for a client in its socket's buffer in this process before it counts as slow. More waits as tokens,
+# which are smaller than events (`MAX_WAITING`), and then in the log.
+BUFFER_BYTES = 16 * 1024
+
+
+class Delivery:
+    """Writes the events of one call."""
+
+    def __init__(self, request: web.Request, answer: Answer, events: Events, write_timeout_s: float) -> None:
+        self._request = request
+        self._answer = answer
+        self._outputs = answer.outputs
+        self._events = events
+        self._write_timeout_s = write_timeout_s
+        self._meter = request[METER]
+        self._is_chunked = False
+        # Why nothing more can be written.
+        self._failure: Exception | None = None
+
+    async def run(self, beginning: str) -> web.StreamResponse:
+        """Write `beginning`, then events as they come; what waits together is written together.
+
+        Raises ConnectionError if the client left, or does not read.
+        """
+        meters = self._meter.meters
+        response = web.StreamResponse(headers=sse.HEADERS)
+        writer = await response.prepare(self._request)
+        transport, protocol = self._request.transport, self._request.protocol
+        if writer is None or transport is None:
+            raise ConnectionResetError("the client has left")
+        writer.send_headers()  # the client learns at once that it was accepted
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        self._transport, self._protocol = transport, protocol
+        self._is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        meters.open_streams += 1
+        try:
+            if beginning:
+                self._write(beginning)
+                self._meter.wrote(self._answer.tokens, 0.0)
+            self._outputs.sink = self._on_items
+            while not self._answer.ended:
+                await self._outputs.ready()
+                if self._failure is not None:
+                    raise self._failure
+                self._give()
+                await self._drain(writer)
+            await self._drain(writer)
+        finally:
+            self._outputs.sink = None
+            meters.open_streams -= 1
+        await response.write_eof()
+        return response
+
+    def _on_items(self) -> bool:
+        """Something was fed: write it; False where the task has something to do."""
+        try:
+            self._give()
+        except Exception as error:
+            self._failure = error
+        return self._failure is None and not self._answer.ended and not self._protocol.writing_paused
+
+    def _give(self) -> None:
+        """Write what waits, if the client has room for it."""
+        if self._protocol.writing_paused or self._answer.ended:
+            return
+        is_due = self._outputs.keepalive_due
+        text = self._events.feed(items := self._outputs.take())
+        if text:
+            self._write(text)
+            self._meter.wrote(self._answer.tokens, self._outputs.came_at)
+        elif is_due and not items:
+            self._write(sse.KEEPALIVE.decode("ascii"))
+
+    def _write(self, text: str) -> None:
+        # All of it is ASCII. That is aiohttp's own framing, less its coroutines.
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self._transport.write((f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii"))
+
+    async def _drain(self, writer: AbstractStreamWriter) -> None:
+        """Wait for a client that is slow, but not for ever."""
+        if not self._protocol.writing_paused:
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await writer.drain()
+        except TimeoutError:
+            self._meter.meters.slow_clients += 1
+            self._transport.abort()
+            raise ConnectionResetError(f"the client has not read for {self._write_timeout_s:g} s") from None
