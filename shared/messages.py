@@ -31,6 +31,7 @@ MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
 MAX_LENGTH_PENALTY = 10
+MAX_ID_LENGTH = 128
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -189,7 +190,7 @@ class GenerationRequest:
     Requests share cached prefixes only with those of the same `cache_salt`.
     """
 
-    id: str = _field(_text(128))
+    id: str = _field(_text(MAX_ID_LENGTH))
     model: str = _field(_text(512))
     prompt: tuple[int, ...] = _field(_token_ids)
     sampling: SamplingParams = _field(_sampling)
@@ -277,7 +278,8 @@ class StepItem(NamedTuple):
 
 def decode_items(data: bytes) -> Iterator[StepItem]:
     """The items of a frame or of a log entry, in order. Raises MessageError at the first that is malformed."""
-    unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=MAX_FRAME_BYTES, use_list=True)
+    # Tuples, most of which stay: this runs for every token.
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=MAX_FRAME_BYTES, use_list=False)
     try:
         unpacker.feed(data)
         while unpacker.tell() < len(data):
@@ -288,44 +290,60 @@ def decode_items(data: bytes) -> Iterator[StepItem]:
         raise MessageError(f"not a sequence of step items: {error}") from error
 
 
+MAX_START = MAX_CHOICES * MAX_OUTPUT_TOKENS
+MAX_TOKEN_ID = 2**31 - 1
 _choice = _integer(0, MAX_CHOICES - 1)
-_start = _integer(0, MAX_CHOICES * MAX_OUTPUT_TOKENS)
-_generated = _integers(MAX_OUTPUT_TOKENS)
+_start = _integer(0, MAX_START)
+_token_id = _integer(0, MAX_TOKEN_ID)
 _reason = _text(32)
 _matched_stop = _text(MAX_STOP_LENGTH)
 _score = _number(-sys.float_info.max, sys.float_info.max)
 _detail = _text(8192)
-_id = _text(128)
+_id = _text(MAX_ID_LENGTH)
+_new = tuple.__new__
 
 
 def _item(value: Any) -> StepItem:
-    if type(value) is not list or len(value) != 5 or value[0] != VERSION:
+    if type(value) is not tuple or len(value) != 5 or value[0] != VERSION:
         raise MessageError(f"a step item must be an array of 5 with version {VERSION}, not {value!r:.80}")
     _, request_id, start, deltas, outcome = value
-    if type(deltas) is not list or len(deltas) > MAX_CHOICES:
+    if type(deltas) is not tuple or len(deltas) > MAX_CHOICES:
         raise MessageError("deltas must be an array")
-    return StepItem(
-        _id("request id", request_id), _start("start", start), tuple(_delta(d) for d in deltas), _outcome(outcome)
-    )
+    # What is as it nearly always is costs no call, and named tuples are made of tuples as they are.
+    if type(request_id) is not str or len(request_id) > MAX_ID_LENGTH:
+        _id("request id", request_id)
+    if type(start) is not int or not 0 <= start <= MAX_START:
+        _start("start", start)
+    if outcome is not None:
+        outcome = _outcome(outcome)
+    deltas = (_delta(deltas[0]),) if len(deltas) == 1 else tuple(map(_delta, deltas))
+    return _new(StepItem, (request_id, start, deltas, outcome))
 
 
 def _delta(value: Any) -> Delta:
-    if type(value) is not list or len(value) != 5:
+    if type(value) is not tuple or len(value) != 5:
         raise MessageError(f"a delta must be an array of 5, not {value!r:.80}")
     choice, token_ids, reason, stop, score = value
+    if type(choice) is not int or not 0 <= choice < MAX_CHOICES:
+        _choice("choice", choice)
+    if type(token_ids) is not tuple or len(token_ids) > MAX_OUTPUT_TOKENS:
+        raise MessageError(f"token ids must be a list of at most {MAX_OUTPUT_TOKENS} integers")
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
+            _token_id("token ids", token_id)
+    if reason is None and stop is None and score is None:
+        return _new(Delta, value)
     return Delta(
-        _choice("choice", choice),
-        _generated("token ids", token_ids),
+        choice,
+        token_ids,
         None if reason is None else _reason("finish reason", reason),
         None if stop is None else _matched_stop("matched stop", stop),
         None if score is None else _score("score", score),
     )
 
 
-def _outcome(value: Any) -> Outcome | None:
-    if value is None:
-        return None
-    if type(value) is not list or len(value) != 2 or value[0] not in OUTCOMES:
+def _outcome(value: Any) -> Outcome:
+    if type(value) is not tuple or len(value) != 2 or value[0] not in OUTCOMES:
         raise MessageError(f"an outcome must be one of {', '.join(OUTCOMES)} with a detail, not {value!r:.80}")
     return Outcome(value[0], _detail("detail", value[1]))
 
