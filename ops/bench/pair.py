@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +150,7 @@ def resident_kib(pid: int) -> int:
     return int(found[1])
 
 
-def start(folder: Path, step_ms: float, sequences: int) -> Pair:
+def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[str] = ()) -> Pair:
     """Start all processes; they may not be ready yet."""
     model = make_checkpoint(folder / "model", "tiny")
     redis = EmbeddedRedis(folder)
@@ -158,7 +158,7 @@ def start(folder: Path, step_ms: float, sequences: int) -> Pair:
     port = free_port()
     python = [sys.executable, "-m"]
     gateway = ["ops.cli", "gateway", str(model), "--redis-url", redis.url, "--served-model-name", MODEL]
-    gateway += ["--port", str(port), "--log-level", "warning"]
+    gateway += ["--port", str(port), "--log-level", "warning", *gateway_flags]
     worker = ["ops.bench.clockwork", "--redis-url", redis.url, "--step-ms", str(step_ms)]
     worker += ["--sequences", str(sequences), "--log", str(folder / "steps")]
     processes = [subprocess.Popen(dying_with_parent([*python, *command])) for command in (gateway, worker)]
@@ -166,9 +166,9 @@ def start(folder: Path, step_ms: float, sequences: int) -> Pair:
 
 
 @asynccontextmanager
-async def pair(step_ms: float, sequences: int = 256) -> AsyncIterator[Pair]:
+async def pair(step_ms: float, sequences: int = 256, gateway_flags: Sequence[str] = ()) -> AsyncIterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="quire-pair-") as folder:
-        found = start(Path(folder), step_ms, sequences)
+        found = start(Path(folder), step_ms, sequences, gateway_flags)
         try:
             for _ in range(300):
                 if answers(found.port, "/readyz"):
