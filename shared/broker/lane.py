@@ -34,14 +34,19 @@ class Lane:
 
     def script(self, name: str) -> Any:
         """One of shared/scripts: call it with `keys` and `args`."""
-        folder = files("shared") / "scripts"
-        return self.client.register_script((folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
+        return load_script(self.client, name)
 
     def note_corrupt(self, what: str, name: str, why: object) -> None:
         """Count something that is corrupt; the first of each kind is logged."""
         self.corrupt[what] += 1
         if self.corrupt[what] == 1:
             log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)
+
+
+def load_script(client: Redis, name: str) -> Any:
+    """One of shared/scripts for one client: call it with `keys` and `args`."""
+    folder = files("shared") / "scripts"
+    return client.register_script((folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
 
 
 def text(value: Any) -> str:

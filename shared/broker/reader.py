@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared.broker.lane import text
+from shared.broker.lane import load_script, text
 from shared.keys import GROUP, QUEUES, LaneKeys
+
+# A blocking read that took so long had nothing to return at first.
+WAITED_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class QueueReader:
         self.keys = LaneKeys(lane)
         self.worker_id = worker_id
         self._connection_id: int | None = None
+        self._read_now = load_script(client, "read")
+        self._found_empty = False
 
     async def unblock(self, commands: Redis) -> None:
         """End a blocking `read` in progress at once, with nothing, over another connection."""
@@ -42,23 +48,35 @@ class QueueReader:
     async def pending(self) -> list[Delivery]:
         """What this worker was handed before and has not finished: read at start and after any failed read."""
         self._connection_id = await self.client.client_id()
-        return await self._read(QUEUES, start="0", count=None, block_ms=None)
+        return await self._read(QUEUES, start="0")
 
     async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[Delivery]:
         """Up to `count` new requests, of the first of `queues` first; waits up to `block_ms` if there are none.
 
         A read that waited can return one request of each queue.
         """
-        found: list[Delivery] = []
-        for name in queues:
-            if len(found) < count:
-                found += await self._read((name,), start=">", count=count - len(found), block_ms=None)
-        if found or block_ms <= 0:
-            return found
-        return await self._read(queues, start=">", count=1, block_ms=block_ms)
+        # Behind a read that had to wait little can have come: the next one waits at once, which also returns what is
+        # there, but one of each queue.
+        if self._found_empty and block_ms > 0 and count >= len(queues):
+            return await self._wait(queues, block_ms)
+        reply: Any = await self._read_now(
+            keys=[self.keys.queue(name) for name in queues], args=[self.worker_id, max(0, count)]
+        )
+        found = [
+            read_entry(name, entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
+            for name, entries in zip(queues, reply, strict=True)
+            for entry_id, fields in entries
+        ]
+        return found if found or block_ms <= 0 else await self._wait(queues, block_ms)
+
+    async def _wait(self, queues: Sequence[str], block_ms: int) -> list[Delivery]:
+        began = time.monotonic()
+        found = await self._read(queues, start=">", count=1, block_ms=block_ms)
+        self._found_empty = time.monotonic() - began > WAITED_S
+        return found
 
     async def _read(
-        self, queues: Sequence[str], *, start: str, count: int | None, block_ms: int | None
+        self, queues: Sequence[str], *, start: str, count: int | None = None, block_ms: int | None = None
     ) -> list[Delivery]:
         streams: dict[Any, Any] = {self.keys.queue(name): start for name in queues}
         by_stream = {self.keys.queue(name): name for name in queues}
