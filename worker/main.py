@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
-import sys
 import time
 
 from shared.logs import give_up, setup_logging
@@ -17,11 +15,10 @@ from shared.tokenizer import ModelError
 from shared.tracing import TracingError
 from shared.tracing import start as start_tracing
 from worker.errors import StartError
+from worker.interpreter import settle
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
-
-SWITCH_INTERVAL_S = 0.0005
 
 
 def run(settings: WorkerSettings) -> int:
@@ -76,11 +73,7 @@ def serve(settings: WorkerSettings) -> None:
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
     )
-    # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What exists now lives as long as the process: the collector need not look at it in every step.
-    gc.collect()
-    gc.freeze()
+    settle()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(service.run(settings.drain_s))

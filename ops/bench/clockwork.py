@@ -2,8 +2,9 @@
 
 python -m ops.bench.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
 
-All else is a worker's: it claims, commits and beats. Every token is the same. When it ends it writes what it did, for
-`ops.bench.pair`: [start, end, {request id: tokens so far}] of each step, times of the monotonic clock in seconds.
+All else is a worker's: it claims, commits and beats, and its interpreter is set up as a worker's is. Every token is the
+same. When it ends it writes what it did, for `ops.bench.pair`: [start, end, {request id: tokens so far}] of each step,
+times of the monotonic clock in seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shared.logs import setup_logging
 from shared.messages import StepItem
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.interpreter import settle
 from worker.service import WorkerService
 
 # An ordinary word of the checkpoints in ops/bench/checkpoint.py.
@@ -66,6 +68,7 @@ def main() -> None:
     )
     engine = Clockwork(limits, args.step_ms / 1000)
     service = WorkerService(engine, model_name=args.model_name, worker_id="clockwork", redis_url=args.redis_url)
+    settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(service.run(0.2))
     if args.log:

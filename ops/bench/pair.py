@@ -4,7 +4,8 @@ python -m ops.bench.pair                            all of it, about two minutes
 python -m ops.bench.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
-gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow
+gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow;
+          and how long each process waited for a core, which says how much of that is the machine's
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps in which a request still has a part after the broker took its cancellation
 memory    resident memory of the gateway per open stream
@@ -27,6 +28,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +127,20 @@ class Pair:
 
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds so far, by process; of the worker's the thread that commits."""
-        redis_pid = int(re.search(r"process_id:(\d+)", self.redis_info())[1])  # type: ignore[index]
         return {
             "gateway": _cpu_s(Path(f"/proc/{self.gateway.pid}/stat")),
             "commit": _cpu_s(Path(f"/proc/{self.worker.pid}/task/{self.worker.pid}/stat")),
-            "redis": _cpu_s(Path(f"/proc/{redis_pid}/stat")),
+            "redis": _cpu_s(Path(f"/proc/{self.redis_pid}/stat")),
         }
+
+    def waited_s(self) -> dict[str, float]:
+        """Seconds so far in which the main thread of a process wanted to run, and others had the cores."""
+        pids = {"gateway": self.gateway.pid, "commit": self.worker.pid, "redis": self.redis_pid, "client": os.getpid()}
+        return {name: _waited_s(pid) for name, pid in pids.items()}
+
+    @cached_property
+    def redis_pid(self) -> int:
+        return int(re.search(r"process_id:(\d+)", self.redis_info())[1])  # type: ignore[index]
 
     def redis_info(self) -> str:
         from redis import Redis
@@ -142,6 +152,10 @@ class Pair:
 def _cpu_s(stat: Path) -> float:
     fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _waited_s(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def resident_kib(pid: int) -> int:
@@ -223,11 +237,12 @@ async def flow(
         opened = [await open_stream(found.port, tokens, index) for index in range(streams)]
         await asyncio.gather(*(stream.first for stream in opened))
         await asyncio.sleep(0.5)
-        before, start = found.cpu_s(), time.monotonic()
+        before, waited, start = found.cpu_s(), found.waited_s(), time.monotonic()
         await opened[0].ended
-        after, end = found.cpu_s(), time.monotonic()
+        after, waited_after, end = found.cpu_s(), found.waited_s(), time.monotonic()
         await asyncio.gather(*(stream.ended for stream in opened))
         used = {name: after[name] - before[name] for name in after}
+        used |= {f"{name} waited": waited_after[name] - waited[name] for name in waited}
         used |= {"from": start, "to": end}
         return opened, found.steps(), used
 
@@ -250,6 +265,10 @@ async def gaps(streams: int, seconds: float) -> None:
     say("gaps", f"growth of the gaps between tokens: {spread(grown)}")
     taken = sum(used["from"] <= end <= used["to"] for _, end, _ in steps)
     say("gaps", f"the worker's thread that commits: {1000 * used['commit'] / taken:.2f} ms per step of {streams}")
+    waits = ", ".join(
+        f"{name} {1000 * used[name + ' waited'] / taken:.1f}" for name in ("gateway", "commit", "redis", "client")
+    )
+    say("gaps", f"waiting for a core, ms of each step: {waits}")
 
 
 async def tokens(streams: int, seconds: float) -> None:
