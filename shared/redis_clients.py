@@ -78,9 +78,15 @@ class _Watched(AbstractConnection):
         if self.is_connected:
             await self._place.recheck()
         # The server closed it, or the lane is elsewhere by now.
-        if self._reader is not None and (self._reader.at_eof() or self._moves != self._place.moves):
+        if self.is_connected and (self._is_closed or self._moves != self._place.moves):
             await self.disconnect(nowait=True)
         await super().connect()  # type: ignore[no-untyped-call]
+
+    @property
+    def _is_closed(self) -> bool:
+        assert self._reader is not None
+        assert self._writer is not None
+        return self._reader.at_eof() or self._writer.is_closing()
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         await super().on_connect_check_health(check_health)

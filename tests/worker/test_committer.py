@@ -1,0 +1,130 @@
+"""The committer between a real Redis and an engine that only notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from shared.keys import LaneKeys
+from shared.messages import Delta, Outcome, StepItem
+from shared.redis_clients import command_client
+from worker.committer import Committer, merge
+
+KEYS = LaneKeys("lane")
+BOUNDS = QueueBounds(requests=100, tokens=1000)
+
+
+class Told:
+    """In the engine's place."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[str, str]] = []
+        self.dropped: list[tuple[str, str]] = []
+
+    def finish(self, request_id: str, outcome: str) -> None:
+        self.finished.append((request_id, outcome))
+
+    def drop(self, request_id: str, attempt: str) -> None:
+        self.dropped.append((request_id, attempt))
+
+
+class Lane:
+    """A broker, a committer at work, and what its engine was told."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.engine = Told()
+        self.committer = Committer(broker, "w", on_lost=lambda: None)
+
+    async def start(self, request_id: str) -> Claim:
+        await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS)
+        [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
+        claim = await self.broker.claim(delivery, "w", new_id(), "process")
+        assert claim is not None
+        assert self.committer.register(claim, claim.logged)
+        return claim
+
+    async def log(self, request_id: str, tokens: int) -> list[StepItem]:
+        """The output log once it has so many tokens."""
+        async with asyncio.timeout(10):
+            while not (items := await self.broker.read_output(request_id)) or items[-1].end < tokens:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        return items
+
+
+@asynccontextmanager
+async def committing(redis_url: str) -> AsyncIterator[Lane]:
+    client = command_client(redis_url)
+    lane = Lane(Broker(client, "lane"))
+    await lane.broker.create_groups()
+    task = asyncio.create_task(lane.committer.run(lane.engine))  # type: ignore[arg-type]
+    yield lane
+    lane.committer.stop()
+    await task
+    await client.aclose()
+
+
+def step(claim: Claim, start: int, token_ids: tuple[int, ...], outcome: str = "") -> StepCommit:
+    deltas = (Delta(0, token_ids, outcome or None),)
+    return StepCommit(claim.attempt, StepItem(claim.request_id, start, deltas, Outcome(outcome) if outcome else None))
+
+
+async def test_steps_that_gather_go_out_as_one_item_for_each_request(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        first, second = await lane.start("r1"), await lane.start("r2")
+        lane.committer.put([step(first, 0, (1,)), step(second, 0, (5,))])
+        lane.committer.put([step(first, 1, (2,))])
+        assert lane.committer.num_uncommitted == 2
+        lane.committer.put([step(first, 2, (3,), "stop")])
+        [item] = await lane.log("r1", 3)
+        assert item == StepItem("r1", 0, (Delta(0, (1, 2, 3), "stop"),), Outcome("stop"))
+        assert [one.deltas for one in await lane.log("r2", 1)] == [(Delta(0, (5,)),)]
+        assert (lane.committer.num_uncommitted, lane.committer.counts.ended["stop"]) == (0, 1)
+        assert not lane.committer.runs("r1")
+
+
+async def test_what_another_attempt_of_this_worker_computed_falls_away(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        claim = await lane.start("r")
+        stale = StepCommit(new_id(), step(claim, 0, (66,)).item)
+        lane.committer.put([stale, step(claim, 0, (1,))])
+        assert [item.deltas for item in await lane.log("r", 1)] == [(Delta(0, (1,)),)]
+        assert not lane.engine.dropped
+
+
+async def test_a_log_that_lost_its_end_gets_it_again_cut_as_it_was(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        claim = await lane.start("r")
+        for index in range(3):
+            lane.committer.put([step(claim, index, (index,))])
+            await lane.log("r", index + 1)
+        await lane.broker.client.xdel(KEYS.output("r"), "2-0", "3-0")
+        await lane.broker.client.execute_command("XSETID", KEYS.output("r"), "1-0")
+        await lane.broker.client.hset(KEYS.request("r"), "emitted", "1")
+        lane.committer.put([step(claim, 3, (3,), "length")])
+        items = await lane.log("r", 4)
+        assert [item.deltas[0].token_ids for item in items] == [(0,), (1,), (2,), (3,)]
+        assert items[-1].outcome == Outcome("length")
+        assert (lane.committer.counts.resent, lane.committer.counts.ended["length"]) == (1, 1)
+
+
+async def test_what_a_request_has_emitted_is_nothing_for_the_garbage_collector(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        claim = await lane.start("r")
+        lane.committer.put([step(claim, 0, (1,))])
+        await lane.log("r", 1)
+        gc.collect()
+        tracked = len(gc.get_objects())
+        for index in range(1, 200):
+            lane.committer.put([step(claim, index, (index,))])
+            await lane.log("r", index + 1)
+        gc.collect()
+        assert len(gc.get_objects()) - tracked < 100
+
+
+def test_commits_of_two_attempts_at_a_request_are_not_merged() -> None:
+    old, new = (StepCommit(name, StepItem("r", start, (Delta(0, (1,)),))) for name, start in (("a", 0), ("b", 0)))
+    assert merge([old, new]) == [old, new]
