@@ -163,10 +163,11 @@ class _Client(Redis):
         self.auto_close_connection_pool = True
         self._kept = kept
         self._at_hand: list[Any] = []
+        # Commands that wait for the pool: as long as there are some, all connections go back to it.
+        self._waiting = 0
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        pool: Any = self.connection_pool
-        connection = self._at_hand.pop() if self._at_hand else await pool.get_connection()
+        connection = self._at_hand.pop() if self._at_hand else await self._get_connection()
         try:
             await connection.connect()
             await connection.send_command(*args, check_health=False)
@@ -177,10 +178,18 @@ class _Client(Redis):
             await connection.disconnect(nowait=True)
             raise
         finally:
-            if connection.is_connected and len(self._at_hand) < self._kept:
+            if connection.is_connected and len(self._at_hand) < self._kept and not self._waiting:
                 self._at_hand.append(connection)
             else:
-                await pool.release(connection)
+                await self.connection_pool.release(connection)
+
+    async def _get_connection(self) -> Any:
+        pool: Any = self.connection_pool
+        self._waiting += 1
+        try:
+            return await pool.get_connection()
+        finally:
+            self._waiting -= 1
 
 
 def _client(place: Place, timeout_s: float, connections: int, kept: int = 0) -> Redis:

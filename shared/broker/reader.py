@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +12,6 @@ from redis.exceptions import RedisError
 
 from shared.broker.lane import load_script, text
 from shared.keys import GROUP, QUEUES, LaneKeys
-
-# A blocking read that took so long had nothing to return at first.
-WAITED_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class QueueReader:
         self.worker_id = worker_id
         self._connection_id: int | None = None
         self._read_now = load_script(client, "read")
-        self._found_empty = False
+        self._was_empty = False
 
     async def unblock(self, commands: Redis) -> None:
         """End a blocking `read` in progress at once, with nothing, over another connection."""
@@ -55,10 +51,12 @@ class QueueReader:
 
         A read that waited can return one request of each queue.
         """
-        # Behind a read that had to wait little can have come: the next one waits at once, which also returns what is
-        # there, but one of each queue.
-        if self._found_empty and block_ms > 0 and count >= len(queues):
-            return await self._wait(queues, block_ms)
+        # Behind a read that found nothing and waited little can have come: the next one waits at once, which also
+        # returns what is there, but one of each queue. So the one after that looks again.
+        if self._was_empty and block_ms > 0 and count >= len(queues):
+            found = await self._read(queues, start=">", count=1, block_ms=block_ms)
+            self._was_empty = not found
+            return found
         reply: Any = await self._read_now(
             keys=[self.keys.queue(name) for name in queues], args=[self.worker_id, max(0, count)]
         )
@@ -67,13 +65,10 @@ class QueueReader:
             for name, entries in zip(queues, reply, strict=True)
             for entry_id, fields in entries
         ]
-        return found if found or block_ms <= 0 else await self._wait(queues, block_ms)
-
-    async def _wait(self, queues: Sequence[str], block_ms: int) -> list[Delivery]:
-        began = time.monotonic()
-        found = await self._read(queues, start=">", count=1, block_ms=block_ms)
-        self._found_empty = time.monotonic() - began > WAITED_S
-        return found
+        if found or block_ms <= 0:
+            return found
+        self._was_empty = True
+        return await self._read(queues, start=">", count=1, block_ms=block_ms)
 
     async def _read(
         self, queues: Sequence[str], *, start: str, count: int | None = None, block_ms: int | None = None

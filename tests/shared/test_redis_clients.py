@@ -58,3 +58,21 @@ async def test_more_commands_at_once_than_connections_are_all_answered(
     await client.aclose()
     with redis_server.client() as other:
         assert len(other.client_list()) == 1
+
+
+async def test_who_waits_for_a_connection_is_not_overtaken_for_ever(redis_url: str) -> None:
+    """Others begin all the time, and each of them would have a connection at hand."""
+    client = command_client(redis_url, connections=2)
+    blocked = [asyncio.create_task(client.blpop([f"list{index}"], timeout=5)) for index in range(2)]
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(client.incr("count"))
+    await asyncio.sleep(0)
+    other = command_client(redis_url)
+    await other.rpush("list0", "1")
+    await blocked[0]
+    async with asyncio.timeout(2):
+        await waiting
+    await other.rpush("list1", "1")
+    await blocked[1]
+    for one in (client, other):
+        await one.aclose()
