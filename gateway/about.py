@@ -5,7 +5,8 @@ It travels with each request of the call, as one msgpack array that is decoded s
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -46,7 +47,7 @@ class About:
         return self.requests * self.n
 
     def encode(self) -> bytes:
-        packed: bytes = msgpack.packb((VERSION, *astuple(self)), use_bin_type=True)
+        packed: bytes = msgpack.packb((VERSION, *_values(self)), use_bin_type=True)
         return packed
 
     @classmethod
@@ -72,6 +73,9 @@ class About:
             _integer("requests", requests, 1, MAX_REQUESTS),
             _flag("is_background", is_background),
         )
+
+
+_values = attrgetter(*(field.name for field in fields(About)))
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

@@ -8,9 +8,9 @@ does not read, whose buffer here is bounded and who is cut when nothing has move
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 
 from gateway import sse
 from gateway.answers import Answer
@@ -33,6 +33,8 @@ class Delivery:
         self._write_timeout_s = write_timeout_s
         self._meter = request[METER]
         self._is_chunked = False
+        # The events of the end, which leave together with that of the body.
+        self._last = ""
         # Why nothing more can be written.
         self._failure: Exception | None = None
 
@@ -57,17 +59,19 @@ class Delivery:
                 self._write(beginning)
                 self._meter.wrote(self._answer.tokens, 0.0)
             self._outputs.sink = self._on_items
-            while not self._answer.ended:
+            while not self._answer.ended and self._failure is None:
                 await self._outputs.ready()
-                if self._failure is not None:
-                    raise self._failure
                 self._give()
-                await self._drain(writer)
-            await self._drain(writer)
+                if protocol.writing_paused:
+                    await self._in_time(writer.drain())
+            if self._failure is not None:
+                raise self._failure
+            await self._in_time(response.write_eof(self._last.encode("ascii")))
+            if self._last:
+                self._meter.wrote(self._answer.tokens, self._outputs.came_at)
         finally:
             self._outputs.sink = None
             meters.open_streams -= 1
-        await response.write_eof()
         return response
 
     def _on_items(self) -> bool:
@@ -80,11 +84,13 @@ class Delivery:
 
     def _give(self) -> None:
         """Write what waits, if the client has room for it."""
-        if self._protocol.writing_paused or self._answer.ended:
+        if self._protocol.writing_paused or self._answer.ended or self._failure is not None:
             return
         is_due = self._outputs.keepalive_due
         text = self._events.feed(items := self._outputs.take())
-        if text:
+        if self._answer.ended:
+            self._last = text
+        elif text:
             self._write(text)
             self._meter.wrote(self._answer.tokens, self._outputs.came_at)
         elif is_due and not items:
@@ -96,13 +102,11 @@ class Delivery:
             raise ConnectionResetError("the client has left")
         self._transport.write((f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii"))
 
-    async def _drain(self, writer: AbstractStreamWriter) -> None:
+    async def _in_time(self, written: Awaitable[None]) -> None:
         """Wait for a client that is slow, but not for ever."""
-        if not self._protocol.writing_paused:
-            return
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await writer.drain()
+                await written
         except TimeoutError:
             self._meter.meters.slow_clients += 1
             self._transport.abort()

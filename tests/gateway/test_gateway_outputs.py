@@ -1,0 +1,154 @@
+"""What waits for a client is bounded in tokens, what came together is given together, and silence costs little."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway import outputs as module
+from gateway.cursor import SILENCE_S, Cursor
+from gateway.fanout import Fanout
+from gateway.outputs import MAX_WAITING, Outputs
+from shared.broker import Claim
+from shared.messages import Delta, Outcome, StepItem
+from tests.gateway.running import RunningGateway, until
+from tests.gateway.test_gateway_streams import TEXT, HandWorker, run
+
+
+class Log:
+    """Stands for a broker whose logs have these items."""
+
+    def __init__(self, items: list[StepItem]) -> None:
+        self.items = items
+
+    async def read_output(self, request_id: str, after: int, count: int) -> list[StepItem]:
+        return [item for item in self.items if item.end > after][:count]
+
+
+def steps(count: int, choices: int) -> list[StepItem]:
+    """So many steps of one request, each with a token for every choice; the last one ends it."""
+    items = []
+    for step in range(count):
+        is_last = step == count - 1
+        deltas = tuple(Delta(choice, (step,), "length" if is_last else None) for choice in range(choices))
+        items.append(StepItem("r", step * choices, deltas, Outcome("length") if is_last else None))
+    return items
+
+
+def count_tokens(items: list[StepItem]) -> int:
+    return sum(item.end - item.start for item in items)
+
+
+def open_one(items: list[StepItem]) -> tuple[Fanout, Outputs]:
+    log: Any = Log(items)
+    fanout = Fanout(log, keepalive_s=60.0)
+    found = fanout.open(["r"])
+    found.accept(None, is_logged=False)
+    return fanout, found
+
+
+@pytest.mark.parametrize("choices", [1, 2, 7, 128])
+async def test_what_waits_for_a_slow_client_is_bounded_in_tokens(choices: int) -> None:
+    items = steps(1000, choices)
+    fanout, outputs = open_one(items)
+    for item in items:
+        fanout.feed([item], 0.0)
+    given: list[StepItem] = []
+    while not given or given[-1].outcome is None:
+        some = await outputs.next()
+        assert count_tokens(some) < MAX_WAITING + choices
+        given += some
+    assert [delta for item in given for delta in item.deltas] == [delta for item in items for delta in item.deltas]
+    assert fanout.repairs == 0  # nothing was lost
+
+
+async def test_a_page_of_the_log_is_taken_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 10)
+    items = steps(20, 3)
+    _, outputs = open_one(items)
+    outputs.suspect()
+    assert count_tokens(await outputs.next()) == 12
+    assert count_tokens(await outputs.next()) == 12
+    assert outputs.cursors["r"].next == 24
+
+
+async def test_frames_that_were_at_hand_together_are_given_together() -> None:
+    fanout, outputs = open_one([])
+    given = []
+
+    def sink() -> bool:
+        given.append(outputs.take())
+        return True
+
+    outputs.sink = sink
+    items = steps(5, 1)
+    for item in items[:3]:
+        fanout.feed([item], 0.0)
+    assert given == []
+    await asyncio.sleep(0)
+    assert given == [items[:3]]
+    fanout.feed([items[3]], 0.0)
+    await asyncio.sleep(0)
+    assert given == [items[:3], [items[3]]]
+
+
+async def test_a_sink_that_has_no_room_leaves_it_to_the_task() -> None:
+    fanout, outputs = open_one([])
+    outputs.sink = lambda: False
+    waiting = asyncio.create_task(outputs.next())
+    await asyncio.sleep(0)
+    [item] = steps(1, 1)
+    fanout.feed([item], 0.0)
+    assert await asyncio.wait_for(waiting, 5) == [item]
+
+
+async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
+    fanout, outputs = open_one([])
+    fanout.close(outputs)
+    fanout.feed(steps(1, 1), 0.0)
+    await asyncio.sleep(0)
+    assert outputs.take() == []
+    outputs.check = pytest.fail  # type: ignore[method-assign,assignment]
+    fanout.watch._tick(asyncio.get_running_loop().time() + 3600)
+
+
+def the_cursor(gateway: RunningGateway) -> Cursor:
+    [outputs] = gateway.gateway.fanout._open
+    [cursor] = outputs.cursors.values()
+    return cursor
+
+
+async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_soon(gateway: RunningGateway) -> None:
+    loop = asyncio.get_running_loop()
+    since = 0.0
+
+    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
+        nonlocal since
+
+        async def is_patient() -> bool:
+            return the_cursor(gateway).patience_s >= 8 * SILENCE_S
+
+        await until(is_patient)
+        assert gateway.gateway.fanout.log_reads == 0
+        await worker.log(claim, items)
+        await worker.publish(items[0].encode())
+        since = loop.time()
+
+    assert await run(gateway, act) == TEXT
+    # Not what the patience had grown to.
+    assert loop.time() - since < 4 * SILENCE_S
+    assert gateway.gateway.fanout.repairs == 1
+
+
+async def test_what_was_never_published_is_found_however_many_are_silent(gateway: RunningGateway) -> None:
+    """More than are asked about at once."""
+    streams = [asyncio.create_task(gateway.complete(max_tokens=5)) for _ in range(70)]
+    worker = HandWorker(gateway)
+    claims = [await worker.claim() for _ in streams]
+    for claim in claims:
+        await worker.log(claim, [StepItem(claim.request_id, 0, (Delta(0, (), "stop"),), Outcome("stop"))])
+    replies = await asyncio.wait_for(asyncio.gather(*streams), 20)
+    assert {reply.status for reply in replies} == {200}
+    assert gateway.gateway.fanout.log_reads <= 2 * len(streams)
