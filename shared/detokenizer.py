@@ -60,6 +60,11 @@ class IncrementalDetokenizer:
     def _advance(self, final: bool) -> str:
         context = self._decode(self._ids[self._prefix : self._read])
         whole = self._decode(self._ids[self._prefix :])
+        if whole.startswith(context) and len(whole) > len(context) and not whole.endswith(REPLACEMENT):
+            # As it nearly always is: all of the window is certain.
+            text = whole[len(context) + self._emitted :]
+            self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
+            return text
         held = not final and len(self._ids) - self._read < MAX_WINDOW_TOKENS
         if whole.startswith(context) or REPLACEMENT not in whole:
             window = whole[len(context) :]
