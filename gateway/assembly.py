@@ -37,6 +37,9 @@ class Choice(NamedTuple):
         return {} if self.score is None else {"score": self.score}
 
 
+_new = tuple.__new__
+
+
 class _ChoiceText:
     def __init__(self, model: ServedModel, stop: tuple[str, ...]) -> None:
         self._eos_token_ids = model.eos_token_ids
@@ -77,24 +80,26 @@ class Assembly:
 
         `others`: tokens of the call's other requests that its client has.
         """
-        first = self._first_choice
+        first, choices = self._first_choice, self._choices
         pieces = []
         position = others + item.start
         for delta in item.deltas:
-            position += len(delta.token_ids)
-            if delta.choice >= len(self._choices):
+            index, token_ids, reason, _, score = delta
+            position += len(token_ids)
+            if index >= len(choices):
                 continue
-            choice = self._choices[delta.choice]
+            choice = choices[index]
             if choice.finish_reason is not None:
                 continue
             text = choice.push(delta)
-            reason = delta.finish_reason
-            rest = "" if reason is None else choice.finish(reason)
-            if text or reason is not None:
-                pieces.append(Piece(first + delta.choice, text, rest, reason, position, delta.score))
+            if reason is not None:
+                pieces.append(Piece(first + index, text, choice.finish(reason), reason, position, score))
+            elif text:
+                # This runs for every token; the class of a named tuple is slow to call.
+                pieces.append(_new(Piece, (first + index, text, "", None, position, None)))
         self.tokens = position - others
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
-            for index, choice in enumerate(self._choices):
+            for index, choice in enumerate(choices):
                 if choice.finish_reason is None:
                     rest = choice.finish(item.outcome.name)
                     pieces.append(Piece(first + index, "", rest, item.outcome.name, position))

@@ -51,7 +51,7 @@ def open_one(items: list[StepItem]) -> tuple[Fanout, Outputs]:
 
 @pytest.mark.parametrize("choices", [1, 2, 7, 128])
 async def test_what_waits_for_a_slow_client_is_bounded_in_tokens(choices: int) -> None:
-    items = steps(1000, choices)
+    items = steps(20 + 2000 // choices, choices)
     fanout, outputs = open_one(items)
     for item in items:
         fanout.feed([item], 0.0)
