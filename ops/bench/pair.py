@@ -89,16 +89,16 @@ class Stream(asyncio.Protocol):
         return found[1].decode()
 
     def arrivals(self) -> dict[int, float]:
-        """By token, counted from 1: when it came."""
+        """By token, counted from 1: when it came. An event brings all tokens between the one before it and its own."""
         times: dict[int, float] = {}
-        rest = b""
+        reached, rest = 0, b""
         for at, data in self.chunks:
             data = rest + data
             end = data.rfind(b"\n\n") + 1
             for token in _ID.findall(data, 0, end):
-                times.setdefault(int(token), at)
+                times |= dict.fromkeys(range(reached + 1, int(token) + 1), at)
+                reached = int(token)
             rest = data[end:]
-        times.pop(0, None)
         return times
 
 
