@@ -1,51 +1,30 @@
 """Who runs in a step, with how many tokens each, and who has to give way.
 
 Iteration-level scheduling under one token budget: every decoding sequence first, so that a long prompt never stalls
-running streams, then chunks of prompts. First come, first served within a priority class. The sequences of a request
-are one group: admitted, preempted and resumed together (paper section 4.5).
+running streams, then chunks of prompts. First come, first served within a priority class.
 
 When blocks run out the newest group of the lowest class gives way: it is recomputed later, or swapped to host memory.
 So the oldest always advances, and nothing starves. Swapped groups come back before new ones are admitted; a new one may
 pass them if that does not delay them.
-
-Always: a group is in exactly one of `waiting`, `running`, `swapped`; each is in order; only running groups hold rows,
-and blocks of the device.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import attrgetter
+from collections import Counter
 
 import numpy as np
 
 from worker.engine.blocks import BlockManager, Prefix
+from worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.rows import Rows
-from worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from worker.engine.step import Active, Chunk, Step
+from worker.engine.sequence import GroupState, Sequence, SequenceGroup
+from worker.engine.step import Chunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
-# Classes of priority, 0 the highest (`shared.keys.PRIORITY_CLASSES`).
-NUM_PRIORITIES = 3
-
-_order = attrgetter("order")
 
 
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Groups that gave way since the start, by how they come back; and those of them that a higher class displaced."""
-
-    recomputed: int = 0
-    swapped: int = 0
-    displaced: int = 0
-
-
-class Scheduler:
+class Scheduler(Groups):
     """Decides; computes nothing."""
 
     def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
@@ -54,48 +33,12 @@ class Scheduler:
                 f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({limits.max_num_seqs}): every running sequence decodes one token in each step"
             )
-        self.limits = limits
-        self.blocks = blocks or BlockManager(
-            limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
-        )
-        self.rows = Rows(limits)
-        self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
-        self.running: list[SequenceGroup] = []
-        self.swapped: list[SequenceGroup] = []
-        self.counters = SchedulerCounters()
+        super().__init__(limits, blocks)
         # Prompt tokens of a step in which others decode; the engine may change it from step to step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._reserve = max(1, int(WATERMARK * limits.num_blocks))
-        # The running sequences, made anew only after one has come, gone, or begun to decode.
-        self.decodes = Active.of([])
-        self._prefills: list[Sequence] = []
-        self._is_stale = True
 
-    # --- what there is ------------------------------------------------------------------------------------------------
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that run, or whose row is kept."""
-        return self.limits.max_num_seqs - self.rows.num_free
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait for their first turn, or to be recomputed or swapped in."""
-        return sum(group.num_rows for group in (*self.all_waiting(), *self.swapped))
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.counters.recomputed + self.counters.swapped
-
-    def all_waiting(self) -> Iterator[SequenceGroup]:
-        """In the order in which they are admitted."""
-        for line in self.waiting:
-            yield from line
-
-    def all_groups(self) -> list[SequenceGroup]:
-        return [*self.running, *self.swapped, *self.all_waiting()]
-
-    # --- in and out ---------------------------------------------------------------------------------------------------
+    # --- who can run at all -------------------------------------------------------------------------------------------
 
     def check_fits(self, group: SequenceGroup) -> None:
         """Raise RequestRefused if the group could never run to its end."""
@@ -130,43 +73,6 @@ class Scheduler:
         found = self.blocks.find_prefix(Sequence(group, 0, group.prompt), len(group.prompt))
         return sum(1 for block in found.blocks[: found.num_tokens // self.blocks.block_size] if block in pinned)
 
-    def add(self, group: SequenceGroup) -> None:
-        """Queue a group behind all others of its class."""
-        group.state = GroupState.WAITING
-        self.waiting[group.priority].append(group)
-
-    def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is, and free what it holds. Forgetting twice does no harm."""
-        if sequence.row >= 0:
-            self.rows.release(sequence)
-            self._is_stale = True
-        self._seal(sequence)
-        self.blocks.free(sequence)
-
-    def _seal(self, sequence: Sequence) -> None:
-        """Let others find what a sequence that gives its blocks up has computed, as far as its tokens are known.
-
-        Prompts are findable as they are computed. What is drawn matters to others only afterwards, when a conversation
-        goes on: so no step has to hash it.
-        """
-        if sequence.block_table and sequence.group.beams is None:
-            known = len(sequence.token_ids) - sequence.token_ids[-2:].count(PENDING)
-            self.blocks.seal(sequence, min(sequence.num_computed, known))
-
-    def remove(self, group: SequenceGroup) -> None:
-        """Forget a group and all its sequences."""
-        for sequence in group.sequences:
-            self.finish(sequence)
-        self.rows.reserve(group, -group.num_reserved_rows)
-        if group.state is GroupState.RUNNING:
-            self.running.remove(group)
-            self._is_stale = True
-        elif group.state is GroupState.SWAPPED:
-            self.swapped.remove(group)
-        elif group.state is GroupState.WAITING:
-            self.waiting[group.priority].remove(group)
-        group.state = GroupState.OUT
-
     # --- the next step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
@@ -190,19 +96,6 @@ class Scheduler:
             if admits:
                 budget, admits = self._admit(step, priority, budget)
         return step
-
-    def _refresh(self) -> None:
-        """Bring the lists of running sequences up to date."""
-        if not self._is_stale:
-            return
-        self._is_stale = False
-        decodes: list[Sequence] = []
-        self._prefills = []
-        for group in self.running:
-            for sequence in group.sequences:
-                if sequence.row >= 0:
-                    (decodes if sequence.is_decoding else self._prefills).append(sequence)
-        self.decodes = Active.of(decodes)
 
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         left = self._goal(sequence) - sequence.num_computed
@@ -252,7 +145,7 @@ class Scheduler:
         for sequence in hungry:
             by_group.setdefault(sequence.group, []).append(sequence)
         # Oldest first: whoever has been served in this step is never preempted in it.
-        for group in sorted(by_group, key=_order):
+        for group in sorted(by_group, key=in_order):
             while group.state is GroupState.RUNNING and self._blocks_needed(by_group[group]) > self.blocks.num_free:
                 self._preempt(step, self.running[-1])
             if group.state is GroupState.RUNNING:
@@ -342,26 +235,9 @@ class Scheduler:
                 self._extend(step, leader)
         return self._add_chunk(step, leader, budget)
 
-    def _run(self, group: SequenceGroup, live: list[Sequence]) -> None:
-        """Put a group among the running ones, with rows for those of its sequences that have blocks."""
-        self.rows.reserve(group, group.num_rows)
-        for sequence in live:
-            self.rows.assign(sequence)
-        group.state = GroupState.RUNNING
-        insort(self.running, group, key=_order)
-        self._is_stale = True
-
     def _can_swap_in(self, group: SequenceGroup) -> bool:
         needed = self.blocks.blocks_to_swap_in(group.unfinished) + self._reserve_for(group)
         return needed <= self.blocks.num_free and group.num_rows <= self.rows.num_free
-
-    def _swap_in(self, step: Step, group: SequenceGroup) -> None:
-        self.swapped.remove(group)
-        live = [sequence for sequence in group.unfinished if sequence.host_table]
-        step.swap_in += self.blocks.swap_in(live)
-        self._run(group, live)
-        for sequence in live:
-            self.rows.shares_tail[sequence.row] = sequence.num_computed % self.limits.block_size != 0
 
     def _may_pass(self, group: SequenceGroup, swapped: SequenceGroup) -> bool:
         """Whether a waiting group can be admitted without delaying a swapped one that does not fit yet.
@@ -386,7 +262,7 @@ class Scheduler:
             return True
         return self._blocks_at_most(group) <= free - needed and group.num_rows <= rows - swapped.num_rows
 
-    # --- running groups give way --------------------------------------------------------------------------------------
+    # --- a lower class gives way --------------------------------------------------------------------------------------
 
     def _displace(self, step: Step) -> None:
         """Let the first waiting group take the place of lower classes if it fits no other way."""
@@ -409,76 +285,6 @@ class Scheduler:
         while self.running and self.running[-1].priority > group.priority and self._startable(group) is None:
             self._preempt(step, self.running[-1])
             self.counters.displaced += 1
-
-    def _preempt(self, step: Step, group: SequenceGroup) -> None:
-        """Take everything from a running group, all its sequences together."""
-        live = [sequence for sequence in group.sequences if sequence.row >= 0]
-        mode = self.limits.preemption
-        swaps = mode == "swap" or (mode == "auto" and len(group.unfinished) > 1)
-        for sequence in live:
-            self.rows.release(sequence)
-            self._seal(sequence)
-        self.rows.reserve(group, -group.num_reserved_rows)
-        self.running.remove(group)
-        self._is_stale = True
-        if swaps and self.blocks.can_swap_out(live):
-            step.swap_out += self.blocks.swap_out(live)
-            group.state = GroupState.SWAPPED
-            insort(self.swapped, group, key=_order)
-            self.counters.swapped += 1
-            return
-        for sequence in live:
-            self.blocks.free(sequence)
-            sequence.num_computed = sequence.num_stored = 0
-            sequence.is_decoding = False
-        group.is_forked = False
-        group.state = GroupState.WAITING
-        self.waiting[group.priority].appendleft(group)
-        self.counters.recomputed += 1
-
-    # --- after the step: one becomes several --------------------------------------------------------------------------
-
-    def begin_decoding(self, sequence: Sequence) -> None:
-        """All known tokens of a sequence are computed: from now on it takes one in each step."""
-        sequence.is_decoding = True
-        self._is_stale = True
-
-    def fork(self, group: SequenceGroup) -> None:
-        """The leader has computed the prompt: let all other sequences of the group begin behind it."""
-        leader, *others = group.unfinished
-        count = leader.num_prompt_tokens
-        is_partial = count % self.limits.block_size != 0
-        for child in others:
-            self.blocks.fork(leader, child, count)
-            self.rows.assign(child)
-        for sequence in (leader, *others):
-            self.rows.shares_tail[sequence.row] = is_partial
-        group.is_forked = True
-        self._is_stale = True
-
-    def branch(self, group: SequenceGroup, parents: list[int]) -> None:
-        """Make beam i of the group a child of its former beam `parents[i]`; drop those that have none.
-
-        All beams have computed all their tokens. A first child is its parent carried on; further ones fork from it.
-        """
-        beams = group.sequences
-        for index in set(range(len(beams))).difference(parents):
-            self.rows.release(beams[index], keep=True)
-            self.blocks.free(beams[index])
-        group.sequences = []
-        for choice, index in enumerate(parents):
-            parent = child = beams[index]
-            if index in parents[:choice]:
-                child, count = parent.copy(choice), len(parent.token_ids)
-                self.blocks.fork(parent, child, count)
-                self.rows.assign(child)
-                child.is_decoding = True
-                for sequence in (parent, child):
-                    self.rows.shares_tail[sequence.row] = count % self.limits.block_size != 0
-            child.choice = choice
-            group.sequences.append(child)
-        group.is_forked = True
-        self._is_stale = True
 
 
 def _is_resumed_beam(sequence: Sequence) -> bool:
