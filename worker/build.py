@@ -20,6 +20,7 @@ from worker import devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.errors import StartError
@@ -230,4 +231,4 @@ def warm_up(engine: Engine) -> None:
     """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use."""
     prompt = (0,) * max(1, min(8, engine.limits.max_model_len - 2))
     for temperature in (0.0, 1.0) if engine.limits.max_model_len > 2 else ():
-        engine.generate([prompt] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))
+        generate(engine, [prompt] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))

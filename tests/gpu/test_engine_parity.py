@@ -15,11 +15,13 @@ import torch
 import kernels
 from shared.messages import SamplingParams
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.test_engine_parity import MAX_TOKENS, generate, prompts
+from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from worker.devices import graph_sizes
 from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine, Flight
+from worker.engine.engine import Engine
+from worker.engine.flight import Flight
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.engine.step import Step
 from worker.models.decoder import Decoder
 
@@ -45,8 +47,8 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
 def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / family, family)
     engine = make_engine(path, graphs)
-    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-    assert [choices[0] for choices in outputs] == generate(path)
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    assert [choices[0] for choices in outputs] == by_hugging_face(path)
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
 
 
@@ -59,7 +61,7 @@ def test_launching_a_step_waits_for_nothing(
     while engine.prepare():
         pass
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
-    expected = engine.generate(prompts(), params)
+    expected = generate(engine, prompts(), params)
     launch, launched = engine._launch, []
 
     def watched(step: Step) -> Flight | None:
@@ -71,7 +73,7 @@ def test_launching_a_step_waits_for_nothing(
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(engine, "_launch", watched)
-    assert engine.generate(prompts(), params) == expected
+    assert generate(engine, prompts(), params) == expected
     assert any(step.chunks for step in launched)
     assert any(not step.chunks for step in launched)
 
@@ -80,9 +82,9 @@ def test_launching_a_step_waits_for_nothing(
 def test_preempted_choices_equal_hugging_face(preemption: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "llama", "llama")
     engine = make_engine(path, ON_CUDA, num_blocks=40, num_host_blocks=200, preemption=preemption)
-    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
     assert engine.scheduler.num_preemptions > 0
-    assert outputs == [[expected] * 3 for expected in generate(path)]
+    assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
 
 
 def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: Path) -> None:
@@ -91,4 +93,4 @@ def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: 
     ahead = make_engine(path, ON_CUDA)
     waits = make_engine(path, False)
     waits.runner.looks_ahead = False
-    assert ahead.generate(prompts(), params) == waits.generate(prompts(), params)
+    assert generate(ahead, prompts(), params) == generate(waits, prompts(), params)

@@ -18,8 +18,9 @@ import torch
 import kernels
 from shared.messages import SamplingParams
 from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
-from worker.engine.engine import Completion, Engine
+from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import Completion, complete
 from worker.models.decoder import Decoder
 
 MAX_TOKENS = 12
@@ -160,13 +161,13 @@ def test_a_beam_search_equals_that_of_hugging_face(
     mixed = [*asked, *beside]
     random.Random(3).shuffle(mixed)
     engine = make_engine(model, END_TOKENS[end], **limits)
-    got = dict(zip(map(repr, mixed), engine.complete([p for p, _ in mixed], [s for _, s in mixed]), strict=True))
+    got = dict(zip(map(repr, mixed), complete(engine, [p for p, _ in mixed], [s for _, s in mixed]), strict=True))
     assert_equal([got[repr(one)] for one in asked], expected)
     counters = engine.scheduler.counters
     assert counters.swapped > 0 or limits.get("preemption") != "swap"
     assert counters.recomputed > 0 or limits.get("preemption") != "recompute"
     roomy = make_engine(model, END_TOKENS[end])
-    assert [got[repr(one)] for one in beside] == roomy.complete([p for p, _ in beside], [s for _, s in beside])
+    assert [got[repr(one)] for one in beside] == complete(roomy, [p for p, _ in beside], [s for _, s in beside])
 
 
 @pytest.mark.parametrize("changes", [{"repetition_penalty": 1.3}, {"repetition_penalty": 0.8}, {"min_tokens": 5}])
@@ -176,4 +177,4 @@ def test_penalties_and_bans_change_beams_as_they_do_in_hugging_face(
     asked = [(prompt, replace(params, **changes)) for prompt, params in searches(3)[::3]]
     expected = [hugging_face(prompt, params, END_TOKENS["many"]) for prompt, params in asked]
     engine = make_engine(model, END_TOKENS["many"], num_blocks=60)
-    assert_equal(engine.complete([p for p, _ in asked], [s for _, s in asked]), expected)
+    assert_equal(complete(engine, [p for p, _ in asked], [s for _, s in asked]), expected)

@@ -19,6 +19,7 @@ from shared.messages import SamplingParams
 from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.models.decoder import Decoder
 
 MAX_TOKENS = 16
@@ -45,7 +46,7 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(draw.randrange(VOCAB_SIZE - 3) for _ in range(length)) for length in lengths]
 
 
-def generate(path: Path) -> list[list[int]]:
+def by_hugging_face(path: Path) -> list[list[int]]:
     """What Hugging Face generates for each prompt, up to and with the end token. Prompts are padded on the left."""
     import transformers
 
@@ -69,10 +70,10 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, sharded: bool, 
         num_blocks=40, block_size=8, max_num_seqs=12, max_num_batched_tokens=32, max_model_len=model.max_model_len
     )
     engine = Engine(model, limits, model.config.eos_token_ids, None)
-    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.blocks.num_free == limits.num_blocks
-    assert [choices[0] for choices in outputs] == generate(path)
+    assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
 
 def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path: Path) -> None:
@@ -84,9 +85,9 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
 
     params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
     crowd = engine(num_blocks=48)
-    together = crowd.generate(prompts(), params)
+    together = generate(crowd, prompts(), params)
     assert crowd.scheduler.num_preemptions > 0
-    alone = [engine(200).generate([prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
+    alone = [generate(engine(200), [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert together == alone
     assert len({tuple(choices[0]) for choices in alone}) == 32
 
@@ -105,10 +106,10 @@ def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tm
     sizes = {"block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32, "max_model_len": model.max_model_len}
     engine = Engine(model, EngineLimits(**(sizes | limits)), model.config.eos_token_ids, None)
     engine.checks_itself = True
-    outputs = engine.generate(prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=n))
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=n))
     counters = engine.scheduler.counters
     assert (counters.swapped if limits["preemption"] == "swap" else counters.recomputed) > 0
-    assert outputs == [[expected] * n for expected in generate(path)]
+    assert outputs == [[expected] * n for expected in by_hugging_face(path)]
 
 
 def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
@@ -122,11 +123,11 @@ def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Pat
         return Engine(model, limits, model.config.eos_token_ids, None)
 
     warm = engine(prefix_caching=True)
-    expected = [[one] for one in generate(path)]
-    assert warm.generate(prompts(), params) == expected
+    expected = [[one] for one in by_hugging_face(path)]
+    assert generate(warm, prompts(), params) == expected
     hits = warm.scheduler.blocks.counters.prefix_hits
-    assert warm.generate(prompts(), params) == expected
+    assert generate(warm, prompts(), params) == expected
     assert warm.scheduler.blocks.counters.prefix_hits - hits >= sum((len(one) - 1) // 8 * 8 for one in prompts())
     longest = max(prompts(), key=len)
     cuts = [longest[: at + near] for at in range(8, 88, 8) for near in (-1, 0, 1)]
-    assert warm.generate(cuts, params) == engine(prefix_caching=False).generate(cuts, params)
+    assert generate(warm, cuts, params) == generate(engine(prefix_caching=False), cuts, params)

@@ -12,6 +12,7 @@ import kernels
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.engine.pacing import PrefillPacer
 from worker.models.decoder import Decoder
 
@@ -150,5 +151,5 @@ def test_a_stream_keeps_to_the_target_while_long_prompts_are_computed(model: Dec
 def test_time_is_measured_only_where_a_target_is_set(model: Decoder) -> None:
     engine = Engine(model, EngineLimits(50, 8, 4, 64, 256), (), None)
     assert engine.pacer is None
-    engine.generate([(1, 2, 3)], SamplingParams(4))
+    generate(engine, [(1, 2, 3)], SamplingParams(4))
     assert engine.scheduler.max_prefill_tokens == 64

@@ -15,6 +15,7 @@ from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
 from tests.worker.mock_model import EOS, VOCAB, MockModel
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.engine.usage import usage
 from worker.prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
 
@@ -156,7 +157,7 @@ def test_requests_find_what_is_pinned_also_after_the_cache_was_full_of_others(pr
     pin_prefixes(engine, [Prefix("p", prefix), Prefix("salted", prefix, "s")])
     assert usage(engine).blocks_pinned == 6
     params = SamplingParams(4, temperature=0.0, ignore_eos=True)
-    engine.generate([(i + 20,) * 20 for i in range(5)], params)
+    generate(engine, [(i + 20,) * 20 for i in range(5)], params)
     for salt, hits in (("", 10), ("s", 10), ("another", 0)):
         before = usage(engine).prefix_hit_tokens
         engine.add(GenerationRequest("r", "mock", (*prefix, 50, 51), params, salt))

@@ -19,6 +19,7 @@ from shared.redis_clients import command_client, pubsub_client
 from tests.worker.mock_model import EOS, MockModel, continuation
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
 from worker.service import EngineDied, WorkerService
 
 MODEL = "mock"
@@ -231,7 +232,7 @@ async def test_a_worker_that_comes_back_goes_on_where_it_was(redis_url: str) -> 
             tokens, outcome = await gateway.result(request_id)
         alone = Engine(MockModel(), LIMITS, (EOS,), None)
         params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=1.0, seed=3)
-        assert [[tokens]] == alone.generate([(4, 2)], params)
+        assert [[tokens]] == generate(alone, [(4, 2)], params)
         assert outcome == "length"
         await assert_drained(gateway, 1)
 
@@ -280,7 +281,7 @@ async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
         log = await gateway.broker.read_output(request_id)
         tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
         alone = Engine(MockModel(), LIMITS, (EOS,), None)
-        assert [[tokens]] == alone.generate([(4, 2)], SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0))
+        assert [[tokens]] == generate(alone, [(4, 2)], SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0))
 
 
 async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url: str) -> None:
@@ -365,4 +366,4 @@ async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url
         log = await gateway.broker.read_output(request_id)
         tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
         alone = Engine(MockModel(), LIMITS, (EOS,), None)
-        assert [[tokens]] == alone.generate([(4, 2)], SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0))
+        assert [[tokens]] == generate(alone, [(4, 2)], SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0))

@@ -14,80 +14,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from shared.detokenizer import Decoder as TextDecoder
-from shared.detokenizer import IncrementalDetokenizer
 from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
-from shared.stopping import StopStringFilter
 from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
 from worker.engine.device_runner import DeviceRunner, Tokens
+from worker.engine.flight import Flight
 from worker.engine.integrity import check_scheduler
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.pacing import PrefillPacer
+from worker.engine.results import Results, best_beams
 from worker.engine.rows import Rows
 from worker.engine.runner import Runner
+from worker.engine.sampled import Sampled, book
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import PENDING, Sequence, SequenceGroup
-from worker.engine.step import Active, Step
+from worker.engine.step import Step
 from worker.engine.timing import StepTimes
 
-_new = tuple.__new__
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
 STANDARD = 1
-
-
-class Completion(NamedTuple):
-    """One finished choice, offline. `score` is what best_of or beam search ranked it by."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    score: float | None
-
-
-class Sampled(NamedTuple):
-    """The sequences whose next token a step gives, and their logits."""
-
-    active: Active
-    logits: torch.Tensor  # float32 [R, V]
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was launched: who draws a token in it, and what was known of them then. Arrays are [R]."""
-
-    active: Active
-    tokens: Tokens | np.ndarray
-    lengths: np.ndarray  # tokens that each had
-    prompt_lengths: np.ndarray
-    # Whether this token is the last that was asked for; whether its text is looked at; whether an end token ends it.
-    is_last: np.ndarray
-    is_watched: np.ndarray
-    heeds_eos: np.ndarray
-
-    def without(self, gone: set[Sequence]) -> tuple[Flight, np.ndarray]:
-        """What is left of it without some sequences, and where that was."""
-        at = np.array([i for i, one in enumerate(self.active.sequences) if one not in gone], dtype=np.int64)
-        arrays = (self.lengths, self.prompt_lengths, self.is_last, self.is_watched, self.heeds_eos)
-        kept = Active.of([self.active.sequences[i] for i in at])
-        return Flight(kept, self.tokens, *(array[at] for array in arrays)), at
-
-
-class _Deltas(dict[int, tuple[Delta]]):
-    """What a step adds to a request with one sequence: a token. Made once for each token, and not in every step."""
-
-    def __missing__(self, token: int) -> tuple[Delta]:
-        if len(self) >= 1 << 16:
-            self.clear()
-        made = self[token] = (Delta(0, (token,), None, None, None),)
-        return made
 
 
 class Engine:
@@ -112,7 +65,6 @@ class Engine:
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size: int = model.vocab_size
-        self.tokenizer = tokenizer
         self.name = name
         self.scheduler = Scheduler(limits, blocks)
         self.rows = self.scheduler.rows
@@ -130,11 +82,8 @@ class Engine:
         self.observer: Callable[[Step], None] | None = None
         # Run check_integrity after every step (tests).
         self.checks_itself = False
-        self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
-        self._is_eos[[token for token in eos_token_ids if token < self.vocab_size]] = True
+        self._results = Results(self.eos_token_ids, self.vocab_size, tokenizer, self._end, self._forget)
         self._arrivals = 0
-        self._stops: dict[Sequence, StopWatch] = {}
-        self._deltas = _Deltas()
         # The step whose tokens are not known yet; results that were found outside of a step; sequences that ended while
         # a step with them was under way; and requests that need their tokens before they can go on.
         self._flight: Flight | None = None
@@ -167,9 +116,8 @@ class Engine:
         for sequence in group.sequences:
             if sequence.choice in finished:
                 sequence.finish_reason = finished[sequence.choice].finish_reason
-            elif request.sampling.stop and self.tokenizer is not None:
-                watch = self._stops[sequence] = StopWatch(self.tokenizer, request.sampling.stop)
-                watch.push(sequence.token_ids[sequence.num_prompt_tokens :])
+            else:
+                self._results.watch(sequence)
         self.groups[request.id] = group
         if not group.is_streamed or group.has_penalties or request.sampling.min_tokens:
             self._bound.add(request.id)
@@ -282,7 +230,7 @@ class Engine:
             if not active:
                 return None
             tokens = self.runner.draw(logits, active.rows)
-        flight = self._take_off(active, tokens)
+        flight = Flight.take_off(active, tokens, self.rows)
         self.rows.last_tokens[active.rows] = PENDING
         deque(map(list.append, active.token_ids, repeat(PENDING)), maxlen=0)
         for index in np.flatnonzero(flight.is_last).tolist():
@@ -311,75 +259,33 @@ class Engine:
             tokens = tokens[at]
         drawn = tokens.tolist()
         deque(map(list.__setitem__, flight.active.token_ids, flight.lengths.tolist(), drawn), maxlen=0)
-        items: list[StepItem] = []
-        self._finish_draw(flight, tokens, drawn, items)
-        return items
+        return self._results.of(flight, tokens, drawn)
 
     def _book(self, step: Step, logits: torch.Tensor) -> Sampled:
-        """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
+        """Note what was computed, and collect who gets a token."""
         self.num_steps += 1
         self.num_decode_tokens += len(step.decodes)
         self.num_prefill_tokens += step.num_prefill_tokens
-        if not step.chunks:
-            return Sampled(step.decodes, logits)
-        sequences = [*step.decodes.sequences]
-        sources = list(range(len(sequences)))
-        at = len(sequences)
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            sequence.num_computed += chunk.num_tokens
-            sequence.num_stored = max(sequence.num_stored, sequence.num_computed)
-            if not sequence.group.beams or not sequence.num_output_tokens:
-                self.scheduler.blocks.seal(sequence, sequence.num_computed)
-            group = sequence.group
-            ready = []
-            if chunk.is_sampled:
-                ready = self._ready(sequence)
-                for one in ready:
-                    self.scheduler.begin_decoding(one)
-                    sequences.append(one)
-                    sources.append(at)
-                at += 1
-            if (
-                group.beams
-                and not ready
-                and all(len(beam.token_ids) - beam.num_computed == 1 for beam in group.sequences)
-            ):
-                for beam in group.sequences:
-                    self.scheduler.begin_decoding(beam)
-        if sources != list(range(at)):
-            logits = logits[sources]
-        return Sampled(Active.of(sequences), logits)
-
-    def _ready(self, sequence: Sequence) -> list[Sequence]:
-        """Who draws from the logits of a sequence whose chunks are all computed."""
-        group = sequence.group
-        if not group.needs_fork:
-            return [sequence]
-        self.scheduler.fork(group)
-        # Those that an earlier attempt, or preemption, left with outputs compute these first.
-        return [one for one in group.unfinished if not one.num_output_tokens]
+        return book(step, logits, self.scheduler)
 
     def _commit(self, sampled: Sampled) -> list[StepItem]:
         """Draw, append, finish what ends here, and say what is new."""
         items: list[StepItem] = []
         is_beam = self.rows.is_beam[sampled.active.rows]
         if is_beam.any():
-            searching, sampled = _split(sampled, is_beam)
-            for group, part in _by_group(searching):
+            searching, sampled = sampled.split(is_beam)
+            for group, part in searching.by_group():
                 if best := self._search(group, part):
-                    items.append(self._item(group, best))
-        if sampled.active:
-            self._draw(sampled, items)
-        return items
+                    items.append(self._results.item(group, best))
+        return items + self._draw(sampled) if sampled.active else items
 
-    def _draw(self, sampled: Sampled, items: list[StepItem]) -> None:
+    def _draw(self, sampled: Sampled) -> list[StepItem]:
         """One token for each sequence, and one item for each group that streams or ends."""
         active, logits = sampled
         began = self.times.clock()
         tokens = self.sampler.sample(logits, active.rows, active.sequences)
         self.times.sampled(began)
-        flight = self._take_off(active, tokens)
+        flight = Flight.take_off(active, tokens, self.rows)
         self.rows.last_tokens[active.rows] = tokens
         drawn = tokens.tolist()
         # A loop without Python's: of what a step costs, this and the items grow with the sequences.
@@ -387,70 +293,16 @@ class Engine:
         for index in np.flatnonzero(self.rows.is_adjusted[active.rows]):
             if (counts := active.sequences[index].output_counts) is not None:
                 counts[drawn[index]] += 1
-        self._finish_draw(flight, tokens, drawn, items)
+        return self._results.of(flight, tokens, drawn)
 
-    def _take_off(self, active: Active, tokens: Tokens | np.ndarray) -> Flight:
-        """Note that these sequences have one token more, whatever it is."""
-        rows, at = self.rows, active.rows
-        lengths = rows.lengths[at]
-        rows.lengths[at] = lengths + 1
-        is_last = lengths + 1 >= rows.max_lengths[at]
-        return Flight(
-            active, tokens, lengths, rows.prompt_lengths[at], is_last, rows.is_watched[at], ~rows.ignores_eos[at]
-        )
-
-    def _finish_draw(self, flight: Flight, tokens: np.ndarray, drawn: list[int], items: list[StepItem]) -> None:
-        """The tokens are known: finish what ends here, and say what is new."""
-        active, sequences = flight.active, flight.active.sequences
-        ending = np.flatnonzero((self._is_eos[tokens] & flight.heeds_eos) | flight.is_watched | flight.is_last)
-        outputs = flight.lengths - flight.prompt_lengths
-        over = [i for i in ending.tolist() if self._is_over(sequences[i], drawn[i], int(outputs[i]) + 1)]
-        if active.are_single:
-            deltas = map(self._deltas.__getitem__, drawn)
-            fields = zip(active.request_ids, outputs.tolist(), deltas, repeat(None))
-            plain: list[StepItem] = list(map(_new, repeat(StepItem), fields))
-            for index in over:
-                plain[index] = self._item(sequences[index].group, [_delta(sequences[index], drawn[index])])
-            items += plain
-            return
-        new: dict[SequenceGroup, list[Delta]] = {}
-        for sequence, token in zip(sequences, drawn, strict=True):
-            if sequence.group.is_streamed:
-                new.setdefault(sequence.group, []).append(_delta(sequence, token))
-        for group in dict.fromkeys(sequences[index].group for index in over):
-            if not group.is_streamed and group.is_finished:
-                new[group] = _best(group)
-        for group, made in new.items():
-            items.append(self._item(group, made))
-
-    def _item(self, group: SequenceGroup, deltas: list[Delta]) -> StepItem:
-        """What is new of a group; the last of it if the group has ended."""
-        outcome = _outcome(group, deltas) if group.is_finished else None
-        start = group.num_emitted - len(deltas) if group.is_streamed else 0
-        if outcome is not None:
-            self._forget(group)
-        return StepItem(group.request_id, start, tuple(deltas), outcome)
-
-    def _is_over(self, sequence: Sequence, token: int, count: int) -> bool:
-        """Whether a sequence ends with its output token number `count`, which it has drawn. Then it is let go of."""
-        params = sequence.group.sampling
-        watch = self._stops.get(sequence)
-        if token in self.eos_token_ids and not params.ignore_eos:
-            sequence.finish_reason = "stop"
-        elif watch is not None and (matched := watch.push([token])) is not None:
-            sequence.finish_reason, sequence.matched_stop = "stop", matched
-        elif count >= params.max_tokens:
-            sequence.finish_reason = "length"
-        else:
-            return False
+    def _end(self, sequence: Sequence, count: int) -> None:
+        """Let go of a sequence that has ended with its output token number `count`."""
         if sequence.group.pin_as is not None:
             self.scheduler.blocks.pin(sequence.group.pin_as, sequence)
         if self.runner.looks_ahead:
             self._gone.add(sequence)
             del sequence.token_ids[sequence.num_prompt_tokens + count :]
         self.scheduler.finish(sequence)
-        self._stops.pop(sequence, None)
-        return True
 
     def _search(self, group: SequenceGroup, sampled: Sampled) -> list[Delta]:
         """One step of a beam search; its results, if it ends here."""
@@ -466,10 +318,7 @@ class Engine:
         if going_on is None:
             for beam in beams:
                 beam.finish_reason = "length"
-            return [
-                Delta(choice, best.token_ids, best.finish_reason, None, best.score)
-                for choice, best in enumerate(search.ended[: group.sampling.n])
-            ]
+            return best_beams(search.ended[: group.sampling.n])
         self.scheduler.branch(group, [one.parent for one in going_on])
         for beam, one in zip(group.sequences, going_on, strict=True):
             beam.token_ids.append(one.token_id)
@@ -482,8 +331,7 @@ class Engine:
     def _forget(self, group: SequenceGroup) -> None:
         del self.groups[group.request_id]
         self._bound.discard(group.request_id)
-        for sequence in group.sequences:
-            self._stops.pop(sequence, None)
+        self._results.forget(group.sequences)
         self.scheduler.remove(group)
 
     # --- seen from outside --------------------------------------------------------------------------------------------
@@ -494,20 +342,11 @@ class Engine:
 
     def room(self) -> int:
         """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
-        scheduler = self.scheduler
-        blocks = scheduler.blocks
-        promised = sum(blocks.blocks_for(len(group.unfinished[0].token_ids)) for group in scheduler.all_waiting())
-        promised += sum(blocks.blocks_to_swap_in(group.unfinished) for group in scheduler.swapped)
-        if (blocks.num_free - promised) * 20 < self.limits.num_blocks:
-            return 0
-        return max(0, scheduler.rows.num_free - scheduler.num_waiting)
+        return self.scheduler.room()
 
     def displaceable(self, priority: int) -> int:
         """Rows that a request of this class may take from lower ones, less those that wait for them already."""
-        scheduler = self.scheduler
-        lower = sum(group.num_rows for group in scheduler.running if group.priority > priority)
-        waiting = sum(group.num_rows for group in scheduler.all_waiting() if group.priority <= priority)
-        return max(0, lower - waiting)
+        return self.scheduler.displaceable(priority)
 
     def check_integrity(self) -> None:
         """Raise unless all bookkeeping agrees."""
@@ -517,84 +356,4 @@ class Engine:
         leaving = {id(one.group) for one in self._flight.active.sequences} if self._flight else set()
         assert held <= known <= held | leaving, "scheduler and engine disagree on what is unfinished"
         live = {id(sequence) for group in self.groups.values() for sequence in group.unfinished}
-        assert {id(sequence) for sequence in self._stops} <= live, "a finished sequence is still watched"
-
-    def generate(
-        self, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
-    ) -> list[list[list[int]]]:
-        """Offline: run prompts together to their end. Returns the output ids, [prompt][choice][token]."""
-        return [[list(one.token_ids) for one in choices] for choices in self.complete(prompts, sampling)]
-
-    def complete(
-        self, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
-    ) -> list[list[Completion]]:
-        """Offline: run prompts together to their end. Returns the choices of each, best first if ranked."""
-        params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
-        deltas: dict[str, list[list[Delta]]] = {}
-        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-            self.add(GenerationRequest(str(i), "offline", tuple(prompt), one))
-            deltas[str(i)] = [[] for _ in range(one.n)]
-        while self.has_work:
-            for item in self.step():
-                for delta in item.deltas:
-                    deltas[item.request_id][delta.choice].append(delta)
-        return [[_join(choice) for choice in deltas[str(i)]] for i in range(len(prompts))]
-
-
-def _split(sampled: Sampled, mask: np.ndarray) -> tuple[Sampled, Sampled]:
-    """Those of the mask, and the others."""
-    parts = []
-    for wanted in (mask, ~mask):
-        at = np.flatnonzero(wanted)
-        logits = sampled.logits if len(at) == len(mask) else sampled.logits[torch.from_numpy(at)]
-        parts.append(Sampled(Active.of([sampled.active.sequences[i] for i in at]), logits))
-    return parts[0], parts[1]
-
-
-def _by_group(sampled: Sampled) -> list[tuple[SequenceGroup, Sampled]]:
-    """The part of each group. A group's sequences lie next to each other."""
-    sequences = sampled.active.sequences
-    groups = [sequence.group for sequence in sequences]
-    starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
-    return [
-        (groups[start], Sampled(Active.of(sequences[start:end]), sampled.logits[start:end]))
-        for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)
-    ]
-
-
-def _delta(sequence: Sequence, token: int) -> Delta:
-    """The token that a sequence has just drawn."""
-    return Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
-
-
-def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
-    """How a finished group ended: for want of tokens if one of its choices did."""
-    choices = group.sequences if group.is_streamed else last
-    return Outcome("length" if "length" in {choice.finish_reason for choice in choices} else "stop")
-
-
-def _best(group: SequenceGroup) -> list[Delta]:
-    """The n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
-    ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
-    return [
-        Delta(choice, one.output, one.finish_reason, one.matched_stop, one.logprob / one.num_output_tokens)
-        for choice, one in enumerate(ranked[: group.sampling.n])
-    ]
-
-
-def _join(deltas: list[Delta]) -> Completion:
-    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
-    return Completion(token_ids, deltas[-1].finish_reason or "", deltas[-1].score)
-
-
-class StopWatch:
-    """Looks for the stop strings of one sequence in its text, as the gateway will."""
-
-    def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...]) -> None:
-        self._text = IncrementalDetokenizer(tokenizer)
-        self._filter = StopStringFilter(stop)
-
-    def push(self, token_ids: list[int]) -> str | None:
-        """Take tokens; the stop string that their text completes, if any."""
-        self._filter.push(self._text.push(token_ids))
-        return self._filter.matched
+        assert {id(sequence) for sequence in self._results.watched()} <= live, "a finished sequence is still watched"

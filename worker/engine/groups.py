@@ -82,6 +82,21 @@ class Groups:
     def all_groups(self) -> list[SequenceGroup]:
         return [*self.running, *self.swapped, *self.all_waiting()]
 
+    def room(self) -> int:
+        """How many more sequences fit now: rows that nobody runs in or waits for, but none while blocks are short."""
+        blocks = self.blocks
+        promised = sum(blocks.blocks_for(len(group.unfinished[0].token_ids)) for group in self.all_waiting())
+        promised += sum(blocks.blocks_to_swap_in(group.unfinished) for group in self.swapped)
+        if (blocks.num_free - promised) * 20 < self.limits.num_blocks:
+            return 0
+        return max(0, self.rows.num_free - self.num_waiting)
+
+    def displaceable(self, priority: int) -> int:
+        """Rows that a request of this class may take from lower ones, less those that wait for them already."""
+        lower = sum(group.num_rows for group in self.running if group.priority > priority)
+        waiting = sum(group.num_rows for group in self.all_waiting() if group.priority <= priority)
+        return max(0, lower - waiting)
+
     def _refresh(self) -> None:
         """Bring the lists of running sequences up to date."""
         if not self._is_stale:

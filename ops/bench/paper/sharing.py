@@ -25,6 +25,7 @@ from ops.bench.paper.workloads import TRACES, lengths
 from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
 from shared.messages import GenerationRequest, SamplingParams
 from worker.engine.engine import Engine
+from worker.engine.offline import generate
 
 DEMO = PROJECT_ROOT / DEFAULT_MODEL
 AT_ONCE = 8
@@ -91,7 +92,7 @@ def demo_text(pages: int, tokens: int, seed: int) -> list[list[int]]:
     model = load_from(DEMO)
     engine = make_engine(model, pages * (tokens + 16), max_num_seqs=pages)
     params = [SamplingParams(tokens, seed=seed + page, ignore_eos=True) for page in range(pages)]
-    return [choices[0] for choices in engine.generate([(1,)] * pages, params)]
+    return [choices[0] for choices in generate(engine, [(1,)] * pages, params)]
 
 
 def run_sharing(context: Context) -> dict[str, Any]:

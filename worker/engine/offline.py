@@ -1,0 +1,47 @@
+"""The engine without a queue: prompts in, whole texts out, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, NamedTuple
+
+from shared.messages import Delta, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from worker.engine.engine import Engine
+
+
+class Completion(NamedTuple):
+    """One finished choice. `score` is what best_of or beam search ranked it by."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    score: float | None
+
+
+def generate(
+    engine: Engine, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
+) -> list[list[list[int]]]:
+    """Run prompts together to their end. Returns the output ids, [prompt][choice][token]."""
+    return [[list(one.token_ids) for one in choices] for choices in complete(engine, prompts, sampling)]
+
+
+def complete(
+    engine: Engine, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
+) -> list[list[Completion]]:
+    """Run prompts together to their end. Returns the choices of each, best first if ranked."""
+    params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+    deltas: dict[str, list[list[Delta]]] = {}
+    for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(GenerationRequest(str(i), "offline", tuple(prompt), one))
+        deltas[str(i)] = [[] for _ in range(one.n)]
+    while engine.has_work:
+        for item in engine.step():
+            for delta in item.deltas:
+                deltas[item.request_id][delta.choice].append(delta)
+    return [[_join(choice) for choice in deltas[str(i)]] for i in range(len(prompts))]
+
+
+def _join(deltas: list[Delta]) -> Completion:
+    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+    return Completion(token_ids, deltas[-1].finish_reason or "", deltas[-1].score)

@@ -1,0 +1,77 @@
+"""The sequences whose next token a step gives, with the logits of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence, SequenceGroup
+from worker.engine.step import Active, Step
+
+
+class Sampled(NamedTuple):
+    """Row r of the logits is of sequence r. The sequences of a group lie next to each other."""
+
+    active: Active
+    logits: torch.Tensor  # float32 [R, V]
+
+    def split(self, mask: np.ndarray) -> tuple[Sampled, Sampled]:
+        """Those of the mask, and the others."""
+        parts = []
+        for wanted in (mask, ~mask):
+            at = np.flatnonzero(wanted)
+            logits = self.logits if len(at) == len(mask) else self.logits[torch.from_numpy(at)]
+            parts.append(Sampled(Active.of([self.active.sequences[i] for i in at]), logits))
+        return parts[0], parts[1]
+
+    def by_group(self) -> list[tuple[SequenceGroup, Sampled]]:
+        """The part of each group."""
+        sequences = self.active.sequences
+        groups = [sequence.group for sequence in sequences]
+        starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
+        return [
+            (groups[start], Sampled(Active.of(sequences[start:end]), self.logits[start:end]))
+            for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)
+        ]
+
+
+def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
+    """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
+    if not step.chunks:
+        return Sampled(step.decodes, logits)
+    sequences = [*step.decodes.sequences]
+    sources = list(range(len(sequences)))
+    at = len(sequences)
+    for chunk in step.chunks:
+        sequence, group = chunk.sequence, chunk.sequence.group
+        sequence.num_computed += chunk.num_tokens
+        sequence.num_stored = max(sequence.num_stored, sequence.num_computed)
+        if not group.beams or not sequence.num_output_tokens:
+            scheduler.blocks.seal(sequence, sequence.num_computed)
+        ready = []
+        if chunk.is_sampled:
+            ready = _ready(sequence, scheduler)
+            for one in ready:
+                scheduler.begin_decoding(one)
+                sequences.append(one)
+                sources.append(at)
+            at += 1
+        if group.beams and not ready and all(len(beam.token_ids) - beam.num_computed == 1 for beam in group.sequences):
+            for beam in group.sequences:
+                scheduler.begin_decoding(beam)
+    if sources != list(range(at)):
+        logits = logits[sources]
+    return Sampled(Active.of(sequences), logits)
+
+
+def _ready(sequence: Sequence, scheduler: Scheduler) -> list[Sequence]:
+    """Who draws from the logits of a sequence whose chunks are all computed."""
+    group = sequence.group
+    if not group.needs_fork:
+        return [sequence]
+    scheduler.fork(group)
+    # Those that an earlier attempt, or preemption, left with outputs compute these first.
+    return [one for one in group.unfinished if not one.num_output_tokens]
