@@ -19,6 +19,7 @@ from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
 from worker import devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
+from worker.engine.graphs import Room
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
 from worker.engine.pacing import PrefillPacer
@@ -65,7 +66,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         torch.set_num_threads(1)
     limits = choose_limits(settings, model, device)
     log_limits(model, limits)
-    runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_sizes=graph_sizes(settings, limits))
+    runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits))
     engine = Engine(model, limits, model.config.eos_token_ids, texts.tokenizer, name, runner=runner)
     warm_up(engine)
     if settings.itl_target_ms:
@@ -139,8 +140,10 @@ def log_limits(model: Decoder, limits: EngineLimits) -> None:
     )
 
 
-def graph_sizes(settings: WorkerSettings, limits: EngineLimits) -> tuple[int, ...]:
-    return devices.graph_sizes(limits.max_num_seqs) if settings.cuda_graphs else ()
+def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
+    if not settings.cuda_graphs:
+        return []
+    return devices.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 @dataclass(frozen=True)

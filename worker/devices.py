@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import kernels
+from worker.engine.graphs import DRAWN, GREEDY, MIXED, Room
 from worker.errors import StartError
 from worker.models.batch import ForwardBatch
 from worker.settings import WorkerSettings
@@ -25,6 +26,8 @@ CPU_SEQUENCES, CPU_TOKENS = 64, 256
 CUDA_SEQUENCES, CUDA_TOKENS = 256, 8192
 # The token budget is not cut below this where memory is short.
 LEAST_TOKENS = 256
+# Steps of more tokens keep the device busy for longer than their launch takes, and have no graph.
+MOST_GRAPH_TOKENS = 8192
 
 
 def choose_device(name: str) -> torch.device:
@@ -155,10 +158,20 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
     return max(0, room), tokens
 
 
-def graph_sizes(count: int) -> tuple[int, ...]:
-    """Numbers of sequences for which a decode step is captured: close together where padding would cost most."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 4097, 32)]
-    return (*(size for size in sizes if size < count), count)
+def graph_rooms(sequences: int, tokens: int) -> list[Room]:
+    """The shapes that CUDA graphs are captured for: close together where padding would cost most.
+
+    sequences, tokens: what a step has at most. A graph of a mixed step has more tokens than sequences, since one of
+    no more tokens than sequences would be taken for decoding alone (kernels/gpu/attention.py).
+    """
+    decodes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 4097, 32)]
+    decodes = [*(size for size in decodes if size < sequences), sequences]
+    mixed = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), *range(2048, 4096, 512)]
+    mixed = sorted({*mixed, *range(4096, MOST_GRAPH_TOKENS + 1, 1024), tokens})
+    return [
+        *(Room(kind, size, size) for kind in (GREEDY, DRAWN) for size in decodes),
+        *(Room(MIXED, size, min(sequences, size - 1)) for size in mixed if 1 < size <= min(tokens, MOST_GRAPH_TOKENS)),
+    ]
 
 
 def describe(device: torch.device) -> str:

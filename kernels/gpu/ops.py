@@ -6,7 +6,9 @@ not written, a bad token id gives NaN, and block tables and lengths must be righ
 
 Everything is done in the order of the current stream, without waiting for it, and may be captured in a graph, except
 moves of blocks, whose ids come from the host. Sizes of grids and of temporary memory follow from shapes, never from
-values on the device, so a captured step adapts to the lengths of each replay; `check_ids` must be off. A kernel is
+values on the device, so a captured step adapts to the lengths of each replay; `check_ids` must be off. A step may be
+filled up to the shape of a graph with sequences of no tokens, and with tokens behind the last sequence whose slot is
+-1: they write nothing that another row reads, and their own rows of results may hold anything. A kernel is
 compiled at its first launch with a dtype, alignment or constant that is new, so each must have run once before it is
 captured.
 """

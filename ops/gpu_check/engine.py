@@ -20,6 +20,7 @@ from shared.messages import GenerationRequest, SamplingParams
 from worker import devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
+from worker.engine.graphs import GREEDY
 from worker.engine.limits import EngineLimits
 from worker.engine.step import Step
 from worker.engine.usage import usage
@@ -81,8 +82,8 @@ def make_engine(name: str, device: torch.device, longest: int, graphs: bool = Tr
         max_model_len=longest,
         prefix_caching=False,
     )
-    sizes = devices.graph_sizes(sequences) if graphs and device.type == "cuda" else ()
-    return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_sizes=sizes))
+    rooms = devices.graph_rooms(sequences, tokens) if graphs and device.type == "cuda" else []
+    return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_rooms=rooms))
 
 
 def measure(
@@ -181,9 +182,9 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     mixed = _mixed_launch_ms(engine) if sequences < engine.limits.max_num_seqs else None
     for name in list(engine.groups):
         engine.drop(name)
-    size = next((size for size in runner._graph_sizes if size >= sequences), 0)
     busy: float | None = None
-    if (graph := runner._graphs.get((size, False))) is not None:
+    if found := runner.graphs.find(GREEDY, sequences, sequences):
+        graph = found[1]
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(steps):
@@ -202,7 +203,7 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
 
 
 def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> float:
-    """Milliseconds that the host takes to launch a step of decodes and one new prompt, which has no graph: the median.
+    """Milliseconds that the host takes to launch a step of decodes and one new prompt: the median.
 
     A step whose work on the device is shorter than that waits for the host.
     """

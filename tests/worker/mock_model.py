@@ -9,7 +9,7 @@ sequence that reads another's whole past gets another text.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -17,9 +17,13 @@ import numpy as np
 import torch
 
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from worker.devices import graph_rooms
+from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
+from worker.engine.graphs import Graph
 from worker.engine.limits import EngineLimits
-from worker.engine.runner import Runner
+from worker.engine.rows import Rows
+from worker.engine.runner import NOWHERE, Runner
 from worker.models.batch import ForwardBatch
 
 VOCAB = 97
@@ -134,9 +138,14 @@ class MockModel:
         slots, token_ids = batch.slot_mapping.tolist(), batch.token_ids.tolist()
         written = [slot for slot in slots if slot >= 0]
         assert len(set(written)) == len(written), "two tokens of a step share a slot"
-        self.num_computed += len(token_ids)
         self.num_written += len(written)
         starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+        # What fills a step up to the room of a graph: tokens of no sequence, and sequences without tokens; if it only
+        # decodes, sequences of one token that is not kept.
+        fillers = len(token_ids) - starts[-1]
+        assert slots[starts[-1] :] == [NOWHERE] * fillers, "a token of no sequence is kept"
+        is_padding = [one == 1 and slots[at] == NOWHERE for one, at in zip(lengths, starts, strict=False)]
+        self.num_computed += starts[-1] - sum(is_padding)
         contexts = []
         for index, length in enumerate(lengths):
             blocks = batch.block_tables[index, : -(-length // size)].numpy().astype(np.int64)
@@ -150,10 +159,13 @@ class MockModel:
             for at in range(starts[index], starts[index + 1]):
                 state = advance(state, token_ids[at])
                 states.append(state)
+        states += [START] * fillers
         for slot, token, state in zip(slots, token_ids, states, strict=True):
             if slot >= 0:
                 slots_of_cache[slot] = token, state
-        for index in range(len(lengths)):
+        for index, length in enumerate(lengths):
+            if not length or is_padding[index]:
+                continue
             assert self._check(slots_of_cache[contexts[index]]) == states[starts[index + 1] - 1], "reads another's past"
         return self._logits([states[row] for row in batch.logits_rows.tolist()])
 
@@ -182,6 +194,33 @@ class Letters:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + token % 26) for token in ids)
+
+
+class CalledAgain:
+    """Stands where a CUDA graph stands: does again what was launched, and reads the static buffers as they are then."""
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self._launch = launch
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        with torch.inference_mode():
+            self._launch()
+
+
+def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
+    launch()
+    return CalledAgain(launch), pool
+
+
+def graphed(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+    """A runner ahead of the device that has all its graphs."""
+    rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    runner = DeviceRunner(model, limits, rows, rooms, record)
+    while runner.capture_next():
+        pass
+    return runner
 
 
 def make_engine(branches: bool = False, runner: Any = Runner, **limits: Any) -> Engine:

@@ -6,6 +6,7 @@ without prefix caching. Nobody starves, nothing leaks, and what is undisturbed e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from tests.worker.mock_model import alone, assert_idle, final, make_engine, request
+from tests.worker.mock_model import alone, assert_idle, final, graphed, make_engine, request
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.limits import RequestRefused
@@ -86,7 +87,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         prefix_caching=st.booleans(),
         pinned=st.sampled_from([(), (), (5,), (8, 11)]),
-        runner=st.sampled_from([Runner, DeviceRunner]),
+        runner=st.sampled_from([Runner, DeviceRunner, graphed]),
     )
     def start(
         self,
@@ -99,7 +100,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         preemption: str,
         prefix_caching: bool,
         pinned: tuple[int, ...],
-        runner: type[Runner],
+        runner: Callable[..., Runner],
     ) -> None:
         self.engine = make_engine(
             branches=True,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from shared.messages import Delta, StepItem
-from tests.worker.mock_model import EOS, assert_idle, continuation, make_engine, request, run, steps
+from tests.worker.mock_model import EOS, assert_idle, continuation, graphed, make_engine, request, run, steps
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 
 
-def ahead(**limits: Any) -> Engine:
-    return make_engine(runner=DeviceRunner, **limits)
+@pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
+def ahead(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    """Makes an engine that looks ahead, kernel by kernel or by graphs."""
+    return partial(make_engine, runner=request.param)
 
 
 def tokens(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
@@ -42,7 +45,7 @@ def ends_early(least: int = 2, most: int = 10) -> tuple[int, ...]:
     raise AssertionError("no such prompt")
 
 
-def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at() -> None:
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("r", (1, 2, 3), ignore_eos=True))
     assert engine.step() == []  # the prompt is under way
@@ -55,7 +58,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at() 
     assert engine.runner.model.num_computed == 3 + 7
 
 
-def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped() -> None:
+def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped(ahead: Callable[..., Engine]) -> None:
     prompt = ends_early()
     engine = ahead(prefix_caching=True)
     engine.add(request("r", prompt, max_tokens=16))
@@ -69,7 +72,7 @@ def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_texts_are_unchanged_where_blocks_run_out(preemption: str) -> None:
+def test_texts_are_unchanged_where_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
     engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)
     prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(12)}
     for name, prompt in prompts.items():
@@ -80,7 +83,7 @@ def test_texts_are_unchanged_where_blocks_run_out(preemption: str) -> None:
         assert tokens(items, name) == continuation(prompt, 20)
 
 
-def test_choices_that_stream_together_end_one_by_one() -> None:
+def test_choices_that_stream_together_end_one_by_one(ahead: Callable[..., Engine]) -> None:
     plain, other = make_engine(), ahead()
     for engine in (plain, other):
         engine.add(request("r", (4, 5, 6, 7, 8), n=3, temperature=1.0, seed=5, max_tokens=30))
@@ -89,7 +92,7 @@ def test_choices_that_stream_together_end_one_by_one() -> None:
     assert last(items, "r").outcome == last(expected, "r").outcome
 
 
-def test_stop_strings_end_a_text_where_they_are_complete() -> None:
+def test_stop_strings_end_a_text_where_they_are_complete(ahead: Callable[..., Engine]) -> None:
     plain, other = make_engine(), ahead()
     for engine in (plain, other):
         engine.add(request("r", (9, 5, 6), stop=("e", "xy"), max_tokens=40, ignore_eos=True))
@@ -100,7 +103,9 @@ def test_stop_strings_end_a_text_where_they_are_complete() -> None:
         assert last(items, name).deltas[-1].matched_stop == last(expected, name).deltas[-1].matched_stop
 
 
-def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_again() -> None:
+def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_again(
+    ahead: Callable[..., Engine],
+) -> None:
     plain, other = make_engine(branches=True), ahead(branches=True)
     for engine in (plain, other):
         engine.add(request("long", (3, 4), max_tokens=40, ignore_eos=True))
@@ -118,7 +123,9 @@ def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_
         assert tokens(items, name) == tokens(expected, name)
 
 
-def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_for() -> None:
+def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_for(
+    ahead: Callable[..., Engine],
+) -> None:
     engine = ahead()
     engine.add(request("r", (1, 2), presence_penalty=1.0, max_tokens=60, ignore_eos=True))
     for _ in range(50):
@@ -127,7 +134,7 @@ def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_f
     run(engine)
 
 
-def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way() -> None:
+def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
     engine.add(request("s", (1, 3), max_tokens=6, ignore_eos=True))

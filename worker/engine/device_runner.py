@@ -1,9 +1,11 @@
 """Running steps on a device that works on its own while the host prepares the next step.
 
 The tokens of a step stay on the device and are the inputs of the next one: the host launches step N + 1 without having
-seen what step N drew. The block tables are on the device too, and only what changed is sent. A step that only decodes
-is one small copy to the device and, on CUDA, one graph; its tokens come back by a copy that nobody waits for until they
-are needed.
+seen what step N drew. The block tables are on the device too, and only what changed is sent. A step is one small copy
+to the device and, on CUDA, one graph; its tokens come back by a copy that nobody waits for until they are needed.
+
+    decode    last tokens, tables -> positions, slots -> model -> draw -> last tokens      one graph, draw included
+    execute   token ids, positions, slots, ...        -> model -> logits                   one graph; drawn behind it
 
 Everything is in the order of one stream. So a block may be given to another sequence as soon as the last step that uses
 it is launched, before it has run. And nothing here may wait for the device: what is sent goes through pinned memory.
@@ -13,89 +15,68 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 
+from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Record, Room, record_on_cuda
 from worker.engine.limits import EngineLimits
 from worker.engine.randomness import uniform
 from worker.engine.rows import Rows
-from worker.engine.runner import NOWHERE, Runner
+from worker.engine.runner import NOWHERE, Inputs, Runner
 from worker.engine.sequence import PENDING
+from worker.engine.staging import IN_FLIGHT, Field, Staging, Tokens, padded
 from worker.engine.step import Active, Step
 from worker.models.batch import ForwardBatch, send
 
 log = logging.getLogger(__name__)
 
-# Steps whose inputs or outputs may be under way at once: the one before is settled when the next has been launched.
-IN_FLIGHT = 3
+
+def decode_fields(count: int) -> list[Field]:
+    """What a decoding sequence needs in a step, and a draw."""
+    types = {
+        "rows": np.int64,
+        "uniforms": np.float64,
+        "lengths": np.int32,
+        "temperatures": np.float32,
+        "top_ks": np.int32,
+        "top_ps": np.float32,
+        "min_ps": np.float32,
+    }
+    return [Field(name, one, count) for name, one in types.items()]
 
 
-class _Field(NamedTuple):
-    name: str
-    dtype: torch.dtype
-    numpy: Any
-
-
-# What a decoding sequence needs in a step, the widest types first so that all are aligned.
-FIELDS = (
-    _Field("rows", torch.int64, np.int64),
-    _Field("uniforms", torch.float64, np.float64),
-    _Field("lengths", torch.int32, np.int32),
-    _Field("temperatures", torch.float32, np.float32),
-    _Field("top_ks", torch.int32, np.int32),
-    _Field("top_ps", torch.float32, np.float32),
-    _Field("min_ps", torch.float32, np.float32),
-)
-
-
-class Staging:
-    """One column per field in one buffer: filled on the host, pinned, and copied to the device in one go."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        sizes = [field.dtype.itemsize * count for field in FIELDS]
-        pinned = device.type == "cuda"
-        self.device_bytes = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-        self._hosts = deque(torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=pinned) for _ in range(IN_FLIGHT))
-        starts = np.cumsum([0, *sizes])
-        self._spans = list(zip(FIELDS, starts[:-1].tolist(), starts[1:].tolist(), strict=True))
-        self.on_device = {field.name: self.device_bytes[a:b].view(field.dtype) for field, a, b in self._spans}
-
-    def send(self, columns: dict[str, np.ndarray]) -> None:
-        """Copy columns to the device, each [R] or shorter. Those that are not named keep what they had."""
-        host = self._hosts[0]
-        self._hosts.rotate(-1)
-        whole = host.numpy()
-        for field, start, end in self._spans:
-            if (column := columns.get(field.name)) is not None:
-                whole[start:end].view(field.numpy)[: len(column)] = column
-        self.device_bytes.copy_(host, non_blocking=True)
-
-
-class Tokens:
-    """Tokens that were drawn on the device, on their way to the host."""
-
-    def __init__(self, host: torch.Tensor, count: int, event: Any) -> None:
-        self._host, self._count, self._event = host, count, event
-
-    def wait(self) -> np.ndarray:
-        """int32 [R], once the device has drawn them."""
-        if self._event is not None:
-            self._event.synchronize()
-        tokens: np.ndarray = self._host[: self._count].numpy().copy()
-        return tokens
+def input_fields(tokens: int, sequences: int) -> list[Field]:
+    """`Inputs`, for steps of any kind."""
+    return [
+        Field("rows", np.int64, sequences),
+        Field("sampled", np.int64, sequences),
+        Field("lengths", np.int32, sequences),
+        Field("starts", np.int32, sequences + 1),
+        Field("token_ids", np.int32, tokens),
+        Field("positions", np.int32, tokens),
+        Field("slots", np.int32, tokens),
+    ]
 
 
 class DeviceRunner(Runner):
     """Owns the model, its cache and, on the device, block tables and the last token of every running sequence.
 
-    graph_sizes: numbers of sequences for which CUDA graphs are captured; a step is padded to the next of them.
+    graph_rooms: the shapes for which CUDA graphs are captured. record: how; other than CUDA's own in tests.
     """
 
     looks_ahead = True
 
-    def __init__(self, model: Any, limits: EngineLimits, rows: Rows, graph_sizes: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        limits: EngineLimits,
+        rows: Rows,
+        graph_rooms: Iterable[Room] = (),
+        record: Record = record_on_cuda,
+    ) -> None:
         super().__init__(model, limits, rows)
         self.device = torch.device(getattr(model.ops, "device", "cpu"))
         count, columns = limits.max_num_seqs, rows.block_tables.shape[1]
@@ -103,15 +84,19 @@ class DeviceRunner(Runner):
         self._tables = torch.zeros((count + 1, columns), dtype=torch.int32, device=self.device)
         self._last = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         self._padding = count
-        self._staging = Staging(count + 1, self.device)
+        self._staging = Staging(decode_fields(count + 1), self.device)
+        rooms = list(graph_rooms)
+        most = max([limits.max_num_batched_tokens, *(room.tokens for room in rooms)])
+        self._inputs_staging = Staging(input_fields(most, count), self.device)
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
         self._all = torch.arange(count + 1, dtype=torch.int64, device=self.device)
         self._drawn = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         pinned = self.device.type == "cuda"
         self._hosts = deque(torch.zeros(count + 1, dtype=torch.int32, pin_memory=pinned) for _ in range(IN_FLIGHT))
-        self._graph_sizes = tuple(sorted(graph_sizes))
-        self._graphs: dict[tuple[int, bool], Any] = {}
-        self._pool: Any = None
+        # Where graphs leave their logits: outside of their pool, in which another graph may overwrite everything.
+        widest = max((room.sequences for room in rooms if room.kind == MIXED), default=0)
+        self._logits = torch.zeros((widest, model.vocab_size), dtype=torch.float32, device=self.device)
+        self.graphs = Graphs(rooms, self._stage_nothing, self._launch, record)
         rows.changes = []
 
     # --- steps that only decode ---------------------------------------------------------------------------------------
@@ -126,30 +111,24 @@ class DeviceRunner(Runner):
         self._send_last(at)
         is_drawn = bool(self.rows.is_drawn[at].any())
         count = len(at)
-        size = next((size for size in self._graph_sizes if size >= count), 0)
-        # Before anything is staged: a capture stages rows of its own.
-        graph = self._graph(size, is_drawn) if size else None
-        self._staging.send(self._columns(at, size or count, is_drawn))
-        if graph is not None:
+        if found := self.graphs.find(DRAWN if is_drawn else GREEDY, count, count):
+            room, graph = found
+            self._staging.send(self._columns(at, room.sequences, is_drawn))
             graph.replay()
         else:
+            self._staging.send(self._columns(at, count, is_drawn))
             with torch.inference_mode():
-                self._decode(size or count, is_drawn)
+                self._decode(count, is_drawn)
         return self._fetch(count)
 
     def _columns(self, at: np.ndarray, width: int, is_drawn: bool) -> dict[str, np.ndarray]:
-        rows = self.rows
-        columns = {"rows": at, "lengths": rows.lengths[at]}
+        columns = {"rows": at, "lengths": self.rows.lengths[at]}
         if is_drawn:
             columns |= self._draw_columns(at)
-        padding = width - len(at)
-        if padding:
-            filler = {"rows": self._padding, "lengths": 1}
-            columns = {
-                name: np.concatenate([column, np.full(padding, filler.get(name, 0), dtype=column.dtype)])
-                for name, column in columns.items()
-            }
-        return columns
+        if width == len(at):
+            return columns
+        fillers = {"rows": self._padding, "lengths": 1}
+        return {name: padded(column, width, fillers.get(name, 0)) for name, column in columns.items()}
 
     def _draw_columns(self, at: np.ndarray) -> dict[str, np.ndarray]:
         rows = self.rows
@@ -211,12 +190,19 @@ class DeviceRunner(Runner):
     # --- any step -----------------------------------------------------------------------------------------------------
 
     def execute(self, step: Step) -> torch.Tensor:
-        """Compute a step; the logits of its sampled rows, decodes first: [R, vocab] float32, on the device."""
+        """Compute a step; the logits of its sampled rows, decodes first: [R, vocab] float32, on the device, until the
+        next step."""
         self.move_blocks(step)
-        self._send_tables()  # also where no graph needs them: what changed must not pile up
-        self._send_last(step.decodes.rows)
+        self._send_tables()
+        inputs = self._inputs(step)
+        tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
+        if found := self.graphs.find(MIXED, tokens, sequences):
+            room, graph = found
+            self._stage(inputs, room)
+            graph.replay()
+            return self._logits[:sampled]
         try:
-            return self._forward(step)
+            return self._forward(inputs)
         except torch.OutOfMemoryError:
             if len(step.chunks) + bool(step.decodes) < 2:
                 raise
@@ -225,15 +211,47 @@ class DeviceRunner(Runner):
         torch.cuda.empty_cache()
         parts = [Step(step.decodes)] if step.decodes else []
         parts += [Step(Active.of([]), chunks=[chunk]) for chunk in step.chunks]
-        return torch.cat([self._forward(part) for part in parts])
+        return torch.cat([self._forward(self._inputs(part)) for part in parts])
 
-    def _forward(self, step: Step) -> torch.Tensor:
-        batch = self._build(step).to(self.device)
-        if step.decodes:
-            rows = self._sent(step.decodes.rows)
-            batch.token_ids[: len(rows)] = self._last[rows]
+    def _forward(self, inputs: Inputs) -> torch.Tensor:
+        tokens, sequences = len(inputs.token_ids), len(inputs.rows)
+        self._stage(inputs, Room(MIXED, tokens, sequences))
         with torch.inference_mode():
-            logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
+            return self._mixed(tokens, sequences, len(inputs.sampled))
+
+    def _stage(self, inputs: Inputs, room: Room) -> None:
+        """Send the inputs of a step. Beyond them come tokens whose keys and values are not kept, of no sequence, and
+        sequences without tokens."""
+        tokens, sequences = room.tokens, room.sequences
+        self._inputs_staging.send(
+            {
+                "rows": padded(inputs.rows, sequences, self._padding),
+                "sampled": padded(inputs.sampled, sequences, 0),
+                "lengths": padded(inputs.lengths, sequences, 0),
+                "starts": padded(inputs.starts, sequences + 1, inputs.starts[-1]),
+                "token_ids": padded(inputs.token_ids, tokens, 0),
+                "positions": padded(inputs.positions, tokens, 0),
+                "slots": padded(inputs.slots, tokens, NOWHERE),
+            }
+        )
+
+    def _mixed(self, tokens: int, sequences: int, sampled: int) -> torch.Tensor:
+        """Logits of a step on the device from what is staged there: so many of each."""
+        staged = self._inputs_staging.on_device
+        rows, token_ids = staged["rows"][:sequences], staged["token_ids"][:tokens]
+        # Decodes come first, one token each, so theirs stand at the places of their rows.
+        first = token_ids[:sequences]
+        known = torch.where(first == PENDING, self._last[rows], first)
+        batch = ForwardBatch(
+            token_ids=torch.cat([known, token_ids[sequences:]]),
+            positions=staged["positions"][:tokens],
+            slot_mapping=staged["slots"][:tokens],
+            block_tables=self._tables[rows],
+            seq_lens=staged["lengths"][:sequences],
+            query_start_loc=staged["starts"][: sequences + 1],
+            logits_rows=staged["sampled"][:sampled],
+        )
+        logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
         return logits
 
     def draw(self, logits: torch.Tensor, at: np.ndarray) -> Tokens:
@@ -246,44 +264,27 @@ class DeviceRunner(Runner):
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 
-    def _graph(self, size: int, is_drawn: bool) -> Any:
-        """The graph of a step that only decodes, captured when it is first needed; None if there is no memory for it.
-        CUDA only."""
-        if (graph := self._graphs.get((size, is_drawn))) is not None:
-            return graph
-        try:
-            graph = self._graphs[size, is_drawn] = self._capture(size, is_drawn)
-        except torch.OutOfMemoryError:
-            kept = tuple(
-                one for one in self._graph_sizes if (one, True) in self._graphs and (one, False) in self._graphs
-            )
-            log.warning("out of device memory for CUDA graphs: those for %s sequences stay", kept or "no number of")
-            self._graph_sizes = kept
-            torch.cuda.empty_cache()
-        return graph
-
     def capture_next(self) -> bool:
-        """Capture one more graph, the largest first; False if all are there. For the time between requests."""
-        for size, is_drawn in ((size, is_drawn) for size in reversed(self._graph_sizes) for is_drawn in (True, False)):
-            if (size, is_drawn) not in self._graphs:
-                self._graph(size, is_drawn)
-                return True
-        return False
+        return self.graphs.capture_next()
 
-    def _capture(self, size: int, is_drawn: bool) -> Any:
-        # Once without a graph, so that all kernels are compiled and loaded; on rows of padding, which leave no trace.
-        # On the stream of all steps: for another one cuBLAS and the allocator would keep memory that nobody counts.
-        self._staging.send({"rows": np.full(size, self._padding), "lengths": np.ones(size, dtype=np.int32)})
-        with torch.inference_mode():
-            self._decode(size, is_drawn)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.inference_mode(),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            self._decode(size, is_drawn)
-        self._pool = self._pool or graph.pool()
-        return graph
+    def _launch(self, room: Room) -> None:
+        """What the graph of a room holds."""
+        if room.kind == MIXED:
+            logits = self._mixed(room.tokens, room.sequences, room.sequences)
+            self._logits[: room.sequences].copy_(logits)
+        else:
+            self._decode(room.sequences, room.kind == DRAWN)
+
+    def _stage_nothing(self, room: Room) -> None:
+        """Stage a step of padding, which leaves no trace."""
+        nothing = np.zeros(0, dtype=np.int32)
+        if room.kind == MIXED:
+            starts = np.zeros(1, dtype=np.int32)
+            self._stage(Inputs(nothing, nothing, nothing, nothing.astype(np.int64), nothing, starts, nothing), room)
+        else:
+            self._staging.send(
+                {"rows": padded(nothing, room.sequences, self._padding), "lengths": padded(nothing, room.sequences, 1)}
+            )
 
     # --- what the device must know ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,18 @@ from worker.models.batch import ForwardBatch
 
 # A token that is computed but whose K and V are not written.
 NOWHERE = -1
+
+
+class Inputs(NamedTuple):
+    """What a step gives the model, as `ForwardBatch` has it; block tables are those of `rows`."""
+
+    token_ids: np.ndarray  # int32 [T]; PENDING for what only the device knows, in the first S places
+    positions: np.ndarray  # int32 [T]
+    slots: np.ndarray  # int32 [T]
+    rows: np.ndarray  # int64 [S], of the persistent arrays
+    lengths: np.ndarray  # int32 [S]
+    starts: np.ndarray  # int32 [S + 1]
+    sampled: np.ndarray  # int64 [R]
 
 
 class Runner:
@@ -56,6 +68,19 @@ class Runner:
                 move([copy.source for copy in copies], [copy.target for copy in copies])
 
     def _build(self, step: Step) -> ForwardBatch:
+        inputs, rows = self._inputs(step), self.rows
+        widest = -(-int(inputs.lengths.max()) // self.limits.block_size)
+        return ForwardBatch(
+            token_ids=torch.from_numpy(inputs.token_ids),
+            positions=torch.from_numpy(inputs.positions),
+            slot_mapping=torch.from_numpy(inputs.slots),
+            block_tables=torch.from_numpy(rows.block_tables[inputs.rows, :widest]),
+            seq_lens=torch.from_numpy(inputs.lengths),
+            query_start_loc=torch.from_numpy(inputs.starts),
+            logits_rows=torch.from_numpy(inputs.sampled),
+        )
+
+    def _inputs(self, step: Step) -> Inputs:
         rows, size = self.rows, self.limits.block_size
         at, decoding = len(step.decodes), step.decodes.rows
         lengths = rows.lengths[decoding]
@@ -64,7 +89,7 @@ class Runner:
         self._positions[:at] = positions
         self._slots[:at] = rows.block_tables[decoding, positions // size] * size + positions % size
         if not step.chunks:
-            table_rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
+            all_rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
             for sequence, count, is_sampled in ((c.sequence, c.num_tokens, c.is_sampled) for c in step.chunks):
@@ -82,20 +107,12 @@ class Runner:
                     chunk_sampled.append(end - 1)
                 at = end
             decodes = len(decoding)
-            table_rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
+            all_rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
             lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
             starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
             sampled = np.concatenate([np.arange(decodes), chunk_sampled]).astype(np.int64)
-        widest = -(-int(lengths.max()) // size)
-        return ForwardBatch(
-            token_ids=torch.from_numpy(self._token_ids[:at]),
-            positions=torch.from_numpy(self._positions[:at]),
-            slot_mapping=torch.from_numpy(self._slots[:at]),
-            block_tables=torch.from_numpy(rows.block_tables[table_rows, :widest]),
-            seq_lens=torch.from_numpy(lengths),
-            query_start_loc=torch.from_numpy(starts),
-            logits_rows=torch.from_numpy(sampled),
-        )
+        columns = self._token_ids[:at], self._positions[:at], self._slots[:at]
+        return Inputs(*columns, all_rows, lengths, starts, sampled)
 
     def capture_next(self) -> bool:
         """Prepare one more thing that makes later steps faster; False if there is nothing left (`DeviceRunner`)."""

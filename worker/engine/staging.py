@@ -1,0 +1,81 @@
+"""What goes to the device for a step in one copy, and the tokens that come back.
+
+Nothing here makes the host wait for the device, but for a buffer that it has not read yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+# Steps whose inputs or outputs may be under way at once: the one before is settled when the next has been launched.
+IN_FLIGHT = 3
+ALIGNMENT = 16  # bytes; kernels are compiled for pointers that are so aligned, and again for others
+
+_TORCH = {np.int64: torch.int64, np.int32: torch.int32, np.float64: torch.float64, np.float32: torch.float32}
+
+
+class Field(NamedTuple):
+    name: str
+    numpy: Any
+    count: int
+
+
+class Staging:
+    """Columns in one buffer: filled on the host, pinned, and copied to the device in one go."""
+
+    def __init__(self, fields: SequenceOf[Field], device: torch.device) -> None:
+        sizes = [np.dtype(field.numpy).itemsize * field.count for field in fields]
+        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        self._spans = [
+            (field, start, start + size) for field, start, size in zip(fields, starts[:-1], sizes, strict=True)
+        ]
+        self._is_cuda = device.type == "cuda"
+        self._device_bytes = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        hosts = (torch.zeros(starts[-1], dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(IN_FLIGHT))
+        self._hosts: deque[tuple[torch.Tensor, Any]] = deque(
+            (host, torch.cuda.Event() if self._is_cuda else None) for host in hosts
+        )
+        # Views that stay where they are: graphs read them.
+        self.on_device = {
+            field.name: self._device_bytes[start:end].view(_TORCH[field.numpy]) for field, start, end in self._spans
+        }
+
+    def send(self, columns: dict[str, np.ndarray]) -> None:
+        """Copy columns to the device, each as long as its field or shorter. What is not named may be anything."""
+        host, copied = self._hosts[0]
+        self._hosts.rotate(-1)
+        if copied is not None and not copied.query():
+            copied.synchronize()
+        whole = host.numpy()
+        for field, start, end in self._spans:
+            if (column := columns.get(field.name)) is not None:
+                whole[start:end].view(field.numpy)[: len(column)] = column
+        self._device_bytes.copy_(host, non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+
+def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
+    """The values, and the filler behind them up to `count`."""
+    filled = np.full(count, filler, dtype=values.dtype)
+    filled[: len(values)] = values
+    return filled
+
+
+class Tokens:
+    """Tokens that were drawn on the device, on their way to the host."""
+
+    def __init__(self, host: torch.Tensor, count: int, event: Any) -> None:
+        self._host, self._count, self._event = host, count, event
+
+    def wait(self) -> np.ndarray:
+        """int32 [R], once the device has drawn them."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens: np.ndarray = self._host[: self._count].numpy().copy()
+        return tokens
