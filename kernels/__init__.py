@@ -5,6 +5,11 @@ x86-64, `kernels.gpu` the one in Triton for CUDA devices.
 """
 
 import logging
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import torch
 
@@ -43,13 +48,32 @@ def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto") -> Ops:
 
 
 def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, batch_invariant: bool = False) -> Ops:
-    """The Triton kernels on a CUDA device. Raises Unavailable where Triton is not installed."""
+    """The Triton kernels on a CUDA device. Raises Unavailable where Triton is not installed, or cannot compile."""
     try:
         from kernels.gpu import TritonOps
     except ImportError as error:
         raise Unavailable(f"Triton cannot be imported ({error})") from error
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None
-    return TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
+    ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
+    try:
+        ops.argmax(torch.zeros(1, 2, device=device))  # the smallest of all: now, and not in the first step
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(why_triton_fails(error)) from error
+    return ops
+
+
+def why_triton_fails(error: Exception) -> str:
+    """Triton compiles what launches a kernel with the host's C compiler (`triton.runtime.build`)."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler or not shutil.which(compiler):
+        missing = f"and CC={compiler} is none" if compiler else "and finds neither gcc nor clang"
+        return f"Triton needs a C compiler {missing}: install gcc, or name one in CC"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Triton needs Python's C headers and finds no Python.h: install them (python3-dev)"
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return f"Triton cannot launch a kernel here ({reason[-1]})"
 
 
 def num_threads() -> int:

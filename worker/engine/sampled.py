@@ -10,6 +10,7 @@ import torch
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, SequenceGroup
 from worker.engine.step import Active, Step
+from worker.models.batch import send
 
 
 class Sampled(NamedTuple):
@@ -23,7 +24,7 @@ class Sampled(NamedTuple):
         parts = []
         for wanted in (mask, ~mask):
             at = np.flatnonzero(wanted)
-            logits = self.logits if len(at) == len(mask) else self.logits[torch.from_numpy(at)]
+            logits = self.logits if len(at) == len(mask) else _rows(self.logits, at)
             parts.append(Sampled(Active.of([self.active.sequences[i] for i in at]), logits))
         return parts[0], parts[1]
 
@@ -63,8 +64,12 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
             for beam in group.sequences:
                 scheduler.begin_decoding(beam)
     if sources != list(range(at)):
-        logits = logits[sources]
+        logits = _rows(logits, np.array(sources))
     return Sampled(Active.of(sequences), logits)
+
+
+def _rows(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
+    return logits.index_select(0, send(torch.from_numpy(at), logits.device))
 
 
 def _ready(sequence: Sequence, scheduler: Scheduler) -> list[Sequence]:

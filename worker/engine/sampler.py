@@ -7,7 +7,7 @@ them. A row's result depends on its own logits and its own random number only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from worker.engine.randomness import uniform
 from worker.engine.rows import Rows
 from worker.engine.sequence import Sequence
+from worker.models.batch import send
 
 NEVER = float("-inf")
 
@@ -28,6 +29,7 @@ class Sampler:
         self._ops = ops
         self._eos = sorted(eos_token_ids)
         self._rows = rows
+        self._device = torch.device(getattr(ops, "device", "cpu"))
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence]) -> np.ndarray:
@@ -38,34 +40,36 @@ class Sampler:
         """
         rows = self._rows
         scored = np.flatnonzero(rows.is_scored[at])
-        plain = logits[torch.from_numpy(scored)] if len(scored) else None  # what penalties do not touch
-        for row in np.flatnonzero(rows.is_adjusted[at]):
-            self.adjust(logits[row], sequences[row])
+        plain = self._rows_of(logits, scored) if len(scored) else None  # what penalties do not touch
+        self.adjust(logits, np.flatnonzero(rows.is_adjusted[at]), sequences)
         drawn = np.flatnonzero(rows.is_drawn[at])
         if len(drawn) == len(at):
             tokens = self._draw(logits, at)
         else:
-            tokens = self._ops.argmax(logits).cpu().numpy()
+            tokens = self._ops.argmax(logits)
             if len(drawn):
-                tokens[drawn] = self._draw(logits[torch.from_numpy(drawn)], at[drawn])
+                by_chance = self._draw(self._rows_of(logits, drawn), at[drawn])
+                tokens.index_copy_(0, self._sent(drawn), by_chance)
         if plain is not None:
-            logprobs = self._ops.logprobs_of(plain, torch.from_numpy(tokens[scored]).to(logits.device))
+            logprobs = self._ops.logprobs_of(plain, self._rows_of(tokens, scored))
             for row, logprob in zip(scored, logprobs.tolist(), strict=True):
                 sequences[row].logprob += logprob
-        return tokens
+        # All is launched: what the host waits for now is the step itself.
+        result: np.ndarray = tokens.cpu().numpy()
+        return result
 
-    def _draw(self, logits: torch.Tensor, at: np.ndarray) -> np.ndarray:
+    def _draw(self, logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
         rows = self._rows
         numbers = uniform(rows.seeds[at], rows.choices[at], rows.lengths[at].astype(np.uint64))
-        drawn = self._ops.sample(
-            logits,
-            *(
-                torch.from_numpy(column).to(logits.device)
-                for column in (rows.temperatures[at], rows.top_ks[at], rows.top_ps[at], rows.min_ps[at], numbers)
-            ),
-        )
-        tokens: np.ndarray = drawn.cpu().numpy()
-        return tokens
+        columns = (rows.temperatures[at], rows.top_ks[at], rows.top_ps[at], rows.min_ps[at], numbers)
+        drawn: torch.Tensor = self._ops.sample(logits, *map(self._sent, columns))
+        return drawn
+
+    def _sent(self, values: np.ndarray) -> torch.Tensor:
+        return send(torch.from_numpy(values), self._device)
+
+    def _rows_of(self, values: torch.Tensor, at: np.ndarray) -> torch.Tensor:
+        return values.index_select(0, self._sent(at))
 
     def top_logprobs(
         self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence], count: int
@@ -80,23 +84,56 @@ class Sampler:
                 values, token_ids = self._ops.top_logprobs(logits, count)
                 return values.cpu().numpy(), token_ids.cpu().numpy()
             logprobs = torch.log_softmax(logits, dim=-1)
-            for row, sequence in zip(logprobs, sequences, strict=True):
-                self.adjust(row, sequence)
+            self.adjust(logprobs, np.arange(len(sequences)), sequences)
             values, indices = torch.topk(logprobs, count, dim=-1)
             return values.cpu().numpy(), indices.to(torch.int32).cpu().numpy()
 
-    def adjust(self, logits: torch.Tensor, sequence: Sequence) -> None:
-        """Penalties and bans of one row. logits: [V] float32, changed in place."""
-        params = sequence.group.sampling
-        if params.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(set(sequence.token_ids)), dtype=torch.int64, device=logits.device)
-            values = logits[seen]
-            penalty = params.repetition_penalty
-            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        counts = sequence.output_counts
-        if counts and (params.presence_penalty or params.frequency_penalty):
-            drawn = torch.tensor(list(counts.keys()), dtype=torch.int64, device=logits.device)
-            times = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
-            logits[drawn] -= params.presence_penalty + params.frequency_penalty * times
-        if sequence.num_output_tokens < params.min_tokens and self._eos and not params.ignore_eos:
-            logits[self._eos] = NEVER
+    def adjust(self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence]) -> None:
+        """Penalties and bans of the rows `at`. logits: [R, V] float32, contiguous, changed in place, all rows at once.
+
+        sequences: of all R rows.
+        """
+        if not len(at):
+            return
+        vocabulary = logits.shape[1]
+        seen: list[Mapping[int, int]] = [{}] * len(sequences)
+        factors = np.zeros((3, len(sequences)), dtype=np.float32)  # of `Ops.penalise`
+        factors[0] = 1.0
+        bans: list[int] = []
+        for row in at.tolist():
+            sequence = sequences[row]
+            params = sequence.group.sampling
+            counts: Mapping[int, int] = sequence.output_counts or {}
+            if params.repetition_penalty != 1.0:
+                counts = dict.fromkeys(sequence.token_ids, 0) | counts
+            seen[row] = counts
+            factors[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:
+                bans += [row * vocabulary + token for token in self._eos]
+        ids = np.array([token for counts in seen for token in counts], dtype=np.int32)
+        if len(ids):
+            starts = np.cumsum([0, *map(len, seen)]).astype(np.int32)
+            times = np.array([count for counts in seen for count in counts.values()], dtype=np.int32)
+            penalise = getattr(self._ops, "penalise", _penalise)
+            penalise(logits, *map(self._sent, (starts, ids, times, *factors)))
+        if bans:
+            logits.view(-1).index_fill_(0, self._sent(np.array(bans)), NEVER)
+
+
+def _penalise(
+    logits: torch.Tensor,
+    starts: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> None:
+    """`TritonOps.penalise` in plain torch."""
+    rows = torch.arange(len(logits)).repeat_interleave(starts.diff())
+    at = rows * logits.shape[1] + ids
+    flat = logits.view(-1)
+    values, factor = flat[at], repetition[rows]
+    values = torch.where(values > 0, values / factor, values * factor)
+    drawn = presence[rows] + frequency[rows] * counts
+    flat[at] = values - torch.where(counts > 0, drawn, 0.0)
