@@ -16,7 +16,7 @@ import kernels
 from shared.messages import SamplingParams
 from shared.templates import load_chat_template
 from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
-from worker import devices
+from worker import capture, devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.graphs import Room
@@ -69,6 +69,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits))
     engine = Engine(model, limits, model.config.eos_token_ids, texts.tokenizer, name, runner=runner)
     warm_up(engine)
+    capture.capture_graphs(engine)
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
@@ -143,7 +144,7 @@ def log_limits(model: Decoder, limits: EngineLimits) -> None:
 def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
     if not settings.cuda_graphs:
         return []
-    return devices.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import kernels
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Room
+from worker.capture import measure_graphs
+from worker.engine.limits import EngineLimits
 from worker.errors import StartError
 from worker.models.batch import ForwardBatch
 from worker.settings import WorkerSettings
@@ -26,8 +27,6 @@ CPU_SEQUENCES, CPU_TOKENS = 64, 256
 CUDA_SEQUENCES, CUDA_TOKENS = 256, 8192
 # The token budget is not cut below this where memory is short.
 LEAST_TOKENS = 256
-# Steps of more tokens keep the device busy for longer than their launch takes, and have no graph.
-MOST_GRAPH_TOKENS = 8192
 
 
 def choose_device(name: str) -> torch.device:
@@ -133,7 +132,8 @@ def _prompts(num_tokens: int, num_rows: int, longest: int, block_size: int) -> F
 def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> tuple[int, int]:
     """Bytes for the cache, and the token budget of a step, which is halved until the largest step fits.
 
-    The cache takes --gpu-memory-utilization of the card, less weights, the largest step, and what others use.
+    The cache takes --gpu-memory-utilization of the card, less weights, the largest step, CUDA graphs, and what others
+    use.
     """
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
@@ -150,28 +150,17 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
             tokens //= 2
             log.warning("out of device memory: the token budget of a step is now %d", tokens)
             torch.cuda.empty_cache()
+    graphs = 0
+    if settings.cuda_graphs:
+        graphs = measure_graphs(model, EngineLimits(1, settings.block_size, rows, tokens, max_model_len))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    room = int(total * settings.gpu_memory_utilization) - others - torch.cuda.memory_allocated(device) - step
-    log.info("device memory: %.1f of %.1f GiB free, largest step %.2f GiB", free / 2**30, total / 2**30, step / 2**30)
+    room = int(total * settings.gpu_memory_utilization) - others - torch.cuda.memory_allocated(device)
+    sizes = (free / 2**30, total / 2**30, step / 2**30, graphs / 2**30)
+    log.info("device memory: %.1f of %.1f GiB free, largest step %.2f GiB, CUDA graphs %.2f GiB", *sizes)
+    room -= step + graphs
     return max(0, room), tokens
-
-
-def graph_rooms(sequences: int, tokens: int) -> list[Room]:
-    """The shapes that CUDA graphs are captured for: close together where padding would cost most.
-
-    sequences, tokens: what a step has at most. A graph of a mixed step has more tokens than sequences, since one of
-    no more tokens than sequences would be taken for decoding alone (kernels/gpu/attention.py).
-    """
-    decodes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 4097, 32)]
-    decodes = [*(size for size in decodes if size < sequences), sequences]
-    mixed = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), *range(2048, 4096, 512)]
-    mixed = sorted({*mixed, *range(4096, MOST_GRAPH_TOKENS + 1, 1024), tokens})
-    return [
-        *(Room(kind, size, size) for kind in (GREEDY, DRAWN) for size in decodes),
-        *(Room(MIXED, size, min(sequences, size - 1)) for size in mixed if 1 < size <= min(tokens, MOST_GRAPH_TOKENS)),
-    ]
 
 
 def describe(device: torch.device) -> str:

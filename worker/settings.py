@@ -78,7 +78,11 @@ class WorkerSettings:
     kernels: str = option(
         "auto", choices=("auto", "cpu", "triton", "reference"), help="Implementation of the operations."
     )
-    cuda_graphs: bool = option(True, help="Whether decode steps on a GPU are replayed as graphs.")
+    cuda_graphs: bool = option(
+        True,
+        help="Whether steps on a GPU are replayed as graphs. They are captured before the worker is ready, for 15 s at "
+        "most; what is left follows while nothing runs.",
+    )
     batch_invariant: bool = option(
         False, help="Same bits for a request alone, in a batch, in chunks or resumed. On a GPU that costs speed."
     )

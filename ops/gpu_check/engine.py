@@ -18,6 +18,7 @@ from ops.bench.paper.workloads import SHAREGPT, lengths
 from ops.bench.random_model import random_decoder
 from shared.messages import GenerationRequest, SamplingParams
 from worker import devices
+from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.graphs import GREEDY
@@ -66,7 +67,7 @@ def rehearsal(load: Load) -> Load:
 
 def make_engine(name: str, device: torch.device, longest: int, graphs: bool = True, fp8: bool = False) -> Engine:
     """The engine over a random model, with all memory that is left as its cache."""
-    settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE)
+    settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     ops = kernels.triton_ops(device, dtype, fp8) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
     model = random_decoder(name, ops, dtype, longest)
@@ -82,7 +83,7 @@ def make_engine(name: str, device: torch.device, longest: int, graphs: bool = Tr
         max_model_len=longest,
         prefix_caching=False,
     )
-    rooms = devices.graph_rooms(sequences, tokens) if graphs and device.type == "cuda" else []
+    rooms = graph_rooms(sequences, tokens) if graphs and device.type == "cuda" else []
     return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_rooms=rooms))
 
 

@@ -17,7 +17,7 @@ from shared.messages import SamplingParams
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.mock_model import record
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from worker.devices import graph_rooms
+from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.flight import Flight

@@ -1,8 +1,11 @@
 """What the Triton kernels do not support is refused in one line that names the value and what would fit."""
 
+import sys
+
 import pytest
 import torch
 
+import kernels
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.kernels.stacks import stack_arguments
 
@@ -32,6 +35,45 @@ def test_a_device_without_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="device is cpu: the Triton kernels need a CUDA device"):
         TritonOps("cpu")
+
+
+@pytest.mark.parametrize(
+    ("environ", "headers", "message"),
+    [
+        (
+            {"PATH": ""},
+            True,
+            "Triton needs a C compiler and finds neither gcc nor clang: install gcc, or name one in CC",
+        ),
+        (
+            {"CC": "no-such-cc"},
+            True,
+            "Triton needs a C compiler and CC=no-such-cc is none: install gcc, or name one in CC",
+        ),
+        ({"CC": sys.executable}, False, "Triton needs Python's C headers and finds no Python.h: install them"),
+        ({"CC": sys.executable}, True, r"Triton cannot launch a kernel here \(the driver is too old\)"),
+    ],
+    ids=["no compiler", "another", "no headers", "anything else"],
+)
+def test_what_keeps_triton_from_compiling_is_found_before_the_first_step(
+    monkeypatch, tmp_path, environ, headers, message
+):
+    device = make_triton_ops(torch.float32, monkeypatch).device
+    monkeypatch.delenv("CC", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(kernels.sysconfig, "get_path", lambda name: str(tmp_path))
+
+    def fail(*_):
+        raise RuntimeError("a traceback\nthe driver is too old")
+
+    assert kernels.triton_ops(device, torch.float32).name == "triton"
+    monkeypatch.setattr(kernels.gpu.TritonOps, "argmax", fail)
+    with pytest.raises(kernels.Unavailable, match=message) as refused:
+        kernels.triton_ops(device, torch.float32)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("block_size", [0, 1, 4, 12, 24, 256])

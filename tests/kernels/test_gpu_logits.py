@@ -6,6 +6,7 @@ import torch
 import kernels
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.kernels.oracle import kept
+from worker.engine.sampler import penalise
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (1.0, 0, 1.0, 0.0),
@@ -104,6 +105,27 @@ def test_log_probabilities_are_exact_and_ordered(ops, vocabulary):
         assert torch.equal(ops.logprobs_of(logits, ids[:, i].contiguous()), values[:, i])
 
 
+def test_log_probabilities_take_no_more_memory_where_rows_are_many(ops, monkeypatch):
+    """Their keys are made for a few rows at a time."""
+    from kernels.gpu import logprobs
+
+    logits = torch.randn(7, 300)
+    expected = ops.top_logprobs(logits, 5)
+    monkeypatch.setattr(logprobs, "KEY_BYTES", 3 * 300 * 8)
+    empty, sizes = torch.empty, []
+
+    def watched(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        sizes.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(torch, "empty", watched)
+    values, ids = ops.top_logprobs(logits, 5)
+    assert max(sizes) == 3 * 300 * 8
+    assert torch.equal(values, expected[0])
+    assert torch.equal(ids, expected[1])
+
+
 def test_penalties_change_what_was_seen_and_nothing_else(ops):
     logits = torch.randn(3, 300)
     seen = [{7: 0, 9: 2, 299: 1}, {}, {i: i % 3 for i in range(280)}]
@@ -117,5 +139,9 @@ def test_penalties_change_what_was_seen_and_nothing_else(ops):
     starts = torch.tensor([0, *(len(counts) for counts in seen)]).cumsum(0).int()
     ids, counts = (torch.tensor([x for row in seen for x in part(row)]).int() for part in (dict.keys, dict.values))
     ids = torch.cat([ids, torch.tensor([10**6]).int()])  # beyond the last row: not looked at
+    plain = logits.clone()
     ops.penalise(logits, starts, ids, counts, repetition, presence, frequency)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
+    if plain.device.type == "cpu":  # what the engine does without this operation
+        penalise(plain, starts, ids[:-1], counts, repetition, presence, frequency)
+        torch.testing.assert_close(plain, logits, rtol=1e-6, atol=1e-6)

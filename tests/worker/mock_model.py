@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from worker.devices import graph_rooms
+from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.graphs import Graph

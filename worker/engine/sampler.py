@@ -97,7 +97,7 @@ class Sampler:
             return
         vocabulary = logits.shape[1]
         seen: list[Mapping[int, int]] = [{}] * len(sequences)
-        factors = np.zeros((3, len(sequences)), dtype=np.float32)  # of `Ops.penalise`
+        factors = np.zeros((3, len(sequences)), dtype=np.float32)  # of `penalise`
         factors[0] = 1.0
         bans: list[int] = []
         for row in at.tolist():
@@ -114,13 +114,13 @@ class Sampler:
         if len(ids):
             starts = np.cumsum([0, *map(len, seen)]).astype(np.int32)
             times = np.array([count for counts in seen for count in counts.values()], dtype=np.int32)
-            penalise = getattr(self._ops, "penalise", _penalise)
-            penalise(logits, *map(self._sent, (starts, ids, times, *factors)))
+            of_device = getattr(self._ops, "penalise", penalise)
+            of_device(logits, *map(self._sent, (starts, ids, times, *factors)))
         if bans:
             logits.view(-1).index_fill_(0, self._sent(np.array(bans)), NEVER)
 
 
-def _penalise(
+def penalise(
     logits: torch.Tensor,
     starts: torch.Tensor,
     ids: torch.Tensor,
