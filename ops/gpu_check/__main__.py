@@ -197,7 +197,7 @@ def measure_speed(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
     device = device_of(args)
     loads = [check.rehearsal(load) if args.rehearse else load for load in check.LOADS]
-    found: dict[str, Any] = {"rows": [], "steps": [], "errors": []}
+    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": [], "errors": []}
     for name in dict.fromkeys(load.model for load in loads):
         own = [load for load in loads if load.model == name]
         shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))

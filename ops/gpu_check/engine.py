@@ -97,12 +97,16 @@ def measure(
     found: dict[str, list[Any]],
     save: Callable[[dict[str, list[Any]]], None],
 ) -> None:
-    """Adds a row to found["rows"] for each load, and one to found["steps"] for each shape (sequences, context)."""
-    started = time.perf_counter()
+    """Adds a row to found["rows"] for each load, one to found["steps"] for each shape (sequences, context), and what
+    the CUDA graphs took to found["graphs"]."""
     engine = make_engine(name, device, longest, graphs)
+    free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
         pass
-    print(f"{name}: engine and graphs ready after {time.perf_counter() - started:.1f} s", flush=True)
+    count = engine.runner.graphs.num_captured if isinstance(engine.runner, DeviceRunner) else 0
+    seconds, taken = time.perf_counter() - started, free - free_bytes(device)
+    found["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
+    print(found["graphs"][-1], flush=True)
     for load in loads:
         found["rows"].append(run(engine, load) | {"graphs": graphs})
         print(found["rows"][-1], flush=True)
@@ -111,6 +115,14 @@ def measure(
         found["steps"].append({"model": name, **decode_steps(engine, sequences, context)})
         print(found["steps"][-1], flush=True)
         save(found)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory, what torch has set aside and does not need counted as free; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:

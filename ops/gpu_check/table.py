@@ -30,6 +30,10 @@ def table(report: dict[str, Any]) -> str:
             lines.append(
                 f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, {waits}"
             )
+        for row in part.get("graphs", ()):
+            lines.append(
+                f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"
+            )
         lines += [f"  {error.strip().splitlines()[-1][:110]}" for error in part.get("errors", ())]
         if "quire" in part:
             peers = (f"{peer} {round(part[peer])}" for peer in ("generate", "generate_batch") if part.get(peer))
