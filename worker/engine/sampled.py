@@ -64,7 +64,7 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
             for beam in group.sequences:
                 scheduler.begin_decoding(beam)
     if sources != list(range(at)):
-        logits = _rows(logits, np.array(sources))
+        logits = _rows(logits, np.array(sources, dtype=np.int64))
     return Sampled(Active.of(sequences), logits)
 
 
