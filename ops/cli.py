@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.errors import CommandError
-from shared.settings import SettingError, load, options, refuse_flag, with_sources
+from shared.settings import FROM_FLAGS, SettingError, load, options, refuse_flag, with_sources
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -279,7 +279,7 @@ def pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) ->
     own = {flag for item in options(cls) for flag in item.flags}
     services = (_gateway_settings(), _worker_settings())
     theirs = {flag: item for service in services for item in options(service) for flag in item.flags}
-    rest, lifted = [], dict(environ)
+    rest, lifted, flags = [], dict(environ), []
     words = list(words)
     while words:
         word = words.pop(0)
@@ -293,6 +293,7 @@ def pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) ->
                 refuse_flag(flag, [*own, *theirs], "quire serve")
             rest.append(word)
             continue
+        flags.append(item.variable)
         if item.kind is bool:
             lifted[item.variable] = "true" if flag == item.flags[0] else "false"
             continue
@@ -302,7 +303,7 @@ def pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) ->
             text = words.pop(0)
         item.parse(text, flag)
         lifted[item.variable] = text
-    return rest, lifted
+    return rest, lifted | {FROM_FLAGS: " ".join(flags)}
 
 
 def _explain(error: Exception) -> str:

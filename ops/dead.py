@@ -42,7 +42,7 @@ async def _run(settings: DeadSettings) -> int:
         raise CommandError(str(error)) from error
     except (RedisError, OSError) as error:
         raise CommandError(
-            f"no Redis at {redact(settings.redis_url)}: {error}; pass --redis-url (QUIRE_REDIS_URL)"
+            f"no Redis at {redact(settings.redis_url)}: {str(error).rstrip('.')}; pass --redis-url (QUIRE_REDIS_URL)"
         ) from error
     finally:
         for broker in brokers.values():

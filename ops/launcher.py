@@ -32,7 +32,7 @@ from ops.processes import wait_all
 from ops.progress import Progress
 from ops.settings import ServeSettings
 from shared.naming import InvalidModelName
-from shared.settings import load, options, to_environ
+from shared.settings import FROM_FLAGS, load, options, to_environ
 from worker.settings import WorkerSettings
 
 # How long the services finish open streams when told to stop, unless QUIRE_DRAIN_S says otherwise.
@@ -287,6 +287,9 @@ def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dic
     decided = {name: text for name, text in to_environ(settings).items() if name in theirs}
     passed = {name: text for name, text in environ.items() if name not in own or name in theirs}
     merged = {"QUIRE_DRAIN_S": str(DRAIN_S), **passed, **decided}
+    merged[FROM_FLAGS] = " ".join(
+        [environ.get(FROM_FLAGS, ""), *(n for n, t in decided.items() if environ.get(n) != t)]
+    )
     merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT_ROOT), environ.get("PYTHONPATH", "")]))
     return merged
 

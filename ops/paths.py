@@ -37,19 +37,19 @@ def resolve_model(model: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise CommandError(
-                f"{path} holds no model: config.json is missing; give a folder with config.json, *.safetensors and "
+                f"model: {path} holds none: config.json is missing; give a folder with config.json, *.safetensors and "
                 "tokenizer.json, or a Hugging Face name"
             )
         return str(path.resolve())
     if path.is_file():
         raise CommandError(
-            f"{path} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
+            f"model: {path} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
         )
     # `models/x` is a misspelt folder where there is a folder `models`, and a Hugging Face name where there is none.
     folder_exists = "/" in model and path.parent.is_dir()
     if path.is_absolute() or folder_exists or not _HUGGING_FACE_NAME.fullmatch(model):
         raise CommandError(
-            f"there is no model at {path.absolute()}; give a folder with config.json, or a Hugging Face name such as "
+            f"model: there is none at {path.absolute()}; give a folder with config.json, or a Hugging Face name such as "
             "Qwen/Qwen2.5-0.5B-Instruct"
         )
     return model

@@ -61,6 +61,10 @@ def _free_port(family: int, host: str) -> int:
 
 
 def check_redis(url: str) -> None:
-    from shared.redis_clients import check_redis
+    """Raises CommandError if there is no Redis that is of use."""
+    from shared.redis_clients import BrokerUnavailable, check_redis
 
-    asyncio.run(check_redis(url))
+    try:
+        asyncio.run(check_redis(url))
+    except BrokerUnavailable as error:
+        raise CommandError(str(error)) from error

@@ -257,7 +257,7 @@ async def check_redis(url: str, lane: str = "") -> str:
         info: dict[str, Any] = await client.info("server")
     except (RedisError, OSError) as error:
         raise BrokerUnavailable(
-            f"no Redis at {parsed.shown}: {error}. Start one, or pass --redis-url (QUIRE_REDIS_URL)."
+            f"no Redis at {parsed.shown}: {str(error).rstrip('.')}; start one, or pass --redis-url (QUIRE_REDIS_URL)"
         ) from error
     finally:
         with suppress(RedisError, OSError):

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 PREFIX = "QUIRE_"
+# Names of variables, with spaces: `quire serve` got these as flags, or decided them, and its services find them in
+# their environment.
+FROM_FLAGS = "_QUIRE_FROM_FLAGS"
 EXIT_CODE = 2
 
 _TRUE = ("1", "true", "yes", "on")
@@ -231,8 +234,11 @@ def with_sources(message: str, settings: Any, environ: Mapping[str, str]) -> str
     needs no more than its name.
     """
     came = []
+    flags = environ.get(FROM_FLAGS, "").split()
     for item in options(type(settings)):
-        if not (re.search(rf"(?<![\w-]){item.flag}(?![\w-])", message) or message.startswith(f"{item.name}:")):
+        if item.variable in flags or not (
+            re.search(rf"(?<![\w-]){item.flag}(?![\w-])", message) or message.startswith(f"{item.name}:")
+        ):
             continue
         with contextlib.suppress(SettingError):
             text = environ.get(item.variable)

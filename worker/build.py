@@ -111,6 +111,12 @@ def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device
         remedy = "raise --kv-cache-gb"
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, room, remedy)
     num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
+    if num_device_bytes > (free := available_memory()):
+        asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
+        raise StartError(
+            f"{asked}: that takes {num_device_bytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; lower it, or "
+            "leave it out, and it is chosen"
+        )
     return EngineLimits(
         num_blocks=num_blocks,
         num_host_blocks=choose_num_host_blocks(settings, bytes_per_block, num_device_bytes, sequences, max_model_len),
@@ -201,7 +207,7 @@ def choose_num_blocks(
     """
     longest = -(-max_model_len // settings.block_size)
     if settings.num_blocks:
-        blocks = settings.num_blocks
+        blocks, remedy = settings.num_blocks, "raise --num-blocks"
     elif settings.kv_cache_gb:
         blocks = int(settings.kv_cache_gb * GIB) // bytes_per_block
     else:

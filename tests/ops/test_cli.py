@@ -101,10 +101,10 @@ def test_wrong_values_for_the_services_are_found_before_anything_starts(tmp_path
 
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:
-    assert f"there is no model at {tmp_path}/nope; give a folder" in refusal(1, "serve", f"{tmp_path}/nope")
-    assert f"there is no model at {tmp_path}/nope;" in refusal(1, "serve", "./nope", cwd=tmp_path)
+    assert f"model: there is none at {tmp_path}/nope; give a folder" in refusal(1, "serve", f"{tmp_path}/nope")
+    assert f"model: there is none at {tmp_path}/nope;" in refusal(1, "serve", "./nope", cwd=tmp_path)
     (tmp_path / "models").mkdir()
-    assert f"there is no model at {tmp_path}/models/x;" in refusal(1, "serve", "models/x", cwd=tmp_path)
+    assert f"model: there is none at {tmp_path}/models/x;" in refusal(1, "serve", "models/x", cwd=tmp_path)
     assert "config.json is missing" in refusal(1, "worker", str(tmp_path))
     assert "config.json is missing" in refusal(1, "gateway", str(tmp_path))
 

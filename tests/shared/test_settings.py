@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.settings import SettingError, load, option, options, to_argv, to_environ, with_sources
+from shared.settings import FROM_FLAGS, SettingError, load, option, options, to_argv, to_environ, with_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,11 @@ def test_what_is_found_wrong_later_is_told_with_the_variables_that_it_came_from(
     assert told("--rate 2 is too fast for --limit 7, --portal or --no-port") == (
         "--rate 2 is too fast for --limit 7, --portal or --no-port"
     )
+
+
+def test_a_variable_that_was_a_flag_of_who_started_the_process_is_not_told_as_the_source() -> None:
+    environ = {"QUIRE_PORT": "7", FROM_FLAGS: "QUIRE_RATE QUIRE_PORT"}
+    assert with_sources("--port 7 is taken", read(QUIRE_PORT="7"), environ) == "--port 7 is taken"
 
 
 def test_an_unknown_variable_is_refused_and_one_of_another_process_is_not() -> None:

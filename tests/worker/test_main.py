@@ -85,7 +85,14 @@ def test_no_redis(start_quire: StartQuire, tiny_model: Path, tmp_path: Path) -> 
 def test_a_cache_that_cannot_hold_one_sequence(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
     line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--num-blocks", "3")
     assert "256 tokens" in line
-    assert "--max-model-len to 48" in line
+    assert "raise --num-blocks, or lower --max-model-len to 48" in line
+
+
+@pytest.mark.slow
+def test_a_cache_that_is_larger_than_the_memory(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
+    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--kv-cache-gb", "50000")
+    assert "--kv-cache-gb 50000: that takes 50000.00 GiB, and " in line
+    assert "lower it" in line
 
 
 def test_a_token_budget_below_the_number_of_sequences(

@@ -115,7 +115,7 @@ class Decoder:
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
             what = f"contexts of {max_model_len} tokens are asked for, but max_position_embeddings is {limit}"
-            raise CheckpointError(path, what, f"set the maximum to 1 .. {limit}, or 0 for {limit}")
+            raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
         weights = Weights(path, progress)
         embedding, head = _tied_names(config, weights)
         expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
