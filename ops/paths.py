@@ -49,7 +49,7 @@ def resolve_model(model: str) -> str:
     folder_exists = "/" in model and path.parent.is_dir()
     if path.is_absolute() or folder_exists or not _HUGGING_FACE_NAME.fullmatch(model):
         raise CommandError(
-            f"model: there is none at {path.absolute()}; give a folder with config.json, or a Hugging Face name such as "
-            "Qwen/Qwen2.5-0.5B-Instruct"
+            f"model: there is none at {path.absolute()}; give a folder with config.json, or a Hugging Face name "
+            "such as Qwen/Qwen2.5-0.5B-Instruct"
         )
     return model
