@@ -62,7 +62,9 @@ class GatewaySettings:
         15.0, minimum=0.1, maximum=3600, help="A stream that is silent for so long gets an SSE comment."
     )
     http_keepalive_s: float = option(75.0, minimum=1, maximum=3600, help="An idle connection is closed after so long.")
-    drain_s: float = option(20.0, minimum=0, maximum=86400, help="Time that open streams get when told to stop.")
+    drain_s: float = option(
+        20.0, minimum=0, maximum=86400, help="Time that open streams get when told to stop; 2 in `quire serve`."
+    )
     internal_host: str = option(
         "127.0.0.1", help="Address of /metrics, /health and (worker) /debug/blocks: for operators, not for clients."
     )

@@ -23,8 +23,8 @@ class ServeSettings:
     workers: int = option(1, minimum=1, maximum=64, metavar="N", help="Worker processes, each with the whole model.")
     redis_url: str = option(
         "",
-        help="A Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without it Quire "
-        "starts its own.",
+        help="A Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without it "
+        "`quire serve` starts its own, and the other commands take redis://127.0.0.1:6379/0.",
         metavar="URL",
         secret=True,
     )

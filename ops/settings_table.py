@@ -15,16 +15,19 @@ BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
 
 def table() -> str:
     """One row per setting: flag, variable, which commands have it, default, meaning."""
-    rows: dict[str, tuple[Option, list[str]]] = {}
+    rows: dict[str, tuple[Option, dict[str, str]]] = {}
     for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
         for item in options(cls):
-            rows.setdefault(item.name, (item, []))[1].append(command)
+            default = "" if item.default in ("", None) else f"`{item.format(item.default)}`"
+            rows.setdefault(item.name, (item, {}))[1][command] = default
     lines = ["| flag | environment | of | default | what |", "|---|---|---|---|---|"]
-    for item, commands in rows.values():
-        default = "" if item.default in ("", None) else item.format(item.default)
-        shown = "hidden" if item.secret and default else f"`{default}`" if default else ""
+    for item, defaults in rows.values():
+        if len({*defaults.values()}) == 1:
+            shown = next(iter(defaults.values()))
+        else:
+            shown = ", ".join(f"{command} {default}" for command, default in defaults.items() if default)
         choices = f" One of {', '.join(map(str, item.choices))}." if item.choices else ""
-        lines.append(f"| `{item.flag}` | `{item.variable}` | {', '.join(commands)} | {shown} | {item.help}{choices} |")
+        lines.append(f"| `{item.flag}` | `{item.variable}` | {', '.join(defaults)} | {shown} | {item.help}{choices} |")
     return "\n".join(lines) + "\n"
 
 

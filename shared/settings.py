@@ -356,8 +356,6 @@ def _argument(item: Option) -> str:
 def _default(item: Option) -> str:
     if item.default is None or item.default == "":
         return "default: not set"
-    if item.secret:
-        return "default: hidden"
     return f"default: {item.format(item.default)}"
 
 
