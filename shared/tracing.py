@@ -82,7 +82,7 @@ def start(process: str, instance: str, endpoint: str, environ: Mapping[str, str]
     except ImportError as error:
         raise TracingError(
             f"{source} asks for tracing, but the Python package {error.name} is missing: "
-            "`pip install quire[tracing]`, or leave the endpoint out"
+            "`pip install -c constraints.txt -e '.[tracing]'` in the checkout, or leave the endpoint out"
         ) from error
     return Tracer(process, instance, url, environ)
 

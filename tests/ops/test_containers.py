@@ -6,6 +6,8 @@ Minutes, most of them for the first build: `make containers`. The tests go on fr
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -72,9 +74,10 @@ def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None
     def run(image: str, script: str) -> str:
         return docker("run", "--rm", "--network", "none", "--entrypoint", "sh", f"quire-{image}:local", "-c", script)
 
-    find = "import importlib.util as u; print([n for n in ('torch', 'numpy', 'pip') if u.find_spec(n)])"
-    assert run("gateway", f'python -c "{find}"') == "[]"
-    assert run("worker", f'python -c "{find}"') == "['torch', 'numpy']"
+    names = "('torch', 'numpy', 'pip', 'opentelemetry')"
+    find = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
+    assert run("gateway", f'python -c "{find}"') == "['opentelemetry']"
+    assert run("worker", f'python -c "{find}"') == "['torch', 'numpy', 'opentelemetry']"
     assert run("worker", "python -c 'import kernels.cpu.build as b; print(b.find())'").startswith("/opt/venv/")
     assert all(run(image, "id -u; id -g").split() == ["10001"] * 2 for image in OURS)
 
@@ -213,6 +216,29 @@ async def test_a_killed_redis_loses_nothing(stack: Stack, undisturbed: dict[str,
     docker("kill", "--signal", "KILL", redis)
     await asyncio.to_thread(stack.compose, "start", "redis")
     assert await clients.texts() == undisturbed["texts"]
+
+
+async def test_settings_of_the_env_file_reach_the_processes(stack: Stack) -> None:
+    # Nobody listens there: what is to be traced costs nobody anything.
+    stack.set(QUIRE_LOG_FORMAT="json", QUIRE_OTLP_ENDPOINT="http://127.0.0.1:9", QUIRE_LOG_PROMPTS="true")
+    await asyncio.to_thread(stack.up, worker=1, gateway=1)
+    await answers(stack.gateway_urls[0])
+    body = BODIES[0] | {"max_tokens": 5}
+    assert await Clients(stack.gateway_urls[:1], "logged", [body]).texts()
+    for service in ("gateway", "worker"):
+        (container,) = stack.containers(service)
+        lines = [json.loads(line) for line in docker("logs", container).splitlines()]
+        assert "traces go to http://127.0.0.1:9/v1/traces" in [line["msg"] for line in lines]
+        said = any(body["prompt"] in str(line) for line in lines)
+        assert said is (service == "gateway"), "only the gateway was asked to log prompts"
+
+
+def test_a_wrong_setting_ends_a_container_with_its_name(stack: Stack) -> None:
+    for service, name in (("gateway", "QUIRE_MAX_N"), ("worker", "QUIRE_BLOCK_SIZE")):
+        command = ("docker", "run", "--rm", "--env", f"{name}=seven", f"quire-{service}:local")
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"'seven' from {name} is not" in done.stderr
 
 
 def test_down_leaves_nothing(stack: Stack) -> None:

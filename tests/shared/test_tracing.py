@@ -89,7 +89,7 @@ def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith(("opentelemetry", "shared.spans"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(TracingError, match=r"opentelemetry\S* is missing: `pip install quire\[tracing\]`"):
+    with pytest.raises(TracingError, match=r"opentelemetry\S* is missing: `pip install .* -e '\.\[tracing\]'` in"):
         start("gateway", "g", "http://127.0.0.1:4318", {})
 
 
