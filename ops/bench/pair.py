@@ -237,6 +237,8 @@ async def flow(
         opened = [await open_stream(found.port, tokens, index) for index in range(streams)]
         await asyncio.gather(*(stream.first for stream in opened))
         await asyncio.sleep(0.5)
+        if opened[0].ended.done():
+            sys.exit("the first stream had ended before the last one began: give more --seconds")
         before, waited, start = found.cpu_s(), found.waited_s(), time.monotonic()
         await opened[0].ended
         after, waited_after, end = found.cpu_s(), found.waited_s(), time.monotonic()
