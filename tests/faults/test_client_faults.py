@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 MANY = 200
-# At most MAX_WAITING items of it wait in the gateway, and what the transport buffers.
+# At most MAX_WAITING tokens of it wait in the gateway, and what the transport buffers.
 MEMORY_OF_A_SLOW_CLIENT = 300_000
 
 # The text is that of the greedy request without faults.
