@@ -24,7 +24,7 @@ from shared.detokenizer import Decoder as TextDecoder
 from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
-from worker.engine.device_runner import DeviceRunner, Tokens
+from worker.engine.device_runner import DeviceRunner
 from worker.engine.flight import Flight
 from worker.engine.integrity import check_scheduler
 from worker.engine.limits import EngineLimits, RequestRefused
@@ -36,6 +36,7 @@ from worker.engine.sampled import Sampled, book
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import PENDING, Sequence, SequenceGroup
+from worker.engine.staging import Tokens
 from worker.engine.step import Step
 from worker.engine.timing import StepTimes
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.engine.device_runner import Tokens
 from worker.engine.rows import Rows
 from worker.engine.sequence import Sequence
+from worker.engine.staging import Tokens
 from worker.engine.step import Active
 
 

@@ -105,7 +105,7 @@ class Sampler:
             params = sequence.group.sampling
             counts: Mapping[int, int] = sequence.output_counts or {}
             if params.repetition_penalty != 1.0:
-                counts = dict.fromkeys(sequence.token_ids, 0) | counts
+                counts = {**dict.fromkeys(sequence.token_ids, 0), **counts}
             seen[row] = counts
             factors[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:

@@ -22,14 +22,14 @@ _TORCH = {np.int64: torch.int64, np.int32: torch.int32, np.float64: torch.float6
 class Field(NamedTuple):
     name: str
     numpy: Any
-    count: int
+    length: int
 
 
 class Staging:
     """Columns in one buffer: filled on the host, pinned, and copied to the device in one go."""
 
     def __init__(self, fields: SequenceOf[Field], device: torch.device) -> None:
-        sizes = [np.dtype(field.numpy).itemsize * field.count for field in fields]
+        sizes = [np.dtype(field.numpy).itemsize * field.length for field in fields]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._spans = [
             (field, start, start + size) for field, start, size in zip(fields, starts[:-1], sizes, strict=True)
