@@ -21,7 +21,7 @@ from worker.engine.offline import generate
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 
 
-ROOM = Room(MIXED, tokens=24, sequences=5)
+ROOM = Room(MIXED, tokens=16, sequences=4)
 
 
 def mix(draw: random.Random) -> dict[str, torch.Tensor]:
