@@ -43,7 +43,8 @@ async def _run(settings: DeadSettings) -> int:
     except (RedisError, OSError) as error:
         raise CommandError(
             f"no Redis at {redact(settings.redis_url)}: {str(error).rstrip('.')}; pass --redis-url "
-            "(QUIRE_REDIS_URL); that of `quire serve` is unix:// and the path of redis/redis.sock in its state folder, while it runs"
+            "(QUIRE_REDIS_URL); that of `quire serve` is unix:// and the path of redis/redis.sock in its state folder, "
+            "while it runs"
         ) from error
     finally:
         for broker in brokers.values():
