@@ -4,7 +4,7 @@ python -m ops.bench.pair                            all of it, about two minutes
 python -m ops.bench.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
-gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow;
+gaps      256 streams, a step every 20 ms unless told: how late a token is at the client, and by how much gaps between tokens grow;
           and how long each process waited for a core, which says how much of that is the machine's
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps in which a request still has a part after the broker took its cancellation
@@ -74,7 +74,7 @@ class Stream(asyncio.Protocol):
         self.chunks.append((time.monotonic(), data))
         if not self.first.done() and b"id: " in data:
             self.first.set_result(None)
-        if data.endswith(b"0\r\n\r\n"):
+        if data.endswith(b"0\r\n\r\n") or data.startswith(b"HTTP/1.1 429 "):
             self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -249,8 +249,8 @@ async def flow(
         return opened, found.steps(), used
 
 
-async def gaps(streams: int, seconds: float) -> None:
-    opened, steps, used = await flow(20, streams, seconds)
+async def gaps(streams: int, step_ms: float, seconds: float) -> None:
+    opened, steps, used = await flow(step_ms, streams, seconds)
     made: dict[str, dict[int, float]] = {}
     for _, end, items in steps:
         for request_id, token in items.items():
@@ -327,7 +327,7 @@ async def measure(args: argparse.Namespace) -> None:
     if "first" in only:
         await first(args.requests)
     if "gaps" in only:
-        await gaps(args.streams, args.seconds)
+        await gaps(args.streams, args.gap_step_ms, args.seconds)
     if "tokens" in only:
         await tokens(args.streams, args.seconds)
     if "cancel" in only:
@@ -342,6 +342,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--gap-step-ms", type=float, default=20.0, help="from step to step in the part gaps")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(args))
