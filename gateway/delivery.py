@@ -53,6 +53,8 @@ class Delivery:
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._transport, self._protocol = transport, protocol
         self._is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        if not self._is_chunked:
+            response.force_close()  # HTTP/1.0: only the end of the connection ends the body
         meters.open_streams += 1
         try:
             if beginning:

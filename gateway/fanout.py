@@ -29,7 +29,7 @@ class Fanout:
         self._by_request: dict[str, list[Outputs]] = {}
         self._open: set[Outputs] = set()
         # What was fed and not flushed.
-        self._fed: set[Outputs] = set()
+        self._fed: dict[Outputs, None] = {}
         self.corrupt_logs = 0
         self.log_reads = 0
         # How often the log had what was published and did not arrive.
@@ -70,10 +70,10 @@ class Fanout:
             # Without any its client has gone, or the gateway was started anew.
             for outputs in find(item.request_id, ()):
                 outputs.feed(item, now)
-                fed.add(outputs)
+                fed[outputs] = None
 
     def _flush(self) -> None:
-        fed, self._fed = self._fed, set()
+        fed, self._fed = self._fed, {}
         for outputs in fed:
             outputs.flush()
 

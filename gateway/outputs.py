@@ -29,7 +29,7 @@ log = logging.getLogger("gateway")
 MAX_WAITING = 256
 # A request that has not ended so long after its deadline has no worker that would end it.
 OVERDUE_S = 1.0
-# Entries of the log that are read at once.
+# Entries of the log that are read at once, at most.
 PAGE = 128
 
 
@@ -48,7 +48,11 @@ class Outputs:
         self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
         self._waiting: list[StepItem] = []
         self._waiting_tokens = 0
+        # Of the entries of the log that were read last.
+        self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
+        # Whether `wake` was called while the log was read.
+        self._is_woken = False
         # Takes what waits; False where the consumer's task has something to do.
         self.sink: Callable[[], bool] | None = None
         self._keepalive_s = keepalive_s
@@ -152,6 +156,7 @@ class Outputs:
 
     def wake(self) -> None:
         """Have `ready` return."""
+        self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -184,8 +189,11 @@ class Outputs:
         What is in doubt is read from the log.
         """
         if self._doubt and not self._waiting:
+            self._is_woken = False
             await self._look_into_log()
             check_cancelled()
+            if self._is_woken:  # meanwhile something happened for which nobody waited, such as the end
+                return
         if self._waiting or self.keepalive_due:
             return
         self._waiter = self._loop.create_future()
@@ -228,7 +236,8 @@ class Outputs:
             found = await self._broker.expire(cursor.request_id)
         except (RedisError, OSError):
             # The client need not wait for Redis; the request is ended once that answers.
-            self.late.append(cursor.request_id)
+            if not cursor.ended:
+                self.late.append(cursor.request_id)
             self._end(cursor, Outcome("deadline", "the deadline passed, and no worker took notice"))
             return
         if found == "early":
@@ -243,7 +252,9 @@ class Outputs:
         answer."""
         self._fanout.log_reads += 1
         try:
-            items = await self._broker.read_output(cursor.request_id, cursor.next, PAGE)
+            # Each entry of a call with many choices has many tokens; one may be the entry at the cursor itself.
+            count = max(3, min(PAGE, 2 * MAX_WAITING // self._tokens_per_entry))
+            items = await self._broker.read_output(cursor.request_id, cursor.next, count)
         except (RedisError, OSError) as error:
             log.debug(
                 "the output of request %s cannot be read now: %s",
@@ -261,7 +272,9 @@ class Outputs:
                 cursor.behind = True
                 break
             self._take(cursor, item)
-        if len(items) >= PAGE - 1:  # one may have been the entry at the cursor itself
+        if items:
+            self._tokens_per_entry = max(1, items[-1].end - items[-1].start, items[0].end - items[0].start)
+        if len(items) >= count - 1:
             cursor.behind = True
         return True
 
@@ -278,6 +291,8 @@ class Outputs:
             self._end(cursor, Outcome("error", detail))
 
     def _end(self, cursor: Cursor, outcome: Outcome) -> None:
+        if cursor.ended:  # while Redis was asked
+            return
         cursor.ended = True
         self._given_up.add(cursor.request_id)
         self._waiting.append(StepItem(cursor.request_id, cursor.next, (), outcome))

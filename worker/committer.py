@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -91,9 +91,13 @@ class Committer:
         return request_id in self._attempts
 
     @property
-    def unproven(self) -> Set[str]:
+    def num_unproven(self) -> int:
         """Requests that run here or wait to run alone, and have made no progress under their present attempts."""
-        return self._unproven
+        return len(self._unproven)
+
+    def is_unproven(self, claim: Claim) -> bool:
+        """Whether this very attempt is here and has made no progress."""
+        return claim.request_id in self._unproven and self._token(claim.request_id) == claim.attempt
 
     @property
     def num_running(self) -> int:
@@ -150,10 +154,13 @@ class Committer:
         """Wait until no request runs here."""
         await self._ended.wait()
 
-    def released(self) -> None:
-        """What ran here has been handed back."""
-        for attempt in self._attempts.values():
-            attempt.trace_end("released")
+    def released(self, attempts: Iterable[tuple[str, str]]) -> None:
+        """These have been handed back."""
+        for request_id, token in list(attempts):
+            if self._token(request_id) == token:
+                self._forget(request_id).trace_end("released")
+        if not self._attempts:
+            self._ended.set()
 
     def stop(self) -> None:
         self._stopping = True
@@ -194,11 +201,15 @@ class Committer:
     def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
         self.counts.fenced += len(reply.lost)
+        self.lose(reply.lost, engine)
         if self._unproven:
             self._unproven.difference_update(
-                commit.item.request_id for commit in commits if commit.item.end > commit.item.start
+                item.request_id
+                for attempt, item in commits
+                if item.end > item.start
+                and item.request_id not in reply.behind
+                and self._token(item.request_id) == attempt
             )
-        self.lose(reply.lost, engine)
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:

@@ -81,6 +81,12 @@ class Consumer:
         """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending until its lease ends."""
         self._stopping = True
 
+    @property
+    def held_back(self) -> list[tuple[str, str]]:
+        """Requests that wait here to run alone, each with its attempt token: once stopped, they never will."""
+        claims = [claim for claim, _, _ in self._suspects][self._is_alone :]
+        return [(claim.request_id, claim.attempt) for claim in claims if self._committer.is_unproven(claim)]
+
     def redis_was_away(self) -> None:
         """Give every worker a lease's time to renew before anything is taken from it."""
         self._reclaims_at = asyncio.get_running_loop().time() + self._lease_s
@@ -210,13 +216,16 @@ class Consumer:
 
     async def _run_suspects(self) -> None:
         """Start the first of those that must run alone once nothing else is unproven; its progress clears it."""
-        unproven = self._committer.unproven
-        waiting = deque(suspect for suspect in self._suspects if suspect[0].request_id in unproven)
+        committer = self._committer
+        waiting = deque(suspect for suspect in self._suspects if committer.is_unproven(suspect[0]))
         if len(waiting) < len(self._suspects):
             self._is_alone = self._is_alone and bool(waiting) and waiting[0] is self._suspects[0]
             self._suspects = waiting
-        if waiting and not self._is_alone and len(unproven) == len(waiting):
+        if waiting and not self._is_alone and committer.num_unproven == len(waiting):
             # Those behind it have nothing to do with it if it kills again.
-            self._is_alone = await self._broker.begin(waiting[0][0])
-            if self._is_alone:
+            claim = waiting[0][0]
+            if not await self._broker.begin(claim):
+                committer.lose([(claim.request_id, claim.attempt)], self._engine)
+            elif committer.is_unproven(claim):  # it may have been lost meanwhile
+                self._is_alone = True
                 self._start(*waiting[0], priority=0)

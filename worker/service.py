@@ -149,16 +149,14 @@ class WorkerService:
             consumer.stop()
             await reader.unblock(commands)
             await tasks[0]
+            await self._hand_back(broker, committer, consumer.held_back)
             await self._drain(committer, drain_s)
             engine.stop()
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
             await tasks[1]
-            if committer.attempts:
-                released = await broker.release(committer.attempts)
-                committer.released()
-                log.info("%d requests are handed back; other workers go on with them", released)
+            await self._hand_back(broker, committer, committer.attempts)
             self._ended.set()
             await asyncio.wait(tasks)
             for task in tasks:
@@ -180,6 +178,12 @@ class WorkerService:
                 await internal.close()
             await commands.aclose()
             await blocking.aclose()
+
+    async def _hand_back(self, broker: Broker, committer: Committer, attempts: list[tuple[str, str]]) -> None:
+        if attempts:
+            released = await broker.release(attempts)
+            committer.released(attempts)
+            log.info("%d requests are handed back; other workers go on with them", released)
 
     async def _drain(self, committer: Committer, drain_s: float) -> None:
         try:

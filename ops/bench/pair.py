@@ -4,7 +4,7 @@ python -m ops.bench.pair                            all of it, about two minutes
 python -m ops.bench.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
-gaps      256 streams, a step every 20 ms unless told: how late a token is at the client, and by how much gaps between tokens grow;
+gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow;
           and how long each process waited for a core, which says how much of that is the machine's
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps in which a request still has a part after the broker took its cancellation

@@ -113,8 +113,12 @@ class WorkerVerbs(Lane):
         )
 
     async def begin(self, claim: Claim) -> bool:
-        """A claim that `runs_alone` is about to run: until then no death counts. False if its attempt is over."""
-        return bool(await self._begin(keys=[self.keys.request(claim.request_id)], args=[claim.attempt]))
+        """A claim that `runs_alone` is about to run: until then no death counts.
+
+        False if its attempt is over, also because it was cancelled or its deadline has passed while it waited.
+        """
+        args = [self.keys.prefix, claim.request_id, claim.attempt, RETENTION_S]
+        return bool(await self._begin(keys=[self.keys.request(claim.request_id)], args=args))
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Keep the leases of running requests, (id, attempt) each; returns those that are another's by now."""

@@ -1,10 +1,20 @@
 -- An attempt that waited to run alone begins: from now on a death of its worker counts.
 --   KEYS  request hash
---   ARGV  attempt token
---   ->    1 | 0 (the attempt is over: nothing was done)
--- Repeatable.
-local req = redis.call('HMGET', KEYS[1], 'state', 'attempt')
-if req[1] ~= 'running' or req[2] ~= ARGV[1] then
+--   ARGV  prefix, id, attempt token, retention (s)
+--   ->    1 | 0 (the attempt is over)
+-- What was cancelled or has outlived its deadline meanwhile ends here, and need not run. Repeatable.
+local prefix, id, attempt, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local req = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'cancel', 'deadline')
+if req[1] ~= 'running' or req[2] ~= attempt then
+    return 0
+end
+local deadline = whole(req[4])
+if req[3] then
+    finish_unowned(prefix, id, 'cancelled', '', retention)
+    return 0
+end
+if deadline and deadline > 0 and now_ms() > deadline then
+    finish_unowned(prefix, id, 'deadline', 'the deadline passed while the request was waiting', retention)
     return 0
 end
 redis.call('HDEL', KEYS[1], 'waits')

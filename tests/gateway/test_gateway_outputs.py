@@ -104,6 +104,70 @@ async def test_a_sink_that_has_no_room_leaves_it_to_the_task() -> None:
     assert await asyncio.wait_for(waiting, 5) == [item]
 
 
+async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -> None:
+    fanout, outputs = open_one([])
+    asks, answers = asyncio.Event(), asyncio.Event()
+
+    async def read_output(*_: Any) -> list[StepItem]:
+        asks.set()
+        await answers.wait()
+        return []
+
+    outputs._broker.read_output = read_output  # type: ignore[method-assign]
+    given = []
+
+    def sink() -> bool:
+        given.extend(outputs.take())
+        return not given[-1].outcome
+
+    outputs.sink = sink
+    outputs.suspect()
+    reading = asyncio.create_task(outputs.ready())
+    await asks.wait()
+    [item] = steps(1, 1)
+    fanout.feed([item], 0.0)
+    await asyncio.sleep(0)
+    assert given == [item]
+    answers.set()
+    await asyncio.wait_for(reading, 5)  # the task has what is left to do: to end the answer
+
+
+async def test_a_request_ends_once_though_its_end_comes_while_redis_is_asked() -> None:
+    fanout, outputs = open_one([])
+    [item] = steps(1, 1)
+
+    async def expire(_: str) -> str:
+        fanout.feed([item], 0.0)
+        raise ConnectionError("Redis is away")
+
+    outputs._broker.expire = expire  # type: ignore[method-assign]
+    outputs.overdue_at = 0.0
+    outputs.suspect()
+    assert await outputs.next() == [item]
+    assert (outputs.late, outputs.unfinished) == ([], [])
+
+
+async def test_a_log_of_large_entries_is_read_in_small_pages() -> None:
+    counts = []
+    items = steps(40, 128)
+    _, outputs = open_one(items)
+    log = outputs._broker
+    read = log.read_output
+
+    async def read_output(request_id: str, after: int, count: int) -> list[StepItem]:
+        counts.append(count)
+        return await read(request_id, after, count)
+
+    log.read_output = read_output  # type: ignore[method-assign]
+    outputs.suspect()
+    given: list[StepItem] = []
+    while not given or given[-1].outcome is None:
+        given += await outputs.next()
+    assert given == items
+    assert counts[0] == module.PAGE
+    assert set(counts[1:]) == {4}
+
+
 async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
     fanout, outputs = open_one([])
     fanout.close(outputs)

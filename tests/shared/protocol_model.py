@@ -218,6 +218,12 @@ class ProtocolModel:
         request = self.requests.get(request_id)
         if request is None or request.state != "running" or request.attempt != attempt:
             return False
+        if request.is_cancelled:
+            self._finish_unowned(request, "cancelled", "")
+            return False
+        if request.deadline == PASSED:
+            self._finish_unowned(request, "deadline", "the deadline passed while the request was waiting")
+            return False
         request.waits = False
         return True
 

@@ -1,0 +1,156 @@
+"""Requests that must run alone, between a real Redis and an engine that only notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from shared.keys import LaneKeys
+from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from shared.redis_clients import blocking_client, command_client
+from worker.committer import Committer
+from worker.consumer import Consumer
+
+KEYS = LaneKeys("lane")
+BOUNDS = QueueBounds(requests=100, tokens=1000)
+
+
+class Engine:
+    """In the engine's place: it has room, and starts what it is given."""
+
+    room = 4
+    displaceable = (0, 0, 0)
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, str]] = []
+
+    def add(self, request: GenerationRequest, attempt: str, *_: Any) -> None:
+        self.started.append((request.id, attempt))
+
+    def finish(self, request_id: str, outcome: str) -> None:
+        pass
+
+    def drop(self, request_id: str, attempt: str) -> None:
+        pass
+
+
+class Lane:
+    def __init__(self, broker: Broker, reader: QueueReader) -> None:
+        self.broker = broker
+        self.engine: Any = Engine()
+        self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.look_back())
+        self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
+
+    async def suspect(self, request_id: str, deadline_ms: int = 0) -> None:
+        """A request with which two processes of this worker have died: it is pending for the next one."""
+        body = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9)).encode()
+        await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS)
+        [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
+        for index in range(3):
+            await self.broker.claim(delivery, "w", new_id(), f"process {index}")
+
+    async def until_started(self, count: int) -> list[str]:
+        async with asyncio.timeout(10):
+            while len(self.engine.started) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return [request_id for request_id, _ in self.engine.started]
+
+    async def commit(self, request_id: str, start: int) -> None:
+        """A token of a request, of whatever attempt is here."""
+        token = dict(self.committer.attempts)[request_id]
+        self.committer.put([StepCommit(token, StepItem(request_id, start, (Delta(0, (5,)),)))])
+
+    async def state(self, request_id: str) -> list[bytes | None]:
+        found: list[bytes | None] = await self.broker.client.hmget(
+            KEYS.request(request_id), "state", "outcome", "waits"
+        )
+        return found
+
+
+@asynccontextmanager
+async def consuming(redis_url: str) -> AsyncIterator[Lane]:
+    commands, blocking = command_client(redis_url), blocking_client(redis_url)
+    try:
+        broker = Broker(commands, "lane")
+        await broker.create_groups()
+        yield Lane(broker, QueueReader(blocking, "lane", "w"))
+    finally:
+        await commands.aclose()
+        await blocking.aclose()
+
+
+@asynccontextmanager
+async def at_work(lane: Lane) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(lane.consumer.run()), asyncio.create_task(lane.committer.run(lane.engine))]
+    try:
+        yield
+    finally:
+        lane.consumer.stop()
+        lane.committer.stop()
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+
+async def test_suspects_begin_one_after_the_other_each_cleared_by_its_first_token(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        for name in ("a", "b"):
+            await lane.suspect(name)
+        async with at_work(lane):
+            first, *_ = await lane.until_started(1)
+            other = {"a": "b", "b": "a"}[first]
+            assert await lane.state(first) == [b"running", None, None]
+            assert await lane.state(other) == [b"running", None, b"1"]
+            assert lane.consumer.held_back == [(other, dict(lane.committer.attempts)[other])]
+            await lane.commit(first, 0)
+            assert await lane.until_started(2) == [first, other]
+            assert lane.consumer.held_back == []
+
+
+async def test_a_suspect_whose_attempt_was_lost_runs_under_its_next_one(redis_url: str) -> None:
+    """Redis came back without the claim, but with the entry pending here."""
+    async with consuming(redis_url) as lane:
+        for name in ("a", "b"):
+            await lane.suspect(name)
+        async with at_work(lane):
+            await lane.until_started(1)
+            attempts = dict(lane.committer.attempts)
+            lane.committer.lose(attempts.items(), lane.engine)
+            await lane.until_started(2)
+            second, attempt = lane.engine.started[1]
+            assert dict(lane.committer.attempts)[second] == attempt != attempts[second]
+            await lane.commit(second, 0)
+            await lane.until_started(3)
+            assert {request_id for request_id, _ in lane.engine.started[1:]} == {"a", "b"}
+
+
+async def test_a_suspect_that_is_cancelled_while_it_waits_never_begins(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        for name in ("a", "b", "c"):
+            await lane.suspect(name)
+        async with at_work(lane):
+            first, *_ = await lane.until_started(1)
+            cancelled, last = sorted({"a", "b", "c"} - {first})
+            assert await lane.broker.cancel(cancelled) == "flagged"
+            await lane.commit(first, 0)
+            assert await lane.until_started(2) == [first, last]
+            assert (await lane.state(cancelled))[:2] == [b"done", b"cancelled"]
+            assert not lane.committer.runs(cancelled)
+
+
+async def test_the_reply_of_an_attempt_that_is_over_clears_nothing(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        await lane.suspect("a")
+        async with at_work(lane):
+            await lane.until_started(1)
+            old = dict(lane.committer.attempts)["a"]
+            lane.committer.lose([("a", old)], lane.engine)
+            await lane.until_started(2)
+            new = dict(lane.committer.attempts)["a"]
+            claim = Claim("a", new, "g", "standard", b"", 0, 0, 2, ())
+            commits = [StepCommit(old, StepItem("a", 0, (Delta(0, (5,)),)))]
+            reply = await lane.broker.commit_step("w", commits)
+            assert reply.lost == (("a", old),)
+            lane.committer._obey(reply, commits, lane.engine)
+            assert lane.committer.is_unproven(claim)
