@@ -2,8 +2,8 @@
 
 Everything that touches the engine happens on this thread, between steps. Other threads see a few numbers: `room`,
 `ticks`, `status`. What the engine cannot take, or a step that fails, ends as an item with the outcome `error`: nobody
-waits for ever. Each item leaves with the attempt under which it was computed, so that it can never pass for another
-attempt's.
+waits for ever. Where the device is lost the thread ends, and its requests go on elsewhere. Each item leaves with the
+attempt under which it was computed, so that it can never pass for another attempt's.
 """
 
 from __future__ import annotations
@@ -213,9 +213,11 @@ class EngineLoop(threading.Thread):
         try:
             return self._engine.step()
         except Exception:
-            # A defect or exhausted memory. Which request is to blame is not known: all that run end with an error, and
-            # the engine, whose blocks are all free again, goes on with the next.
-            log.exception("step failed; %d requests end with an error", len(self._engine.groups))
+            log.exception("step failed with %d requests", len(self._engine.groups))
+            # If the device is lost this raises, and ends the thread and the process: others take the requests over.
+            self._engine.runner.check()
+            # Else a defect or exhausted memory. Which request is to blame is not known: all that run end with an error,
+            # and the engine, whose blocks are all free again, goes on with the next.
             return self._engine.fail("the engine failed in a step of this request")
         finally:
             ended = time.monotonic()

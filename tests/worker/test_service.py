@@ -20,6 +20,7 @@ from tests.worker.mock_model import EOS, MockModel, continuation
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
+from worker.engine.runner import Runner
 from worker.service import EngineDied, WorkerService
 
 MODEL = "mock"
@@ -347,6 +348,28 @@ async def test_a_dead_engine_ends_the_worker_and_the_next_one_goes_on(redis_url:
             await service.run(0.0)
         async with serving(redis_url):
             assert (await gateway.result(request_id))[0] == continuation((4, 2), 8)
+
+
+class LostDevice(Runner):
+    def execute(self, step):  # type: ignore[no-untyped-def]
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def check(self) -> None:
+        raise RuntimeError("the device is lost")
+
+
+async def test_a_lost_device_ends_the_worker_and_its_requests_go_on_in_the_next_one(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((4, 2))
+        engine = Engine(MockModel(), LIMITS, (EOS,), None, runner=LostDevice)
+        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        with pytest.raises(EngineDied, match="the device is lost"):
+            await service.run(0.0)
+        assert not await gateway.broker.read_output(request_id)
+        async with serving(redis_url):
+            assert await gateway.result(request_id) == (continuation((4, 2), 8), "length")
+        await assert_drained(gateway, 1)
 
 
 async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url: str) -> None:

@@ -114,6 +114,9 @@ class Runner:
         columns = self._token_ids[:at], self._positions[:at], self._slots[:at]
         return Inputs(*columns, all_rows, lengths, starts, sampled)
 
+    def check(self) -> None:
+        """Raise if the device is lost: after some errors every later call fails, until the process ends."""
+
     def capture_next(self) -> bool:
         """Prepare one more thing that makes later steps faster; False if there is nothing left (`DeviceRunner`)."""
         return False
