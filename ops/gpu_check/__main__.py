@@ -202,6 +202,9 @@ def measure_speed(args: argparse.Namespace, save: Save) -> dict[str, Any]:
         own = [load for load in loads if load.model == name]
         shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
         for graphs in (True, False):
+            if device.type == "cuda":
+                gc.collect()  # the engine before this one, which holds all memory
+                torch.cuda.empty_cache()
             try:
                 check.measure(name, device, 512 if args.rehearse else 4096, own, shapes, graphs, found, save)
                 break
@@ -209,9 +212,6 @@ def measure_speed(args: argparse.Namespace, save: Save) -> dict[str, Any]:
                 found["errors"].append(f"{name}, graphs {graphs}: {traceback.format_exc()}")
                 print(found["errors"][-1], flush=True)
                 save(found)
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
     return found | ({"status": "failed"} if found["errors"] else {})
 
 
