@@ -148,7 +148,8 @@ def log_limits(model: Decoder, limits: EngineLimits) -> None:
 
 
 def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
-    if not settings.cuda_graphs:
+    if not devices.takes_graphs(settings):
+        log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
     return capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Steps of more tokens keep the device busy for longer than their launch takes, and have no graph.
 MOST_TOKENS = 8192
+# Captures of a measurement. The first ones, one of each kind, load kernels too, and make the pool that all share.
+FIRST, MEASURED = 3, 6
 # Seconds before the worker is ready; and between two lines of the log.
 CAPTURE_S, SAY_S = 15.0, 2.0
 
@@ -51,28 +53,29 @@ def graph_rooms(sequences: int, tokens: int) -> list[Room]:
 def measure_graphs(model: Decoder, limits: EngineLimits, record: Record = record_on_cuda) -> int:
     """Bytes of device memory that a runner and all its graphs take beside weights and cache.
 
-    Measured with the two largest: the first takes the memory that all share, and each other one as much as the second,
-    which is what the driver keeps of a graph.
+    Measured with those that are captured first: the FIRST take the memory that all share, and each that was not
+    captured as much as the mean of those behind them, which is what the driver keeps of a graph.
     """
     device = model.ops.device
     # A cache of one block: what the kernels find there does not matter.
     limits = replace(limits, num_blocks=1, num_host_blocks=0)
     rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
-    _release()
+    release()
     free = [torch.cuda.mem_get_info(device)[0]]
     runner = DeviceRunner(model, limits, Rows(limits), rooms, record)
-    for _ in range(2):
-        runner.capture_next()
+    while len(free) <= MEASURED and runner.capture_next():
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(device)[0])
     del runner
-    _release()
-    shared, each = max(0, free[0] - free[1]), max(0, free[1] - free[2])
-    return shared + each * (len(rooms) - 1)
+    release()
+    taken, captured = max(0, free[0] - free[-1]), len(free) - 1
+    if captured > FIRST:
+        taken += max(0, free[FIRST] - free[-1]) * (len(rooms) - captured) // (captured - FIRST)
+    return taken
 
 
-def _release() -> None:
+def release() -> None:
     """Give the device what nobody refers to any more; a runner and its graphs refer to each other."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -84,14 +87,14 @@ def capture_graphs(engine: Engine, clock: Callable[[], float] = time.monotonic) 
     if not isinstance(runner, DeviceRunner) or not runner.graphs.num_missing:
         return
     count, device = runner.graphs.num_missing, runner.device
-    _release()
+    release()
     free = torch.cuda.mem_get_info(device)[0]
     started = said = clock()
     while clock() - started < CAPTURE_S and engine.prepare():
         if clock() - said >= SAY_S:
             said = clock()
             log.info("captured %d of %d CUDA graphs", runner.graphs.num_captured, count)
-    _release()
+    release()
     taken = free - torch.cuda.mem_get_info(device)[0]
     log.info(
         "captured %d of %d CUDA graphs in %.1f s, %.2f GiB%s",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import kernels
-from worker.capture import measure_graphs
+from worker.capture import measure_graphs, release
 from worker.engine.limits import EngineLimits
 from worker.errors import StartError
 from worker.models.batch import ForwardBatch
@@ -95,6 +95,11 @@ def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> in
     return settings.max_num_batched_tokens or max(chosen, max_num_seqs(settings, device))
 
 
+def takes_graphs(settings: WorkerSettings) -> bool:
+    """Whether steps on a GPU are replayed as graphs. Not with reference kernels, which look at values."""
+    return settings.cuda_graphs and settings.kernels != "reference"
+
+
 def measure_step(model: Decoder, num_tokens: int, num_rows: int, max_model_len: int, block_size: int) -> int:
     """Bytes of device memory that the largest step takes beside weights and cache: measured by running it.
 
@@ -138,6 +143,7 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
     while True:
+        release()  # what was here before, or did not fit: nothing can be released where that is caught
         try:
             step = measure_step(model, tokens, rows, max_model_len, settings.block_size)
             break
@@ -149,9 +155,8 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
                 ) from None
             tokens //= 2
             log.warning("out of device memory: the token budget of a step is now %d", tokens)
-            torch.cuda.empty_cache()
     graphs = 0
-    if settings.cuda_graphs:
+    if takes_graphs(settings):
         graphs = measure_graphs(model, EngineLimits(1, settings.block_size, rows, tokens, max_model_len))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from shared.messages import StepItem
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run
+from worker import build, devices
 from worker.capture import capture_graphs, graph_rooms, measure_graphs
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
-from worker.engine.graphs import GREEDY, MIXED, Graphs, Room
+from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room
 from worker.engine.limits import EngineLimits
 from worker.engine.rows import Rows
+from worker.settings import WorkerSettings
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 16), (8, 24), (64, 256), (256, 8192), (256, 300), (4096, 8192)])
@@ -43,7 +47,8 @@ class Launched:
     def __call__(self, room: Room) -> None:
         if room in self.too_large:
             raise torch.OutOfMemoryError
-        self.captured.append(room)
+        if room not in self.captured:
+            self.captured.append(room)
 
 
 def graphs(launched: Launched, *rooms: Room) -> Graphs:
@@ -70,15 +75,107 @@ def test_graphs_are_captured_largest_first_and_the_smallest_with_room_is_taken()
     assert made.find(MIXED, 129, 1) is made.find(MIXED, 1, 9) is made.find(GREEDY, 1, 1) is None
 
 
+def test_the_largest_is_captured_first_for_its_memory_and_decodes_before_the_others() -> None:
+    launched = Launched()
+    decodes = [Room(kind, size, size) for kind in (GREEDY, DRAWN) for size in (1, 2)]
+    made = graphs(launched, SMALL, *decodes, LARGE, MIDDLE)
+    while made.capture_next():
+        pass
+    assert launched.captured == [LARGE, *(decodes[at] for at in (1, 3, 0, 2)), MIDDLE, SMALL]
+
+
+def test_a_graph_is_replayed_once_before_a_request_needs_it() -> None:
+    made = graphs(Launched(), SMALL)
+    assert made.capture_next()
+    found = made.find(MIXED, 1, 1)
+    assert found is not None
+    assert isinstance(found[1], CalledAgain)
+    assert found[1].num_replays == 1
+
+
 def test_a_graph_that_memory_has_no_room_for_is_left_out_and_smaller_ones_are_not(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    handled: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: handled.append(sys.exc_info()[0]))
     made = graphs(Launched(too_large=(LARGE,)), MIDDLE, LARGE, SMALL)
     while made.capture_next():
         pass
     assert (made.num_captured, made.num_missing) == (2, 0)
     assert made.find(MIXED, 65, 1) is None
     assert "out of device memory for the CUDA graph of 128 tokens" in caplog.text
+    assert handled == [None]  # while an error is handled, what its traceback holds cannot be freed
+
+
+def test_an_engine_whose_graphs_cannot_be_captured_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
+    left = 2
+
+    def refused(launch: Any, pool: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return record(launch, pool)
+
+    def runner(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, graph_rooms(limits.max_num_seqs, 16), refused)
+
+    engine = make_engine(runner=runner)
+    while engine.prepare():
+        pass
+    assert isinstance(engine.runner, DeviceRunner)
+    assert (engine.runner.graphs.num_captured, engine.runner.graphs.num_missing, left) == (1, 0, 0)
+    assert "not permitted when stream is capturing" in caplog.text
+    engine.add(request("r", (1, 2, 3), ignore_eos=True))
+    plain = make_engine()
+    plain.add(request("r", (1, 2, 3), ignore_eos=True))
+    assert texts(run(engine)) == texts(run(plain))
+
+
+def texts(items: list[StepItem]) -> list[int]:
+    return [token for item in items for delta in item.deltas for token in delta.token_ids]
+
+
+def test_reference_kernels_take_no_graphs() -> None:
+    limits = EngineLimits(num_blocks=9, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=32)
+    for settings, takes in (
+        (WorkerSettings(), True),
+        (WorkerSettings(kernels="triton"), True),
+        (WorkerSettings(kernels="reference"), False),
+        (WorkerSettings(cuda_graphs=False), False),
+    ):
+        assert devices.takes_graphs(settings) is takes
+        assert bool(build.graph_rooms(settings, limits)) is takes
+
+
+class Watched(MockModel):
+    """Notes the parameters of all draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_ps: list[list[float]] = []
+        sample = self.ops.sample
+
+        def noted(logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, *rest: Any) -> Any:
+            self.top_ps.append(top_ps.tolist())
+            return sample(logits, temperatures, top_ks, top_ps, *rest)
+
+        self.ops.sample = noted
+
+
+def test_a_row_of_padding_takes_the_draw_that_costs_least() -> None:
+    limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
+
+    def runner(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, [Room(DRAWN, 8, 8)], record)
+
+    model = Watched()
+    engine = Engine(model, limits, (), None, runner=runner)
+    assert engine.prepare()
+    assert model.top_ps == [[1.0] * 8] * 3
+    engine.add(request("r", (1, 2, 3), temperature=1.0, top_p=0.5, ignore_eos=True))
+    run(engine)
+    assert model.top_ps[-1] == [0.5, *[1.0] * 7]
 
 
 class Card:
@@ -90,8 +187,8 @@ class Card:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
-def test_the_memory_of_all_graphs_is_measured_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    card, model, taken = Card(monkeypatch), MockModel(), [100, 7]
+def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, model, taken = Card(monkeypatch), MockModel(), [100, 9, 8, 4, 0, 4]  # it is told in coarse steps
     model.ops.device = torch.device("cpu")
 
     def weighed(launch: Any, pool: Any) -> Any:
@@ -99,7 +196,8 @@ def test_the_memory_of_all_graphs_is_measured_with_two(monkeypatch: pytest.Monke
         return record(launch, pool)
 
     limits = EngineLimits(num_blocks=500, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
-    assert measure_graphs(model, limits, weighed) == 100 + 7 * (len(graph_rooms(8, 64)) - 1)  # type: ignore[arg-type]
+    left = len(graph_rooms(8, 64)) - 6
+    assert measure_graphs(model, limits, weighed) == 100 + 9 + 8 + 8 + left * 8 // 3  # type: ignore[arg-type]
     assert not taken
 
 

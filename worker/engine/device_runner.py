@@ -33,6 +33,9 @@ from worker.models.batch import ForwardBatch, send
 
 log = logging.getLogger(__name__)
 
+# Of a row of padding, which keeps nothing: one token, and the draw that takes least. The rest is 0.
+FILLERS = {"lengths": 1, "top_ps": 1}
+
 
 def decode_fields(count: int) -> list[Field]:
     """What a decoding sequence needs in a step, and a draw."""
@@ -114,7 +117,8 @@ class DeviceRunner(Runner):
         if found := self.graphs.find(DRAWN if is_drawn else GREEDY, count, count):
             room, graph = found
             self._staging.send(self._columns(at, room.sequences, is_drawn))
-            graph.replay()
+            with torch.inference_mode():
+                graph.replay()
         else:
             self._staging.send(self._columns(at, count, is_drawn))
             with torch.inference_mode():
@@ -127,7 +131,7 @@ class DeviceRunner(Runner):
             columns |= self._draw_columns(at)
         if width == len(at):
             return columns
-        fillers = {"rows": self._padding, "lengths": 1}
+        fillers = FILLERS | {"rows": self._padding}
         return {name: padded(column, width, fillers.get(name, 0)) for name, column in columns.items()}
 
     def _draw_columns(self, at: np.ndarray) -> dict[str, np.ndarray]:
@@ -199,7 +203,8 @@ class DeviceRunner(Runner):
         if found := self.graphs.find(MIXED, tokens, sequences):
             room, graph = found
             self._stage(inputs, room)
-            graph.replay()
+            with torch.inference_mode():
+                graph.replay()
             return self._logits[:sampled]
         try:
             return self._forward(inputs)
@@ -267,6 +272,10 @@ class DeviceRunner(Runner):
     def capture_next(self) -> bool:
         return self.graphs.capture_next()
 
+    def check(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _launch(self, room: Room) -> None:
         """What the graph of a room holds."""
         if room.kind == MIXED:
@@ -282,9 +291,7 @@ class DeviceRunner(Runner):
             starts = np.zeros(1, dtype=np.int32)
             self._stage(Inputs(nothing, nothing, nothing, nothing.astype(np.int64), nothing, starts, nothing), room)
         else:
-            self._staging.send(
-                {"rows": padded(nothing, room.sequences, self._padding), "lengths": padded(nothing, room.sequences, 1)}
-            )
+            self._staging.send(self._columns(nothing.astype(np.int64), room.sequences, room.kind == DRAWN))
 
     # --- what the device must know ------------------------------------------------------------------------------------
 

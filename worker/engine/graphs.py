@@ -10,6 +10,7 @@ ready, and what is left while nothing runs. A step that finds no graph is launch
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
@@ -40,11 +41,34 @@ Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 
 def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls are refused while it records: others may pin memory or wait for events.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        launch()
-    return graph, graph.pool()
+    graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
+    try:
+        # Torch leaves its own stream current where the end of a capture fails. And only this thread's calls are refused
+        # while it records: others may pin memory or wait for events.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            launch()
+    except RuntimeError:
+        # There the allocator also takes the capture for under way for ever, and refuses to free memory. Elsewhere it
+        # has ended, which is what this raises then.
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
+    return graph, pool
+
+
+def from_last(rooms: Iterable[Room]) -> list[Room]:
+    """Rooms in the order of their capture, the first one last.
+
+    That is the largest of all, in whose memory the others find room; then those of decodes, which gain most; then the
+    others. Of each kind the largest first: it does for smaller steps until theirs is there.
+    """
+    ordered = sorted(rooms, key=lambda room: (room.tokens, room.kind))
+    return sorted(ordered[:-1], key=lambda room: room.kind != MIXED) + ordered[-1:]
 
 
 class Graphs:
@@ -58,8 +82,7 @@ class Graphs:
         launch: Callable[[Room], None],
         record: Record = record_on_cuda,
     ) -> None:
-        # The largest first, in whose memory the others find room.
-        self._missing = sorted(rooms, key=lambda room: (room.tokens, room.kind))
+        self._missing = from_last(rooms)
         self._prepare, self._launch, self._record = prepare, launch, record
         self._graphs: dict[Room, Graph] = {}
         self._by_kind: dict[str, list[Room]] = {}
@@ -81,20 +104,33 @@ class Graphs:
         return None
 
     def capture_next(self) -> bool:
-        """Capture one more, the largest first; False if there is none left. It waits for the device."""
+        """Capture one more (`from_last`); False if there is none left. It waits for the device."""
         if not self._missing:
             return False
         room = self._missing.pop()
+        if (graph := self._capture(room)) is None:
+            torch.cuda.empty_cache()  # not where the error is caught: its traceback still holds activations
+            return True
+        self._graphs[room] = graph
+        self._by_kind[room.kind] = sorted((*self._by_kind.get(room.kind, ()), room), key=lambda one: one.tokens)
+        return True
+
+    def _capture(self, room: Room) -> Graph | None:
+        """None if it cannot be."""
         try:
             # Once without a graph, so that all kernels are compiled and loaded. On the stream of all steps: for another
             # one cuBLAS and the allocator would keep memory that nobody counts.
             self._prepare(room)
             with torch.inference_mode():
                 self._launch(room)
-                self._graphs[room], self._pool = self._record(lambda: self._launch(room), self._pool)
+                graph, self._pool = self._record(lambda: self._launch(room), self._pool)
+                # The first replay sends the graph to the device: better now than in a request.
+                graph.replay()
+                return graph
         except torch.OutOfMemoryError:
             log.warning("out of device memory for the CUDA graph of %d tokens: such steps go without", room.tokens)
-            torch.cuda.empty_cache()
-        else:
-            self._by_kind[room.kind] = sorted((*self._by_kind.get(room.kind, ()), room), key=lambda one: one.tokens)
-        return True
+        except RuntimeError:
+            # What a driver or a kernel refuses in one capture it refuses in all. Steps are right without graphs.
+            log.exception("a CUDA graph of %d tokens cannot be captured: no more are", room.tokens)
+            self._missing.clear()
+        return None
