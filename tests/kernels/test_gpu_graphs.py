@@ -113,6 +113,21 @@ def make_engine(ops, rooms: list[Room], **limits: int) -> Engine:
     return engine
 
 
+@pytest.mark.skipif(not ON_CUDA, reason="only a CUDA device captures")
+def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were():
+    device = torch.device("cuda")
+    stream, numbers = torch.cuda.current_stream(), torch.ones(1 << 20, device=device)
+    graph, pool = record_on_cuda(lambda: numbers.add_(1), None)
+    for shared in (None, pool):
+        with pytest.raises(RuntimeError):
+            record_on_cuda(lambda: (numbers * 2).sum().item(), shared)
+        assert torch.cuda.current_stream() == stream
+        torch.cuda.empty_cache()  # it raises while a capture is under way
+        record_on_cuda(lambda: numbers.mul_(1), pool)
+    graph.replay()
+    assert numbers.sum().item() == 2 << 20
+
+
 @pytest.mark.slow
 def test_texts_from_graphs_are_those_of_kernels_launched_one_by_one(monkeypatch):
     ops = make_triton_ops(torch.float32, monkeypatch)

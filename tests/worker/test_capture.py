@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from worker import build, devices
 from worker.capture import capture_graphs, graph_rooms, measure_graphs
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room
+from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
 from worker.engine.limits import EngineLimits
 from worker.engine.rows import Rows
 from worker.settings import WorkerSettings
@@ -146,6 +148,47 @@ def test_reference_kernels_take_no_graphs() -> None:
     ):
         assert devices.takes_graphs(settings) is takes
         assert bool(build.graph_rooms(settings, limits)) is takes
+
+
+def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    @contextmanager
+    def stream(one: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            done.append(one)
+
+    @contextmanager
+    def capture(graph: Any, **options: Any) -> Iterator[None]:
+        yield
+        done.append(options["pool"])
+        raise RuntimeError("the capture is invalid")
+
+    fakes = {"CUDAGraph": object, "graph_pool_handle": lambda: "pool", "current_device": lambda: 0}
+    fakes |= {"stream": stream, "current_stream": lambda: "stream", "graph": capture}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *at, name=name: done.append((name, *at)), raising=False)
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        record_on_cuda(lambda: None, None)
+    ended = [("_cuda_endAllocateToPool", 0, "pool"), ("_cuda_releasePool", 0, "pool")]
+    assert done == ["pool", "stream", *ended]
+
+
+def test_a_lost_device_is_found_out_by_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(device: torch.device) -> None:
+        raise RuntimeError(f"{device} is lost")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    runner = waiting_engine().runner
+    assert isinstance(runner, DeviceRunner)
+    runner.check()
+    runner.device = torch.device("cuda")
+    with pytest.raises(RuntimeError, match="cuda is lost"):
+        runner.check()
 
 
 class Watched(MockModel):
