@@ -1,40 +1,42 @@
 """The one pub/sub subscription of a gateway: reads step frames and hands their items to the open calls.
 
-Messages can be lost without any error (a connection that was cut and silently made again), and the only sign is a
-second `subscribe` message. So each of them makes every open call compare itself with the output log.
+What is published while there is no connection is lost without any error. So every subscription after the first makes
+every open call compare itself with the output log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
+from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from gateway.cancellation import check_cancelled
 from gateway.fanout import Fanout
 from gateway.outputs import Outputs
 from shared.messages import MessageError, decode_items
+from shared.redis_clients import LaneClient
 
 log = logging.getLogger("gateway")
 
 # A connection over which nothing came for so long is pinged, and given up after as long again: it may be half-open.
 PING_AFTER_S = 2.0
+# How often the connection is looked at: whether it is silent, and still goes to where the lane is.
+LOOK_S = 0.25
 RECONNECT_S = (0.05, 1.0)
 
 
 class Subscription:
     """Subscribed for as long as it runs; `ready` is set while frames arrive."""
 
-    def __init__(self, client: Redis, channel: str, fanout: Fanout) -> None:
+    def __init__(self, client: LaneClient, channel: str, fanout: Fanout) -> None:
         self._client = client
         self._channel = channel
         self._fanout = fanout
         self._task: asyncio.Task[None] | None = None
+        self._heard_at = 0.0
         self.ready = asyncio.Event()
         self.subscribes = 0
         self.frames = 0
@@ -51,36 +53,45 @@ class Subscription:
     async def _read_forever(self) -> None:
         pause = RECONNECT_S[0]
         while True:
-            pubsub = self._client.pubsub()
             try:
-                await pubsub.subscribe(self._channel)
-                while True:
-                    await self._read(pubsub)
-                    check_cancelled()
-                    pause = RECONNECT_S[0]
+                await self._listen()
             except (RedisError, OSError) as error:
                 if self.ready.is_set():
                     log.warning("the subscription is broken, connecting again: %s", error)
+                    pause = RECONNECT_S[0]
             finally:
                 self.ready.clear()
-                with contextlib.suppress(RedisError, OSError):
-                    await pubsub.aclose()  # type: ignore[no-untyped-call]
             check_cancelled()
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, RECONNECT_S[1])
 
-    async def _read(self, pubsub: PubSub) -> None:
-        """Wait for one message and deal with it. Raises ConnectionError when the connection seems dead."""
-        message = await pubsub.get_message(timeout=PING_AFTER_S)
-        if message is None:
-            await pubsub.ping()
-            message = await pubsub.get_message(timeout=PING_AFTER_S)
-            if message is None:
-                raise ConnectionError(f"no answer to a ping within {PING_AFTER_S:g} s")
-        if message["type"] == "message":
-            self._deliver(message["data"])
-        elif message["type"] == "subscribe":
-            self._subscribed()
+    async def _listen(self) -> None:
+        """Take what comes, until the connection is closed or seems dead: then raises ConnectionError."""
+        loop = asyncio.get_running_loop()
+        link = await self._client.open_link()
+        try:
+            self._heard_at, pinged_at = loop.time(), 0.0
+            link.listen(self._on_push)
+            link.write("SUBSCRIBE", self._channel)
+            while await self._client.is_current(link):
+                silent_for = loop.time() - self._heard_at
+                if silent_for > 2 * PING_AFTER_S:
+                    raise ConnectionError(f"no answer to a ping within {PING_AFTER_S:g} s")
+                if silent_for > PING_AFTER_S and pinged_at < self._heard_at:
+                    pinged_at = loop.time()
+                    link.write("PING")
+                await link.wait_closed(LOOK_S)
+            raise ConnectionError("the connection was closed")
+        finally:
+            link.close()
+
+    def _on_push(self, push: Any) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        match push:
+            case [b"message", _, frame]:
+                self._deliver(frame)
+            case [b"subscribe", *_]:
+                self._subscribed()
 
     def _subscribed(self) -> None:
         self.subscribes += 1

@@ -2,7 +2,7 @@
 
 redis-py's defaults suit a cache, not a queue: it repeats commands that may have been carried out, cuts blocking reads
 after five seconds, and resubscribes in silence. Here nothing is retried behind the caller's back, a blocking read has
-its own connection with a socket timeout above its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
+its own connection with a timeout above its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
 
 All keys of a lane are at one server, behind Sentinels and in a cluster too, so each client speaks to that one alone. A
 server that says that it is not the one (any more) counts as a broken connection; the next connection looks anew where
@@ -12,7 +12,6 @@ the lane is (`shared/redis_places.py`). redis-py's own client for clusters repea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -30,8 +29,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.redis_link import Link
 from shared.redis_places import ClusterPlace, Place, place_of
 from shared.redis_url import Address, BrokerUnavailable, parse_redis_url, redact
 
@@ -39,6 +38,7 @@ __all__ = [
     "BLOCK_S",
     "COMMAND_TIMEOUT_S",
     "BrokerUnavailable",
+    "LaneClient",
     "blocking_client",
     "check_redis",
     "command_client",
@@ -62,6 +62,11 @@ _ELSEWHERE = (ReadOnlyError, AskError, TryAgainError, ClusterDownError, MasterDo
 _ELSEWHERE_TEXTS = ("NOREPLICAS ", "UNBLOCKED ", "READONLY ", "non local key in a cluster")
 
 
+def is_elsewhere(error: ResponseError) -> bool:
+    """Whether a server says that it cannot serve the lane now, and that another one may."""
+    return isinstance(error, _ELSEWHERE) or any(text in str(error) for text in _ELSEWHERE_TEXTS)
+
+
 class NotTheServer(RedisConnectionError):
     """The server answered that the lane is not its own to serve, or not now."""
 
@@ -72,13 +77,13 @@ class _Watched(AbstractConnection):
     def __init__(self, *, place: Place, **options: Any) -> None:
         super().__init__(**options)
         self._place = place
-        self._moves = 0
+        self.moves = 0
 
     async def connect(self) -> None:
         if self.is_connected:
             await self._place.recheck()
         # The server closed it, or the lane is elsewhere by now.
-        if self.is_connected and (self._is_closed or self._moves != self._place.moves):
+        if self.is_connected and (self._is_closed or self.moves != self._place.moves):
             await self.disconnect(nowait=True)
         await super().connect()  # type: ignore[no-untyped-call]
 
@@ -96,24 +101,6 @@ class _Watched(AbstractConnection):
             self._place.doubt()
             raise
 
-    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """As redis-py's, without a task for each command."""
-        if self._writer is None:  # the first of a new connection
-            await super().send_packed_command(command, check_health)
-            return
-        data = command.encode() if isinstance(command, str) else command
-        try:
-            async with asyncio.timeout(self.socket_timeout):
-                self._writer.writelines([data] if isinstance(data, bytes) else data)
-                await self._writer.drain()
-        except BaseException as error:
-            await self.disconnect(nowait=True)
-            if isinstance(error, TimeoutError):
-                raise RedisTimeoutError("Redis took no data in time") from error
-            if isinstance(error, OSError):
-                raise RedisConnectionError(f"writing to Redis failed: {error}") from error
-            raise
-
     async def _ask(self, *command: str) -> Any:
         await self.send_command(*command, check_health=False)
         return await self.read_response()
@@ -122,11 +109,15 @@ class _Watched(AbstractConnection):
         try:
             return await super().read_response(*args, **options)
         except ResponseError as error:
-            if not isinstance(error, _ELSEWHERE) and not any(text in str(error) for text in _ELSEWHERE_TEXTS):
+            if not is_elsewhere(error):
                 raise
-            self._place.doubt(error, getattr(self, "address", None))
+            self.doubt(error)
             await self.disconnect(nowait=True)
             raise NotTheServer(f"{type(error).__name__}: {error}") from error
+
+    def doubt(self, error: ResponseError) -> None:
+        """The server says that it is not the one."""
+        self._place.doubt(error, getattr(self, "address", None))
 
 
 class _Tcp(_Watched, Connection):
@@ -136,7 +127,7 @@ class _Tcp(_Watched, Connection):
 
     async def _connect(self) -> None:
         self.address = await self._place.locate()
-        self._moves = self._place.moves
+        self.moves = self._place.moves
         self.host, self.port = self.address
         try:
             await super()._connect()  # type: ignore[no-untyped-call]
@@ -153,46 +144,82 @@ class _Unix(_Watched, UnixDomainSocketConnection):
     pass
 
 
-class _Client(Redis):
-    """Keeps some connections at hand between commands. redis-py's way of a command through its pool, with what it has
-    for retries and for observing, takes several times the processor time of the command itself.
+class LaneClient(Redis):
+    """Sends all commands over one `Link`; what takes connections by itself, such as pipelines, has the pool's.
+
+    A command that blocks holds up those behind it: `blocking_client` has a link for it alone.
     """
 
-    def __init__(self, pool: BlockingConnectionPool, kept: int) -> None:
+    def __init__(self, place: Place, pool: BlockingConnectionPool, timeout_s: float) -> None:
         super().__init__(connection_pool=pool)
         self.auto_close_connection_pool = True
-        self._kept = kept
-        self._at_hand: list[Any] = []
-        # Commands that wait for the pool: as long as there are some, all connections go back to it.
-        self._waiting = 0
+        self._place = place
+        self._timeout_s = timeout_s
+        self._link: Link | None = None
+        # Under way for all that wait for it.
+        self._opening: asyncio.Task[Link] | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        connection = self._at_hand.pop() if self._at_hand else await self._get_connection()
+        link = await self._current_link()
+        try:
+            reply = await link.send(*args[0].split(), *args[1:])  # a name can be two words
+        except ResponseError as error:
+            if not is_elsewhere(error):
+                raise
+            connection: Any = link.connection
+            connection.doubt(error)
+            link.retire()
+            raise NotTheServer(f"{type(error).__name__}: {error}") from error
+        read = self.response_callbacks.get(args[0])
+        options.pop("keys", None)  # as redis-py does
+        return reply if read is None else read(reply, **options)
+
+    async def open_link(self) -> Link:
+        """A new connection to where the lane is now, for one caller."""
+        connection = self.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
-            await connection.send_command(*args, check_health=False)
-            return await self.parse_response(connection, args[0], **options)
-        except ResponseError:
-            raise  # an answer like any other
-        except BaseException:  # what is still to come must not pass for the next command's answer
+            return Link(connection, self._timeout_s)
+        except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        finally:
-            if connection.is_connected and len(self._at_hand) < self._kept and not self._waiting:
-                self._at_hand.append(connection)
-            else:
-                await self.connection_pool.release(connection)
 
-    async def _get_connection(self) -> Any:
-        pool: Any = self.connection_pool
-        self._waiting += 1
-        try:
-            return await pool.get_connection()
-        finally:
-            self._waiting -= 1
+    async def is_current(self, link: Link) -> bool:
+        """Whether a connection is open and goes to where the lane is now."""
+        await self._place.recheck()
+        connection: Any = link.connection
+        return link.is_open and connection.moves == self._place.moves
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._link is not None:
+            self._link.close()
+        await super().aclose(close_connection_pool)
+
+    async def _current_link(self) -> Link:
+        if (link := self._link) is not None and await self.is_current(link):
+            return link
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Link:
+        old, self._link = self._link, None
+        if old is not None:
+            old.retire()
+        self._link = await self.open_link()
+        return self._link
+
+    def _opened(self, opening: asyncio.Task[Link]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # it was seen, even if nobody waits any more
 
 
-def _client(place: Place, timeout_s: float, connections: int, kept: int = 0) -> Redis:
+def _client(place: Place, timeout_s: float, connections: int) -> LaneClient:
     url = place.url
     kind = _Unix if url.path else _Tls if url.is_tls else _Tcp
     options: dict[str, Any] = url.options | ({"path": url.path} if url.path else {})
@@ -208,29 +235,29 @@ def _client(place: Place, timeout_s: float, connections: int, kept: int = 0) -> 
         place=place,
         **options,
     )
-    return _Client(pool, kept)
+    return LaneClient(place, pool, timeout_s)
 
 
-def command_client(url: str, lane: str = "", connections: int = 16) -> Redis:
+def command_client(url: str, lane: str = "", connections: int = 16) -> LaneClient:
     """For commands and scripts. A failed call is unknown, not undone: only what is repeatable may be repeated.
 
-    lane: whose keys it is for; in a cluster it reaches no others. Raises BrokerUnavailable for a wrong URL.
+    lane: whose keys it is for; in a cluster it reaches no others. connections: for pipelines, beside the one of all
+    commands. Raises BrokerUnavailable for a wrong URL.
     """
-    # The other half is for what takes connections by itself, such as pipelines.
-    return _client(place_of(url, lane), COMMAND_TIMEOUT_S, connections, kept=connections // 2)
+    return _client(place_of(url, lane), COMMAND_TIMEOUT_S, connections)
 
 
-def blocking_client(url: str, lane: str = "") -> Redis:
+def blocking_client(url: str, lane: str = "") -> LaneClient:
     """For one reader that blocks up to BLOCK_S. Never cancel a read of it: a message would be delivered and lost."""
-    return _client(place_of(url, lane), BLOCK_S + BLOCK_MARGIN_S, 1, kept=1)
+    return _client(place_of(url, lane), BLOCK_S + BLOCK_MARGIN_S, 1)
 
 
-def pubsub_client(url: str, lane: str = "") -> Redis:
+def pubsub_client(url: str, lane: str = "") -> LaneClient:
     """For one subscription. Do not ignore subscribe messages: a second one says that messages were lost."""
     return _client(place_of(url, lane), COMMAND_TIMEOUT_S, 1)
 
 
-async def node_clients(url: str) -> list[Redis]:
+async def node_clients(url: str) -> list[LaneClient]:
     """A client for each server that has lanes: the masters of a cluster, or the one that there is."""
     place = place_of(url, "")
     if not isinstance(place, ClusterPlace):

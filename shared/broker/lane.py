@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 
 from shared.keys import LaneKeys
 
@@ -32,7 +35,7 @@ class Lane:
         # What was found in Redis that cannot be read and was dropped, or ended its request: by what it is.
         self.corrupt: Counter[str] = Counter()
 
-    def script(self, name: str) -> Any:
+    def script(self, name: str) -> Script:
         """One of shared/scripts: call it with `keys` and `args`."""
         return load_script(self.client, name)
 
@@ -43,10 +46,25 @@ class Lane:
             log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)
 
 
-def load_script(client: Redis, name: str) -> Any:
-    """One of shared/scripts for one client: call it with `keys` and `args`."""
+class Script:
+    """A script that Redis keeps; it is sent to one that does not have it."""
+
+    def __init__(self, client: Redis, source: str) -> None:
+        self._execute: Any = client.execute_command
+        self._source = source
+        self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, keys: Sequence[Any] = (), args: Sequence[Any] = ()) -> Any:
+        try:
+            return await self._execute("EVALSHA", self._sha, len(keys), *keys, *args)
+        except NoScriptError:  # nothing was carried out
+            return await self._execute("EVAL", self._source, len(keys), *keys, *args)
+
+
+def load_script(client: Redis, name: str) -> Script:
+    """One of shared/scripts for one client."""
     folder = files("shared") / "scripts"
-    return client.register_script((folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
+    return Script(client, (folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
 
 
 def text(value: Any) -> str:

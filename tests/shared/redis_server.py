@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 import time
@@ -45,6 +46,16 @@ class RedisServer:
             self._process.wait()
             self._process = None
         self.socket.unlink(missing_ok=True)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It neither answers nor closes anything meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url)
