@@ -76,20 +76,22 @@ class Canceller:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                batch = list(self._waiting)[:16]
-                results = await asyncio.gather(*(self._waiting[id_](id_) for id_ in batch), return_exceptions=True)
-                for request_id, result in zip(batch, results, strict=True):
+                # Taken out first: what is added while Redis is asked is asked again, for its listener may be another.
+                batch = {request_id: self._waiting.pop(request_id) for request_id in list(self._waiting)[:16]}
+                results = await asyncio.gather(*(end(id_) for id_, end in batch.items()), return_exceptions=True)
+                failed = False
+                for (request_id, end), result in zip(batch.items(), results, strict=True):
                     if isinstance(result, (RedisError, OSError)):
-                        continue
-                    if isinstance(result, BaseException):
+                        self._waiting.setdefault(request_id, end)
+                        failed = True
+                    elif isinstance(result, BaseException):
                         log.error(
                             "request %s cannot be cancelled",
                             request_id,
                             exc_info=result,
                             extra={"request_id": request_id},
                         )
-                    self._waiting.pop(request_id, None)
-                if any(isinstance(result, (RedisError, OSError)) for result in results):
+                if failed:
                     await asyncio.sleep(CANCEL_PAUSE_S)
             self._idle.set()
 
