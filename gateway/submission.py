@@ -46,8 +46,8 @@ class Canceller:
         self._idle.set()
         self._task = asyncio.create_task(self._run())
 
-    def cancel(self, request_ids: Sequence[str], *, unless_wanted: bool = True) -> None:
-        self._add(request_ids, self._cancel_unwanted if unless_wanted else self._cancel)
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        self._add(request_ids, self._cancel_unwanted)
 
     def expire(self, request_ids: Sequence[str]) -> None:
         """End requests whose clients have been told that the deadline has passed."""
@@ -101,12 +101,9 @@ class Canceller:
         others = await self._broker.detach(request_id, self._gateway_id)
         if not await self._broker.live_gateways(others) and not self._is_wanted(request_id):
             # Whoever has attached to it by now, at whichever gateway, keeps it alive.
-            await self._cancel(request_id, others)
-
-    async def _cancel(self, request_id: str, others: Sequence[str] | None = None) -> None:
-        # What was refused is unknown, and what has ended meanwhile is done.
-        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
-            self.cancelled += 1
+            # What was refused is unknown, and what has ended meanwhile is done.
+            if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
+                self.cancelled += 1
 
     async def _expire(self, request_id: str) -> None:
         if await self._broker.expire(request_id) == "early":
@@ -156,7 +153,8 @@ class Submission:
     def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: Terms) -> None:
         failed = work.cancelled() or work.exception() is not None
         if failed or not terms.is_background:
-            self.canceller.cancel(ids, unless_wanted=False)
+            # Who came with the same Idempotency-Key meanwhile, here or at another gateway, has it still.
+            self.canceller.cancel(ids)
 
     async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
         try:

@@ -7,10 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 from gateway.submission import Canceller
 from shared.broker import Broker, QueueBounds
 from shared.keys import LaneKeys
+from shared.messages import GenerationRequest
 from shared.redis_clients import command_client
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import Steps, emit
+from tests.gateway.running import MODEL, tokens, until
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=10, tokens=100)
@@ -49,3 +56,45 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
         await canceller.close(10)
         for name in ("wanted", "slow"):
             assert await broker.client.hget(KEYS.request(name), "outcome") == b"cancelled"
+
+
+async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_was_given_up(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first gateway never hears that its submission was carried out; its client tries another one."""
+    here, there = await start_gateway(), await start_gateway()
+    submitted, cut = asyncio.Event(), asyncio.Event()
+    submit: Any = here.gateway.broker.submit
+
+    async def unheard(*args: Any, **options: Any) -> None:
+        await submit(*args, **options)
+        submitted.set()
+        await cut.wait()
+        raise RedisConnectionError("the reply is lost")
+
+    monkeypatch.setattr(here.gateway.broker, "submit", unheard)
+    may_emit = asyncio.Event()
+
+    async def later(request: GenerationRequest) -> Steps:
+        await may_emit.wait()
+        async for step in emit(tokens("The quick brown fox"))(request):
+            yield step
+
+    async def attached() -> bool:
+        keys = there.gateway.broker.keys
+        [request] = await there.gateway.broker.client.keys(keys.request("*"))
+        return bool(await there.gateway.broker.client.hget(request, "gateway") == there.gateway.id.encode())
+
+    body = {"model": MODEL, "prompt": "Hello"}
+    async with there.worker(later):
+        first = asyncio.create_task(here.post("/v1/completions", body, Idempotency_Key="key"))
+        await submitted.wait()
+        second = asyncio.create_task(there.post("/v1/completions", body, Idempotency_Key="key"))
+        await until(attached)
+        cut.set()
+        assert (await first).status == 503
+        await here.gateway.submission.canceller._idle.wait()
+        may_emit.set()
+        reply = await second
+    assert reply.status == 200, reply.body
+    assert reply.json["choices"][0]["text"] == "The quick brown fox"
