@@ -122,11 +122,14 @@ class WorkerService:
             internal = Inside(engine, self._listener, metrics).server
         engine.start()
         watch.start()
+        consuming = asyncio.create_task(consumer.run(), name="consumer")
+        reclaiming = asyncio.create_task(consumer.run_reclaim(), name="reclaim")
+        committing = asyncio.create_task(committer.run(engine), name="committer")
         tasks = [
-            asyncio.create_task(consumer.run(), name="consumer"),
-            asyncio.create_task(committer.run(engine), name="committer"),
+            consuming,
+            reclaiming,
+            committing,
             asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
-            asyncio.create_task(consumer.run_reclaim(), name="reclaim"),
             asyncio.create_task(Viewer(broker, engine, self._worker_id).run(self._ended), name="viewer"),
             asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
         ]
@@ -148,14 +151,15 @@ class WorkerService:
             log.info("stopping: %d requests run, up to %.1f s for them", committer.num_running, drain_s)
             consumer.stop()
             await reader.unblock(commands)
-            await tasks[0]
+            # What either of them was about to take is here then, and ends or is handed back with the rest.
+            await asyncio.gather(consuming, reclaiming)
             await self._hand_back(broker, committer, consumer.held_back)
             await self._drain(committer, drain_s)
             engine.stop()
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
-            await tasks[1]
+            await committing
             await self._hand_back(broker, committer, committer.attempts)
             self._ended.set()
             await asyncio.wait(tasks)
