@@ -99,11 +99,12 @@ class Canceller:
         if self._is_wanted(request_id):
             return
         others = await self._broker.detach(request_id, self._gateway_id)
-        if not await self._broker.live_gateways(others) and not self._is_wanted(request_id):
-            # Whoever has attached to it by now, at whichever gateway, keeps it alive.
-            # What was refused is unknown, and what has ended meanwhile is done.
-            if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
-                self.cancelled += 1
+        if await self._broker.live_gateways(others) or self._is_wanted(request_id):
+            return
+        # Whoever has attached to it by now, at whichever gateway, keeps it alive. What was refused is unknown, and what
+        # has ended meanwhile is done.
+        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
+            self.cancelled += 1
 
     async def _expire(self, request_id: str) -> None:
         if await self._broker.expire(request_id) == "early":
