@@ -29,7 +29,7 @@ for i = 1, #step, 6 do
     local id, attempt, first, last, outcome, item = step[i], step[i + 1], step[i + 2], step[i + 3], step[i + 4],
         step[i + 5]
     local req = prefix .. 'req:' .. id
-    local state = redis.call('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
+    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
     local emitted, deadline = whole(state[3]), whole(state[6])
     if state[1] == attempt and state[2] == 'running' and not (emitted and deadline and state[4]) then
         finish_corrupt(prefix, id, retention)

@@ -6,7 +6,7 @@
 local prefix, worker = ARGV[1], ARGV[2]
 local lost = {}
 for i = 3, #ARGV, 2 do
-    local req = redis.call('HMGET', prefix .. 'req:' .. ARGV[i], 'attempt', 'state', 'queue', 'entry')
+    local req = redis.pcall('HMGET', prefix .. 'req:' .. ARGV[i], 'attempt', 'state', 'queue', 'entry')
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         -- What has no such entry cannot be renewed; it must not stop the others.
         try('XCLAIM', prefix .. 'queue:' .. (req[3] or ''), 'workers', worker, 0, req[4] or '', 'JUSTID')

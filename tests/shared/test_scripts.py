@@ -858,6 +858,16 @@ async def test_a_request_whose_log_does_not_fit_it_ends_as_an_error(broker: Brok
     await assert_ended_as_error(broker)
 
 
+async def test_a_request_that_is_no_hash_any_more_stops_nobody_beside_it(broker: Broker, client: Redis) -> None:
+    good, bad = await start(broker, "good"), await start(broker, "bad")
+    await client.set(KEYS.request("bad"), "no hash")
+    reply = await broker.commit_step("w", [step(bad, 0, (1,)), step(good, 0, (2,))])
+    assert reply.lost == (("bad", bad.attempt),)
+    assert [item.end for item in await broker.read_output("good")] == [1]
+    attempts = [("bad", bad.attempt), ("good", good.attempt)]
+    assert await broker.renew("w", attempts) == [("bad", bad.attempt)]
+
+
 async def test_a_request_that_is_no_hash_and_entries_without_one_are_dropped(
     broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
