@@ -125,7 +125,7 @@ class WorkerService:
         consuming = asyncio.create_task(consumer.run(), name="consumer")
         reclaiming = asyncio.create_task(consumer.run_reclaim(), name="reclaim")
         committing = asyncio.create_task(committer.run(engine), name="committer")
-        tasks = [
+        tasks: list[asyncio.Task[object]] = [
             consuming,
             reclaiming,
             committing,

@@ -32,7 +32,9 @@ async def lane(redis_url: str) -> AsyncIterator[Broker]:
         await client.aclose()
 
 
-async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forgotten(redis_url: str) -> None:
+async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forgotten(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with lane(redis_url) as broker:
         for name in ("wanted", "slow"):
             await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS)
@@ -46,7 +48,7 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
             found: list[str] = await detach(request_id, gateway_id)
             return found
 
-        broker.detach = slowly  # type: ignore[method-assign]
+        monkeypatch.setattr(broker, "detach", slowly)
         canceller = Canceller(broker, "g", listening.__contains__)
         canceller.cancel(["wanted", "slow"])
         await asked.wait()
