@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
@@ -64,7 +65,7 @@ class Consumer:
         self.claims = ClaimCounts()
         self._lease_s = lease_s
         self._tracer = tracer
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._look_back = True
         self._reads = 0
         # Requests that must run alone, with their logs; the first of them runs if `_is_alone`.
@@ -79,7 +80,7 @@ class Consumer:
 
     def stop(self) -> None:
         """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending until its lease ends."""
-        self._stopping = True
+        self._stopping.set()
 
     @property
     def held_back(self) -> list[tuple[str, str]]:
@@ -94,7 +95,7 @@ class Consumer:
     async def run(self) -> None:
         """Read until `stop`."""
         delay = RETRY_S
-        while not self._stopping:
+        while not self._stopping.is_set():
             try:
                 if self._look_back:
                     self._look_back = False
@@ -126,8 +127,11 @@ class Consumer:
     async def run_reclaim(self) -> None:
         """Take over what other workers have not renewed, until `stop`."""
         loop = asyncio.get_running_loop()
-        while not self._stopping:
-            await asyncio.sleep(self._lease_s / 10)
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / 10):
+                    await self._stopping.wait()
+                    return
             room = self._engine.room
             if room <= 0 or self._suspects or loop.time() < self._reclaims_at:
                 continue
@@ -168,7 +172,7 @@ class Consumer:
 
     async def _take(self, deliveries: list[Delivery], priority: int | None = None) -> None:
         for delivery in deliveries:
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             if self._committer.runs(delivery.request_id):
                 continue

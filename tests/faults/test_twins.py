@@ -25,9 +25,12 @@ def test_a_second_worker_of_a_name_says_so_and_the_first_serves_on(stack: FaultS
     # Killed, and its name is free at once: the next one has the stream before any lease would have ended.
     stream = Stream(url, body("greedy") | {"stream": True}).wait_events(5)
     first.send(signal.SIGKILL)
-    stack.worker("a", "--lease-s", "3600", "--beat-s", "60")
+    last = stack.worker("a", "--lease-s", "3600", "--beat-s", "60")
     assert stream.wait_end().is_complete
     stack.assert_invariants()
+    # Nor does its end wait for anything that is due with the lease.
+    last.send(signal.SIGTERM)
+    assert last.wait() == 0
 
 
 @pytest.mark.faults
