@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
+
 from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import (
     FAST,
@@ -13,7 +16,18 @@ from tests.faults.test_worker_faults import (
     start_streams,
 )
 
-__all__ = ["FAST", "REQUESTS", "assert_same", "body", "longest_pause", "owned", "owner", "start_streams", "undisturbed"]
+__all__ = [
+    "FAST",
+    "REQUESTS",
+    "assert_same",
+    "body",
+    "is_ready",
+    "longest_pause",
+    "owned",
+    "owner",
+    "start_streams",
+    "undisturbed",
+]
 
 
 def undisturbed(url: str) -> dict[str, list[str]]:
@@ -22,6 +36,18 @@ def undisturbed(url: str) -> dict[str, list[str]]:
     for call in calls.values():
         assert call.wait_end().status == 200, call.text_body
     return {name: [choice["text"] for choice in call.answer["choices"]] for name, call in calls.items()}
+
+
+def is_ready(url: str) -> bool:
+    """Whether the gateway says that it takes requests: after a fault the log may bring its streams to their end before
+    it is subscribed again, and until then it answers new ones with a 503.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            return True
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
 
 
 def owned(stack: FaultStack, name: str) -> list[bytes]:

@@ -22,7 +22,7 @@ from shared.redis_clients import (
     command_client,
     pubsub_client,
 )
-from tests.faults.calls import FAST, assert_same, body, longest_pause, start_streams, undisturbed
+from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.shared.redis_fleet import Cluster, closing, slot_of, wait
 
@@ -187,8 +187,8 @@ def replicated(tmp_path: Path) -> Iterator[Cluster]:
 def serve(stack: FaultStack, lane: str) -> str:
     """A gateway and two workers for a lane; the gateway's URL."""
     named = ("--served-model-name", lane)
-    _, url = stack.gateway(*named)
     workers = [stack.worker(f"{lane}-{name}", *FAST, *named, ready=False) for name in ("a", "b")]
+    _, url = stack.gateway(*named)
     for worker in workers:
         worker.wait_for("ready: worker")
     return url
@@ -215,6 +215,7 @@ def test_streams_go_on_when_the_lanes_master_dies_and_its_replica_takes_over(
         assert longest_pause(streams) < 15
         wait(lambda: replicated.owner(MODEL) is not master)
         stack.redis = replicated.client(MODEL)
+        stack.wait(lambda: is_ready(url))
         assert undisturbed(url) == expected
         stack.assert_invariants()
         assert set(stack.totals()) == {"accepted", "length"}
@@ -239,6 +240,7 @@ def test_streams_go_on_when_a_node_without_replicas_is_restarted(
         node.kill()
         node.start()
         assert_same(streams, expected)
+        stack.wait(lambda: is_ready(url))
         assert undisturbed(url) == expected
         stack.assert_invariants()
         assert set(stack.totals()) == {"accepted", "length"}

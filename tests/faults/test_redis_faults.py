@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.redis_clients import COMMAND_TIMEOUT_S
-from tests.faults.calls import FAST, assert_same, body, longest_pause, start_streams, undisturbed
+from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
@@ -70,6 +70,7 @@ def assert_well(served: Served, sent_and_refused: int = 0) -> None:
     sent_and_refused: requests of which Redis did not say whether it took them. Where it did, late, they are cancelled.
     """
     stack, url, expected = served
+    stack.wait(lambda: is_ready(url))
     assert undisturbed(url) == expected
     stack.assert_invariants()
     totals = stack.totals()

@@ -17,7 +17,7 @@ from shared.redis_clients import (
     command_client,
     pubsub_client,
 )
-from tests.faults.calls import FAST, assert_same, longest_pause, start_streams, undisturbed
+from tests.faults.calls import FAST, assert_same, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import STEP_S, FaultStack
 from tests.shared.redis_fleet import SERVICE, Watched, closing, wait
 
@@ -77,8 +77,8 @@ async def test_a_service_that_no_sentinel_knows(tmp_path: Path) -> None:
 
 def serve(stack: FaultStack, step_s: float = STEP_S) -> str:
     """A gateway and two workers; the gateway's URL."""
-    _, url = stack.gateway()
     workers = [stack.worker(name, *FAST, ready=False, TEST_STEP_S=str(step_s)) for name in ("a", "b")]
+    _, url = stack.gateway()
     for worker in workers:
         worker.wait_for("ready: worker")
     return url
@@ -88,6 +88,7 @@ def assert_well(stack: FaultStack, watched: Watched, url: str, expected: dict[st
     """At the new master: new requests get what they always got, and nothing was counted twice or lost."""
     wait(watched.master)
     stack.redis = watched.master().client
+    stack.wait(lambda: is_ready(url))
     assert undisturbed(url) == expected
     stack.assert_invariants()
     assert set(stack.totals()) == {"accepted", "length"}
