@@ -123,6 +123,10 @@ class QuireProcess:
         self.send(signal.SIGINT)
         return self.wait()
 
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self.process.kill()
+
     def close(self) -> None:
         """Leave nothing behind, whatever the test did. Children of `quire serve` die with it."""
         if self.process.poll() is None:

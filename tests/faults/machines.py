@@ -20,7 +20,8 @@ from pathlib import Path
 
 from ops.embedded_redis import EmbeddedRedis
 
-# Of the range that RFC 2544 sets aside for tests of networks.
+# Of the range that RFC 2544 sets aside for tests of networks. Two processes would count the same: only one uses them,
+# as long as one file does (`--dist loadfile`).
 SUBNETS = itertools.count(1)
 CLONE_NEWNET = 0x40000000
 REDIS_PORT = 6379

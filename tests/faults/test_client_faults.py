@@ -14,7 +14,7 @@ from tests.faults.calls import FAST, assert_same, body
 from tests.faults.stack import KEYS, STEP_S, FaultStack, Stream
 from tests.faults.stalling import Stalling
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
 
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0

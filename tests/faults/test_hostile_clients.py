@@ -19,6 +19,8 @@ import pytest
 from tests.faults.calls import FAST, assert_same, body
 from tests.faults.stack import FaultStack, Stream
 
+pytestmark = pytest.mark.alone
+
 BODY_TIMEOUT_S = 1.0
 HTTP_KEEPALIVE_S = 1.0
 MAX_BODY_BYTES = 200_000

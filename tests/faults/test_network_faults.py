@@ -141,6 +141,7 @@ def assert_repaired_in_time(streams: dict[str, Stream]) -> None:
     assert longest_pause(streams) < REPAIR_S + BUSY_S
 
 
+@pytest.mark.alone
 def test_dropped_messages_are_repaired_from_the_log(net: Net) -> None:
     draw = random.Random(5)
     proxy = net.gateway_proxy()
@@ -156,6 +157,7 @@ def has_an_end(payload: bytes) -> bool:
     return any(item.outcome is not None for item in decode_items(payload))
 
 
+@pytest.mark.alone
 def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
     proxy = net.gateway_proxy()
     dropped = proxy.dropped
@@ -168,6 +170,7 @@ def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.alone
 def test_99_of_100_lost_ends_are_repaired_within_half_a_second(net: Net) -> None:
     net.gateway_proxy().drop_message = has_an_end
     call = {"model": "tiny", "max_tokens": 20, "ignore_eos": True, "stream": True, "temperature": 0}

@@ -107,6 +107,7 @@ def kill(process: QuireProcess) -> None:
     process.wait()
 
 
+@pytest.mark.alone
 def test_a_killed_workers_32_streams_go_on_elsewhere(demo: Demo) -> None:
     demo.crew("a", "b")
     streams = demo.streams()
@@ -165,6 +166,7 @@ def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo)
     demo.stack.assert_invariants()
 
 
+@pytest.mark.alone
 def test_a_worker_that_is_told_to_stop_hands_over_at_once(demo: Demo) -> None:
     demo.crew("a", "b")
     streams = demo.streams()

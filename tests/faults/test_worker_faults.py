@@ -47,8 +47,8 @@ def undisturbed(url: str, name: str) -> list[str]:
 
 def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuireProcess]]:
     """The URL of a gateway, and two workers behind it."""
-    _, url = stack.gateway()
     workers = {name: stack.worker(name, *flags, ready=False) for name in ("a", "b")}
+    _, url = stack.gateway()
     for worker in workers.values():
         worker.wait_for("ready: worker")
     return url, workers
@@ -81,6 +81,7 @@ def longest_pause(streams: dict[str, Stream]) -> float:
     return max(stream.longest_pause_s for stream in streams.values())
 
 
+@pytest.mark.alone
 def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultStack) -> None:
     url, workers = two_workers(stack, *FAST)
     expected = {name: undisturbed(url, name) for name in REQUESTS}
@@ -105,6 +106,7 @@ def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultS
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: FaultStack) -> None:
     url, workers = two_workers(stack, "--drain-s", "0.2")
     expected = {name: undisturbed(url, name) for name in REQUESTS}
