@@ -50,7 +50,7 @@ paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of t
 # one by one: a neighbour's load would be in its figures. ARGS="-k NAME" may choose tests of one of the two calls only.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
-faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: kill, cut off and confuse real processes; about ten minutes.
+faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: kill, cut off and confuse real processes; about nine minutes.
 	@$(BIN)/python -m pytest tests/faults -m "not soak and not alone" -n 2 --dist loadfile $(ARGS) $(NONE_IS_FINE)
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
