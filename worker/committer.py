@@ -218,7 +218,9 @@ class Committer:
         for request_id in reply.cancelled:
             if request_id in self._attempts:
                 engine.finish(request_id, "cancelled")
-            elif len(self._early_cancels) < MAX_EARLY_CANCELS:
+            else:  # before its claim's reply, or after its end: then it is never asked for, and gives way
+                if len(self._early_cancels) >= MAX_EARLY_CANCELS:
+                    del self._early_cancels[next(iter(self._early_cancels))]
                 self._early_cancels[request_id] = None
         for request_id in reply.expired:
             if request_id in self._attempts:
@@ -266,20 +268,25 @@ class Committer:
 
 
 def merge(commits: list[StepCommit]) -> list[StepCommit]:
-    """Commits of consecutive steps as one for each request."""
+    """Commits of consecutive steps as one for each request, but for requests with several choices.
+
+    Their tokens are counted over all choices, so the order in which the choices made them is that of every attempt's.
+    """
     items: dict[tuple[str, str], list[StepItem]] = {}
     for attempt, item in commits:
         items.setdefault((attempt, item.request_id), []).append(item)
-    return [StepCommit(attempt, _merged(parts)) for (attempt, _), parts in items.items()]
+    return [StepCommit(attempt, item) for (attempt, _), parts in items.items() for item in _joined(parts)]
+
+
+def _joined(items: list[StepItem]) -> list[StepItem]:
+    choices = {delta.choice for item in items for delta in item.deltas}
+    return [_merged(items)] if len(choices) < 2 else items
 
 
 def _merged(items: list[StepItem]) -> StepItem:
     if len(items) == 1:
         return items[0]
-    tokens: dict[int, list[int]] = {}
-    last: dict[int, Delta] = {}
-    for delta in (delta for item in items for delta in item.deltas):
-        tokens.setdefault(delta.choice, []).extend(delta.token_ids)
-        last[delta.choice] = delta
-    deltas = tuple(last[choice]._replace(token_ids=tuple(tokens[choice])) for choice in sorted(tokens))
+    parts = [delta for item in items for delta in item.deltas]
+    token_ids = tuple(token for delta in parts for token in delta.token_ids)
+    deltas = (parts[-1]._replace(token_ids=token_ids),) if parts else ()
     return StepItem(items[0].request_id, items[0].start, deltas, items[-1].outcome)

@@ -4,7 +4,7 @@
 --   ->    1 | 0 (the attempt is over)
 -- What was cancelled or has outlived its deadline meanwhile ends here, and need not run. Repeatable.
 local prefix, id, attempt, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local req = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'cancel', 'deadline')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'attempt', 'cancel', 'deadline')
 if req[1] ~= 'running' or req[2] ~= attempt then
     return 0
 end

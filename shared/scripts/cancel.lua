@@ -5,7 +5,7 @@
 --         | 'done' | 'unknown'
 -- Repeatable.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
-local req = redis.call('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway', 'queue', 'entry')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway', 'queue', 'entry')
 local state = req[1]
 if not state then
     return 'unknown'

@@ -3,7 +3,7 @@
 --   ARGV  gateway
 --   ->    {gateway, ...} at which somebody does, or did when they died; none if the request is done or unknown
 -- The output is published to the last of them from now on. Repeatable.
-local req = redis.call('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
 if not req[1] or req[1] == 'done' then
     return {}
 end

@@ -4,7 +4,7 @@
 --   ->    'expired' (it is now done) | 'early' (its deadline has not passed, or it has none) | 'done' | 'unknown'
 -- Repeatable. The owner of one that runs finds its attempt token in its mailbox: that attempt is over.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
-local req = redis.call('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
 local state, deadline = req[1], whole(req[2])
 if not state then
     return 'unknown'

@@ -8,7 +8,7 @@ local released = 0
 for i = 2, #ARGV, 2 do
     local id = ARGV[i]
     local key = prefix .. 'req:' .. id
-    local req = redis.call('HMGET', key, 'attempt', 'state', 'queue', 'entry', 'class', 'cost')
+    local req = redis.pcall('HMGET', key, 'attempt', 'state', 'queue', 'entry', 'class', 'cost')
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         local class, cost = load_of(prefix, req[5], req[6], req[3], req[4])
         take_off_queue(prefix, req[3], req[4])

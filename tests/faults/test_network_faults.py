@@ -129,7 +129,7 @@ def test_a_submission_whose_reply_is_lost_makes_one_request(net: Net) -> None:
 def test_what_a_worker_did_without_hearing_of_it_is_done_once(net: Net, command: Callable[[list[bytes]], bool]) -> None:
     before = [net.proxies[name].lost for name in net.workers]
     for name in net.workers:
-        net.proxies[name].lose_reply = first(command, 1 if command is is_claim else 3)
+        net.proxies[name].lose_reply = first(command, 3 if command is is_commit else 1)
     streams = {name: Stream(net.url, body(name) | {"stream": True}) for name in REQUESTS}
     assert_same(streams, net.expected)
     assert [net.proxies[name].lost for name in net.workers] != before

@@ -866,6 +866,11 @@ async def test_a_request_that_is_no_hash_any_more_stops_nobody_beside_it(broker:
     assert [item.end for item in await broker.read_output("good")] == [1]
     attempts = [("bad", bad.attempt), ("good", good.attempt)]
     assert await broker.renew("w", attempts) == [("bad", bad.attempt)]
+    assert await broker.attach("bad", "other") is None
+    assert await broker.detach("bad", "other") == []
+    assert (await broker.cancel("bad"), await broker.expire("bad")) == ("unknown", "unknown")
+    assert not await broker.begin(bad)
+    assert await broker.release(attempts) == 1
 
 
 async def test_a_request_that_is_no_hash_and_entries_without_one_are_dropped(

@@ -7,11 +7,11 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from shared.keys import LaneKeys
 from shared.messages import Delta, Outcome, StepItem
 from shared.redis_clients import command_client
-from worker.committer import Committer, merge
+from worker.committer import MAX_EARLY_CANCELS, Committer, merge
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=100, tokens=1000)
@@ -125,3 +125,23 @@ async def test_what_a_request_has_emitted_is_nothing_for_the_garbage_collector(r
 def test_commits_of_two_attempts_at_a_request_are_not_merged() -> None:
     old, new = (StepCommit(name, StepItem("r", start, (Delta(0, (1,)),))) for name, start in (("a", 0), ("b", 0)))
     assert merge([old, new]) == [old, new]
+
+
+def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
+    """A client may have the first of them from an attempt that committed it alone, before Redis lost it."""
+    steps = [
+        StepCommit("token", StepItem("r", 0, (Delta(0, (1,)), Delta(1, (11,))))),
+        StepCommit("token", StepItem("r", 2, (Delta(0, (2,)), Delta(1, (12,))))),
+    ]
+    merged = [commit.item for commit in merge(steps)]
+    assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
+    assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
+
+
+async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming_early(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        late = tuple(f"over{index}" for index in range(MAX_EARLY_CANCELS))
+        lane.committer._obey(StepReply((), late, (), {}), [], lane.engine)  # type: ignore[arg-type]
+        lane.committer._obey(StepReply((), ("early",), (), {}), [], lane.engine)  # type: ignore[arg-type]
+        claim = Claim("early", "token", "g", "standard", b"", 0, 0, 0, ())
+        assert not lane.committer.register(claim, ())
