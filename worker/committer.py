@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
-from shared.messages import Delta, StepItem, decode_items
+from shared.messages import StepItem, decode_items
 from worker.commits import CommitCounts
 from worker.engine_loop import EngineLoop
 from worker.tracing import AttemptSpans
