@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -19,6 +21,8 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 LAST_EVENT_ID = "Last-Event-ID"
 STARTING_AFTER = "starting_after"
+# How long a place that a running request has not reached is waited for: the log may have lost it with a death of Redis.
+LOST_TAIL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,18 @@ async def look_up(broker: Broker, request_id: str) -> Known | None:
 async def catch_up(answer: Answer, events: Events, after: EventId, known: Known) -> str:
     """Read the output log up to the place that the client names; the events behind it that this brought.
 
-    Raises InvalidRequest if there is no such place.
+    Raises InvalidRequest if there is no such place, nor one soon in a request that runs.
     """
     beginning = events.opening()
-    if after.tokens <= known.tokens:
-        # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
-        while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
-            beginning += events.feed(await answer.outputs.next())
+    # What Redis lost when it died, its worker sends again or another one computes again.
+    is_ahead = after.tokens > known.tokens
+    limit_s = LOST_TAIL_S if is_ahead else None
+    if not (known.is_done and is_ahead):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
+                while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
+                    beginning += events.feed(await answer.outputs.next())
     if events.reached < after:
         raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {events.reached}.")
     return beginning

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine shows that it lives. Far below the time after which a worker counts as stuck.
 IDLE_TICK_S = 0.1
+# A step that takes longer may never end: what is not read meanwhile others can run, and it dies with nobody.
+LONG_STEP_S = 1.0
 
 T = TypeVar("T")
 
@@ -84,7 +86,9 @@ class EngineLoop(threading.Thread):
 
     @property
     def room(self) -> int:
-        """Rows that are free now, those for requests on their way counted as taken."""
+        """Rows that are free now, those for requests on their way counted as taken; none during a long step."""
+        if time.monotonic() - self.ticked_at > LONG_STEP_S:
+            return 0
         return self._room - (self._asked - self._known)
 
     def add(

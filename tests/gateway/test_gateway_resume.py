@@ -220,8 +220,11 @@ async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGa
         assert "2 values" in (await stream.response.json())["error"]["message"]
 
 
-async def test_a_place_that_a_running_stream_has_not_reached_is_refused(start_gateway: Start) -> None:
+async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_while(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the request goes on for those who listen on another gateway."""
+    monkeypatch.setattr("gateway.joining.LOST_TAIL_S", 0.3)
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
@@ -241,6 +244,32 @@ async def test_a_place_that_a_running_stream_has_not_reached_is_refused(start_ga
         await there.gateway.submission.canceller._idle.wait()
         go_on.set()
         assert (await stream.rest())[-1].data == "[DONE]"
+
+
+async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -> None:
+    """The client has more than the log, which is behind for as long as it takes a worker to make the rest again."""
+    gateway, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
+        first = await stream.next()
+
+        async def resume() -> list[Event]:
+            async with there.stream(f"{stream_path(COMPLETIONS, first)}?starting_after=5") as other:
+                assert other.response.status == 200, await other.response.text()
+                return await other.rest()
+
+        resumed = asyncio.create_task(resume())
+
+        async def has_looked() -> bool:
+            return there.gateway.fanout.log_reads >= 1
+
+        await until(has_looked)
+        assert not resumed.done()
+        go_on.set()
+        whole = [first, *await stream.rest()]
+        rest = await resumed
+    assert rest == [event for event in whole if event.id > EventId(5)]
+    assert rest[-1].data == "[DONE]"
 
 
 async def test_the_header_counts_more_than_the_query(gateway: RunningGateway) -> None:

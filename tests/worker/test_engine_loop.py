@@ -1,0 +1,33 @@
+"""What the engine's thread shows of itself while a step runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worker.test_internal import LIMITS, REQUEST, Gated
+from worker import engine_loop
+from worker.engine.engine import Engine
+from worker.engine_loop import EngineLoop
+
+
+def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated()
+    loop = EngineLoop(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
+    loop.start()
+    try:
+        loop.add(REQUEST, "attempt", ())
+        assert model.entered.acquire(timeout=10)
+        free = LIMITS.max_num_seqs - REQUEST.sampling.n
+        assert loop.room == free
+        monkeypatch.setattr(engine_loop, "LONG_STEP_S", 0.0)
+        assert loop.room == 0
+        monkeypatch.undo()
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)  # the next step
+        assert loop.room == free
+    finally:
+        loop.stop()
+        for _ in range(100):
+            model.go_on.release()
+        loop.join(10)
+    assert not loop.is_alive()
