@@ -375,8 +375,11 @@ async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: Running
         await asyncio.wait_for(worker.cancelled.get(), 10)
 
 
-async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(gateway: RunningGateway) -> None:
+async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first client leaves while another is being refused."""
+    monkeypatch.setattr("gateway.joining.LOST_TAIL_S", 0.5)
     async with gateway.worker(endless(65)) as worker:
         async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
             target = stream_path(COMPLETIONS, await first.next())
