@@ -48,19 +48,22 @@ def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISI
     """One step of the online softmax (FlashAttention, arXiv 2205.14135, algorithm 1), in base 2.
 
     q [ROWS, D], k [D, KEYS], v [KEYS, D], seen [ROWS, KEYS]; most, total [ROWS] and mixed [ROWS, D] float32 are the
-    largest score, the sum of weights and the weighted values so far. scale includes log2(e).
+    largest score, the sum of weights and the weighted values so far. scale includes log2(e) and is positive.
+
+    Whether a product and a sum are rounded once or twice is said here (fma) and not left to the compiler: it decides so
+    for masked and whole tiles apart, and in the batch-invariant mode a key may be in either.
     """
-    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    new_most = tl.maximum(most, tl.max(scores, axis=1))
+    new_most = tl.maximum(most, tl.max(scores, axis=1) * scale)
     if MASKED:  # noqa: SIM108
         # a row that has seen nothing yet: infinity minus itself would be NaN
         base = tl.where(new_most == float("-inf"), 0.0, new_most)
     else:
         base = new_most
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
     shrink = tl.exp2(most - base)
-    total = total * shrink + tl.sum(weights, axis=1)
+    total = tl.fma(total, shrink, tl.sum(weights, axis=1))
     mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION)
     return new_most, total, mixed
