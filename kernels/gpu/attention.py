@@ -62,7 +62,7 @@ class Step:
         base_2 = scale * LOG2_E
         k_scale, v_scale = self.device.k_scale, self.device.v_scale
         if self.device.invariant:
-            tiles = prefill_tiles(d, group, q.dtype)
+            tiles = prefill_tiles(d, group, q.dtype, window)
             key = (window, group, capacity, tokens, tiles)
             if (every := self._prefill.get(key)) is None:
                 lengths = self.seq_lens, self.query_start, tokens, capacity, window
@@ -80,7 +80,7 @@ class Step:
         decode(q, *caches, plan, out, tiles, base_2 * k_scale, v_scale, self.device.multiprocessors)
         if only_rows:
             return
-        tiles = prefill_tiles(d, group, q.dtype)
+        tiles = prefill_tiles(d, group, q.dtype, window)
         key = (window, group, capacity, tokens, tiles)
         if (long := self._prefill.get(key)) is None:
             long = self._prefill[key] = plan_prefill(*lengths, 1, tiles.rows // group, self.split)
