@@ -4,11 +4,12 @@ make gpu-check                                   all parts
 make gpu-check ARGS="--only kernels,parity"      some of them
 make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny shapes: does the script itself run?
 
-Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), speed (the engine at
-published shapes), bandwidth (each kernel against the card's own rates), stack (Redis, worker, gateway, client), peers
-(Hugging Face on the same card). A part that lacks something, fails or takes too long says so and the rest goes on; what
-it had found by then is kept. Logs and results.json go into the folder named by OUT, or ops/bench/results/gpu. Exit code
-1 if anything failed.
+Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
+speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
+card's own rates), stack (Redis, worker, gateway, client), peers (Hugging Face on the same card), tiles (what the table
+of tiles could hold instead). A part that lacks something, fails or takes too long says so and the rest goes on; what it
+had found by then is kept. Logs and results.json go into the folder named by OUT, or ops/bench/results/gpu. Exit code 1
+if anything failed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +48,14 @@ Save = Callable[[dict[str, Any]], None]
 class Part(NamedTuple):
     """A process of its own runs it, so that none takes the others down.
 
-    seconds: the most that it may take; least: without so many it is not begun.
+    seconds: the most that it may take; least: without so many it is not begun. has_graphs: if it fails it is run once
+    more without CUDA graphs, in a new process: after an error on the device nothing works in the old one.
     """
 
     seconds: int
     least: int
     run: Callable[[argparse.Namespace, Save], dict[str, Any]]
+    has_graphs: bool = False
 
 
 def main() -> int:
@@ -62,6 +65,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts, comma-separated")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
     parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--without-graphs", action="store_true", help="small and large: launch kernels one by one")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
     args = parser.parse_args()
     if args.part:
@@ -80,12 +84,18 @@ def main() -> int:
     started = time.monotonic()
     # A rehearsal shares its machine with other work, and no card waits for it.
     limit_s = 6 * LIMIT_S if args.rehearse else LIMIT_S
-    for name in chosen:
+    runs = [(name, args.without_graphs) for name in chosen]
+    while runs:
+        name, args.without_graphs = runs.pop(0)
+        part, called = PARTS[name], f"{name}, no graphs" if args.without_graphs else name
         left = limit_s - (time.monotonic() - started)
-        if left < PARTS[name].least:
-            report["parts"][name] = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {PARTS[name].least}"}
+        if left < part.least:
+            found = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {part.least}"}
         else:
-            report["parts"][name] = run_part(name, args, min(left, PARTS[name].seconds * (6 if args.rehearse else 1)))
+            found = run_part(name, args, min(left, part.seconds * (6 if args.rehearse else 1)))
+        report["parts"][called] = found
+        if part.has_graphs and found["status"] == "failed" and not args.without_graphs:
+            runs.insert(0, (name, True))
         (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{time.monotonic() - started:.0f} s in all; logs in {args.out}\n")
     print(table(report))
@@ -121,7 +131,7 @@ def environment() -> dict[str, str]:
 def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """Run a part in a process of its own, its output in a log; and what it found."""
     command = [sys.executable, "-m", "ops.gpu_check", "--part", name, "--out", str(args.out)]
-    command += ["--rehearse"] * args.rehearse
+    command += ["--rehearse"] * args.rehearse + ["--without-graphs"] * args.without_graphs
     paths = [str(ROOT), *([str(EXTRA)] if EXTRA.is_dir() else []), os.environ.get("PYTHONPATH", "")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONUNBUFFERED": "1"}
     log = args.out / f"{name}.log"
@@ -136,7 +146,9 @@ def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, A
     taken = time.monotonic() - started
     print(f"{name}: {status} after {taken:.0f} s", flush=True)
     if status == "failed":
-        print("  " + "\n  ".join(log.read_text(errors="replace").splitlines()[-SHOWN:]), flush=True)
+        said = [text for text in log.read_text(errors="replace").splitlines() if text.strip()][-SHOWN:]
+        print("  " + "\n  ".join(said), flush=True)
+        result |= {"why": said[-1].strip()[:110] if said else f"exit code {code}"}
     return result | {"status": status, "seconds": taken}
 
 
@@ -190,29 +202,27 @@ def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     return found | {"status": "failed" if code else "passed"}
 
 
-def measure_speed(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    import torch
-
+def measure_speed(model: str, args: argparse.Namespace, save: Save) -> dict[str, Any]:
     from ops.gpu_check import engine as check
 
-    device = device_of(args)
-    loads = [check.rehearsal(load) if args.rehearse else load for load in check.LOADS]
-    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": [], "errors": []}
-    for name in dict.fromkeys(load.model for load in loads):
-        own = [load for load in loads if load.model == name]
-        shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
-        for graphs in (True, False):
-            if device.type == "cuda":
-                gc.collect()  # the engine before this one, which holds all memory
-                torch.cuda.empty_cache()
-            try:
-                check.measure(name, device, 512 if args.rehearse else 4096, own, shapes, graphs, found, save)
-                break
-            except Exception:  # the other model, and the same one without graphs, may tell more
-                found["errors"].append(f"{name}, graphs {graphs}: {traceback.format_exc()}")
-                print(found["errors"][-1], flush=True)
-                save(found)
-    return found | ({"status": "failed"} if found["errors"] else {})
+    loads = [load for load in check.LOADS if load.model == model]
+    if args.rehearse:
+        loads, model = [check.rehearsal(load) for load in loads], "small"
+    shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
+    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
+    longest = 512 if args.rehearse else 4096
+    check.measure(model, device_of(args), longest, loads, shapes, not args.without_graphs, found, save)
+    return found
+
+
+def measure_tiles(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    if args.rehearse:
+        return {"status": "skipped", "why": "needs a CUDA device"}
+    from kernels import bench_gpu, bench_tiles
+
+    timer = bench_gpu.Timer(20)
+    card = bench_gpu.measure_card(timer)
+    return {"tiles": bench_tiles.measure(timer, card, lambda rows: save({"tiles": rows}))}
 
 
 def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
@@ -265,10 +275,12 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 PARTS = {
     "kernels": Part(170, 20, check_kernels),
     "parity": Part(60, 15, check_parity),
-    "speed": Part(170, 30, measure_speed),
+    "small": Part(90, 30, partial(measure_speed, "qwen3-0.6b"), has_graphs=True),
+    "large": Part(120, 45, partial(measure_speed, "llama-3.1-8b"), has_graphs=True),
     "bandwidth": Part(80, 20, measure_bandwidth),
     "stack": Part(140, 60, measure_stack),
     "peers": Part(90, 40, measure_peers),
+    "tiles": Part(60, 25, measure_tiles),
 }
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
+def tiles_line(row: dict[str, Any]) -> str:
+    """A candidate of kernels/bench_tiles.py."""
+    told = f"failed: {row['error']}"[:90] if "error" in row else f"{row['ms']:>9.3f} ms {100 * row['share']:>6.0f} %"
+    return f"{row['case']:<40}{row['tiles']:<45}{told}"
+
+
 def table(report: dict[str, Any]) -> str:
     """What was found, one line each, measured beside what is asked for."""
     lines = []
     for name, part in report["parts"].items():
-        lines.append(f"{name:<11}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
+        lines.append(f"{name:<18}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
         for row in part.get("kernels", ()):
             if "error" in row:
                 lines.append(f"  {row['name']:<40} failed: {row['error'][:100]}")
@@ -34,9 +40,13 @@ def table(report: dict[str, Any]) -> str:
             lines.append(
                 f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"
             )
-        lines += [f"  {error.strip().splitlines()[-1][:110]}" for error in part.get("errors", ())]
+        lines += [f"  {tiles_line(row)}" for row in part.get("tiles", ())]
         if "quire" in part:
-            peers = (f"{peer} {round(part[peer])}" for peer in ("generate", "generate_batch") if part.get(peer))
+            peers = (
+                f"{peer} {round(part[peer])} ({part['quire'] / part[peer]:.1f} times slower, asked for {least})"
+                for peer, least in (("generate", 8), ("generate_batch", 2))
+                if part.get(peer)
+            )
             lines.append(f"  {part['what']}: Quire {part['quire']:.0f} tok/s, {', '.join(peers)}")
         if "ready_s" in part:
             lines.append(

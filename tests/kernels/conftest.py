@@ -6,6 +6,7 @@ test_gpu_*.py, with shapes made for it, always.
 """
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -89,6 +90,19 @@ def seed():
     torch.manual_seed(7)
     yield
     torch.set_default_device(None)
+    if ON_CUDA:
+        end_if_lost()
+
+
+def end_if_lost() -> None:
+    """After an error on the device every later call in this process fails: pytest-xdist starts another process, so that
+    one kernel's error is not that of all tests behind it."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(3)  # what the test said was sent before
+        raise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

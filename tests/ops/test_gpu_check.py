@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
 from pathlib import Path
 
+from ops.gpu_check import __main__ as main
 from ops.gpu_check import process
 from ops.gpu_check.table import table
 
@@ -70,19 +72,26 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
     case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
     parts = {
         "kernels": {"status": "failed", "tests": "1 failed"},
-        "speed": {
+        "small": {
             "status": "failed",
+            "why": "RuntimeError: no luck",
             "rows": [row],
             "steps": [
                 step | {"busy_ms": 1.5, "wait_ms": 0.5, "mixed_launch_ms": 9.0},
                 step | {"busy_ms": None, "wait_ms": None, "mixed_launch_ms": None},
             ],
             "graphs": [{"model": "m", "count": 70, "seconds": 3.25, "gib": 1.5}],
-            "errors": ["m: Traceback\n  RuntimeError: no luck\n"],
         },
         "bandwidth": {"status": "failed", "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}]},
         "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
         "peers": {"status": "passed", "what": "load", "quire": 900.0, "generate": 100.0, "generate_batch": None},
+        "tiles": {
+            "status": "passed",
+            "tiles": [
+                {"case": "decode", "tiles": "16 x 64", "ms": 1.5, "share": 0.8},
+                {"case": "decode", "tiles": "16 x 128", "ms": None, "error": "OutOfResources: shared"},
+            ],
+        },
         "parity": {"status": "skipped", "why": "no time"},
     }
     text = table({"parts": parts})
@@ -97,7 +106,27 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "failed: RuntimeError: no",
         "ready after 30.0 s",
         "c1: 7 tok/s",
-        "Quire 900 tok/s, generate 100",
+        "Quire 900 tok/s, generate 100 (9.0 times slower, asked for 8)",
+        "1.500 ms     80 %",
+        "failed: OutOfResources: shared",
         "no time",
     ):
         assert wanted in text
+
+
+def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    ran = []
+
+    def run(name: str, args, seconds: float) -> dict:
+        ran.append((name, args.without_graphs))
+        written = json.loads((tmp_path / "results.json").read_text())["parts"] if len(ran) > 1 else {}
+        assert len(written) == len(ran) - 1  # after each part
+        return {"status": "failed" if ran[-1] == ("small", False) else "passed", "why": "lost", "seconds": 1.0}
+
+    monkeypatch.setattr(main, "run_part", run)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "small,large,tiles", "--out", str(tmp_path)])
+    assert main.main() == 1
+    assert ran == [("small", False), ("small", True), ("large", False), ("tiles", False)]
+    assert "small, no graphs  passed" in capsys.readouterr().out

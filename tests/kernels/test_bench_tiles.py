@@ -1,0 +1,45 @@
+"""Candidates for the table of tiles run, and are those that the table may hold."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import bench_gpu
+from tests.kernels.conftest import HAS_TRITON, make_triton_ops
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+
+def test_what_serves_now_is_a_candidate():
+    from kernels import bench_tiles
+    from kernels.gpu.tiles import decode_tiles, prefill_tiles
+
+    heads = bench_gpu.Heads()
+    for case in bench_tiles.cases():
+        chosen = decode_tiles if case.queries == 1 else prefill_tiles
+        assert chosen(heads.d, heads.heads // heads.kv_heads, torch.bfloat16) in bench_tiles.candidates(case)
+    assert {case.name for case in bench_tiles.cases()} == set(bench_tiles.NAMES)
+
+
+def test_the_tiles_of_a_launch_are_those_of_the_candidate(monkeypatch):
+    from kernels import bench_tiles
+    from kernels.gpu import attention
+
+    ops, seen = make_triton_ops(torch.float16, monkeypatch), []
+    for name in ("decode", "prefill"):
+        kernel = getattr(attention, name)
+
+        def watched(*args, kernel=kernel, **kwargs):
+            seen.append(next(one for one in args if isinstance(one, bench_tiles.Tiles)))
+            return kernel(*args, **kwargs)
+
+        monkeypatch.setattr(attention, name, watched)
+    for case in bench_tiles.cases():
+        queries = None if case.queries is None else min(case.queries, 7)
+        small = replace(case, lengths=(40, 9), queries=queries, heads=bench_gpu.Heads(4, 2, 32, 16))
+        for tiles in bench_tiles.candidates(case)[1:3]:
+            seen.clear()
+            bench_tiles.launch(ops, small, tiles)()
+            assert seen
+            assert set(seen) == {tiles}
