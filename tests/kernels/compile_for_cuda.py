@@ -108,6 +108,8 @@ class Compiler:
             "async_copies": len(re.findall(r"cp\.async\.c\S+ ", ptx)),
             "wgmma": ptx.count("wgmma.mma_async"),
             "mma": ptx.count("mma.sync"),
+            "exponentials": len(re.findall(r"\bex2\.", ptx)),
+            "fused": len(re.findall(r"\bfma\.rn\.(ftz\.)?f32", ptx)),
             "seconds": round(time.perf_counter() - start, 2),
         }
         print(json.dumps(line), flush=True)
