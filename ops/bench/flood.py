@@ -18,7 +18,9 @@ import time
 
 import uvloop
 
-from ops.bench.pair import Stream, open_stream, pair, spread
+from ops.bench.pair import spread
+from ops.bench.pair_processes import pair
+from ops.bench.stream_client import Stream, open_stream
 
 ROWS, STEP_MS, TOKENS = 8, 50.0, 20
 CAPACITY = 1000 * ROWS / (STEP_MS * TOKENS)  # requests per second
