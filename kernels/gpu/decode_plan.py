@@ -19,7 +19,8 @@ from torch import Tensor
 from kernels.gpu.search import owner
 from kernels.gpu.tiles import Tiles
 
-MIN_CHUNK = 256  # keys: below, the partial results cost more than the parallelism brings
+# Keys of a chunk: below, the partial results cost more than the parallelism brings, unless programs have nothing to do.
+MIN_CHUNK = 256
 ITEMS_PER_PROGRAM = 4  # of the persistent grid: evens out chunks of unequal length
 FIELDS = 8  # int32 of a row or an item: 32 bytes, one sector of memory
 
@@ -68,19 +69,21 @@ def plan_rows_kernel(
     EACH_TOKEN: tl.constexpr,
     KEYS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
+    ITEMS_PER_PROGRAM: tl.constexpr,
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Fills `rows` and `counts` of a DecodePlan. grid (1,): two passes, for the sum and for the cuts."""
     lane = tl.arange(0, BLOCK)
-    chunk = tl.full([BLOCK], MIN_CHUNK, tl.int64)
     keys_in_all = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
         _, _, first, end, _ = _row_keys(
             seq_lens, query_start, start + lane, count, sequences, steps, window, capacity, EACH_TOKEN
         )
         keys_in_all += (end - first).to(tl.int64)
-    chunk = tl.maximum(chunk, (tl.sum(keys_in_all, axis=0) + target - 1) // target)
+    in_all = tl.sum(keys_in_all, axis=0)
+    one_each = tl.minimum((in_all * ITEMS_PER_PROGRAM + target - 1) // target, MIN_CHUNK)
+    chunk = tl.maximum(tl.maximum(one_each, KEYS), (in_all + target - 1) // target)
     items = 0
     slots = 0
     for start in range(0, count, BLOCK):
@@ -142,7 +145,7 @@ def plan_decode(
     """capacity: keys that a row of the block table can hold; each_token: every token is a row, otherwise those of
     sequences with one query."""
     sequences, device = seq_lens.shape[0], seq_lens.device
-    most = -(-capacity // MIN_CHUNK)  # chunks of one row
+    most = -(-capacity // min(tiles.keys, MIN_CHUNK))  # chunks of one row
     target = max(1, -(-multiprocessors * tiles.per_sm * ITEMS_PER_PROGRAM // kv_heads))
     # Rows of several chunks have at most twice as many as the sum of their keys holds; see plan_rows_kernel.
     count = tokens if each_token else sequences
@@ -168,6 +171,7 @@ def plan_decode(
         EACH_TOKEN=each_token,
         KEYS=tiles.keys,
         MIN_CHUNK=MIN_CHUNK,
+        ITEMS_PER_PROGRAM=ITEMS_PER_PROGRAM,
         FIELDS=FIELDS,
         BLOCK=512,
     )
