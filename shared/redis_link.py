@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
         self._transport.write(data)
 
     def listen(self, push: Push) -> None:
-        """From now on everything that comes goes to `push`, at once."""
+        """From now on everything that comes goes to `push`, at once; a refusal ends the connection."""
         self._push = push
 
     async def wait_closed(self, timeout_s: float) -> None:
@@ -95,6 +95,9 @@ class Link(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 if push is not None:
+                    if isinstance(reply, RedisError):  # a refusal: what was asked for never comes
+                        self.close(reply)
+                        return
                     push(reply)
                     continue
                 answer, _ = waiting.popleft()

@@ -1,0 +1,41 @@
+"""The subscription of a gateway over a connection that fails it without being closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from gateway.fanout import Fanout
+from gateway.subscription import Subscription
+from shared.broker import Broker
+from shared.redis_clients import LaneClient, pubsub_client
+from tests.shared.redis_server import RedisServer
+
+
+@asynccontextmanager
+async def subscription(client: LaneClient) -> AsyncIterator[Subscription]:
+    one = Subscription(client, "channel", Fanout(Broker(client, "lane"), keepalive_s=10))
+    one.start()
+    try:
+        yield one
+    finally:
+        await one.close()
+        await client.aclose()
+
+
+async def test_a_subscription_that_redis_refuses_is_tried_again(redis_url: str, redis_server: RedisServer) -> None:
+    """Such as while it is busy with a script."""
+    with redis_server.client() as other:
+        other.execute_command("ACL", "SETUSER", "default", "resetchannels")
+        try:
+            async with subscription(pubsub_client(redis_url)) as one:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):  # until it was refused several times
+                        await one.ready.wait()
+                assert not one.ready.is_set()
+                other.execute_command("ACL", "SETUSER", "default", "allchannels")
+                async with asyncio.timeout(5):
+                    await one.ready.wait()
+        finally:
+            other.execute_command("ACL", "SETUSER", "default", "allchannels")
