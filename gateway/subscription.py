@@ -74,12 +74,13 @@ class Subscription:
             link.listen(self._on_push)
             link.write("SUBSCRIBE", self._channel)
             while await self._client.is_current(link):
-                silent_for = loop.time() - self._heard_at
-                if silent_for > 2 * PING_AFTER_S:
+                now = loop.time()
+                if pinged_at < self._heard_at:
+                    if now - self._heard_at > PING_AFTER_S:
+                        pinged_at = now
+                        link.write("PING")
+                elif now - pinged_at > PING_AFTER_S:
                     raise ConnectionError(f"no answer to a ping within {PING_AFTER_S:g} s")
-                if silent_for > PING_AFTER_S and pinged_at < self._heard_at:
-                    pinged_at = loop.time()
-                    link.write("PING")
                 await link.wait_closed(LOOK_S)
             raise ConnectionError("the connection was closed")
         finally:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import pytest
+
 from gateway.fanout import Fanout
 from gateway.subscription import Subscription
 from shared.broker import Broker
@@ -39,3 +41,25 @@ async def test_a_subscription_that_redis_refuses_is_tried_again(redis_url: str, 
                     await one.ready.wait()
         finally:
             other.execute_command("ACL", "SETUSER", "default", "allchannels")
+
+
+async def test_a_connection_is_not_given_up_before_it_was_pinged(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to hear where the lane is."""
+    monkeypatch.setattr("gateway.subscription.PING_AFTER_S", 0.05)
+    client = pubsub_client(redis_url)
+    is_current = client.is_current
+    looks = asyncio.Semaphore(0)
+
+    async def slowly(link: object) -> bool:
+        await asyncio.sleep(0.15)
+        looks.release()
+        return await is_current(link)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client, "is_current", slowly)
+    async with subscription(client) as one:
+        await one.ready.wait()
+        for _ in range(6):
+            await looks.acquire()
+        assert one.subscribes == 1
