@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from gateway.about import About
 from gateway.answers import Answer
 from gateway.errors import InvalidRequest, NotFound
 from gateway.events import Events
+from gateway.outputs import Outputs
 from gateway.parameters import shown
 from gateway.sse import BEGINNING, EventId
 from shared.broker import Broker
@@ -23,6 +25,7 @@ LAST_EVENT_ID = "Last-Event-ID"
 STARTING_AFTER = "starting_after"
 # How long a place that a running request has not reached is waited for: the log may have lost it with a death of Redis.
 LOST_TAIL_S = 5.0
+LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +85,28 @@ async def catch_up(answer: Answer, events: Events, after: EventId, known: Known)
     beginning = events.opening()
     # What Redis lost when it died, its worker sends again or another one computes again.
     is_ahead = after.tokens > known.tokens
-    limit_s = LOST_TAIL_S if is_ahead else None
     if not (known.is_done and is_ahead):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
-                while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
-                    beginning += events.feed(await answer.outputs.next())
+        async with _waiting(answer.outputs) if is_ahead else nullcontext():
+            # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
+            while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
+                beginning += events.feed(await answer.outputs.next())
     if events.reached < after:
         raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {events.reached}.")
     return beginning
+
+
+@asynccontextmanager
+async def _waiting(outputs: Outputs) -> AsyncIterator[None]:
+    """For LOST_TAIL_S at most. Nothing is published here yet, and silence makes looks at the log rare: it gets more."""
+    loop = asyncio.get_running_loop()
+    looks = [loop.call_later(LOST_TAIL_S * n / LOOKS, outputs.suspect) for n in range(1, LOOKS)]
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOST_TAIL_S):
+                yield
+    finally:
+        for look in looks:
+            look.cancel()
 
 
 def not_found() -> NotFound:

@@ -272,6 +272,32 @@ async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -
     assert rest[-1].data == "[DONE]"
 
 
+async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wait(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the looks at a silent request, which become rare."""
+    monkeypatch.setattr("gateway.joining.LOST_TAIL_S", 3.0)
+    gateway, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
+        first = await stream.next()
+
+        async def resume() -> None:
+            async with there.stream(f"{stream_path(COMPLETIONS, first)}?starting_after=5") as other:
+                assert other.response.status == 200, await other.response.text()
+                await other.rest()
+
+        resumed = asyncio.create_task(resume())
+
+        async def is_patient() -> bool:  # the next look is due behind the end of the wait
+            return any(cursor.patience_s >= 2 for one in there.gateway.fanout._open for cursor in one.cursors.values())
+
+        await until(is_patient)
+        go_on.set()
+        await resumed
+        await stream.rest()
+
+
 async def test_the_header_counts_more_than_the_query(gateway: RunningGateway) -> None:
     """A browser that connects again keeps the query, and renews the header."""
     async with gateway.worker(emit(tokens("abc"))):
