@@ -199,8 +199,11 @@ class LaneClient(Redis):
         await super().aclose(close_connection_pool)
 
     async def _current_link(self) -> Link:
-        if (link := self._link) is not None and await self.is_current(link):
-            return link
+        while (link := self._link) is not None:
+            if await self.is_current(link):
+                return link
+            if link is self._link:  # no other caller has found that out meanwhile
+                break
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)

@@ -118,6 +118,29 @@ async def test_who_leaves_while_the_connection_is_made_leaves_it_to_the_others(r
     await client.aclose()
 
 
+async def test_who_was_slow_to_hear_where_the_lane_is_uses_what_others_have_opened(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = command_client(redis_url)
+    await client.ping()
+    broken, answer = client._link, asyncio.Event()
+    assert broken is not None
+    answers = iter((answer,))
+
+    async def recheck() -> None:
+        if (waits := next(answers, None)) is not None:
+            await waits.wait()
+
+    monkeypatch.setattr(client._place, "recheck", recheck)
+    slow = asyncio.create_task(client.client_id())
+    await asyncio.sleep(0)  # it asks
+    broken.close()
+    opened = await client.client_id()
+    answer.set()
+    assert await slow == opened == await client.client_id()
+    await client.aclose()
+
+
 async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection(
     redis_url: str, redis_server: RedisServer
 ) -> None:
