@@ -71,8 +71,7 @@ class EngineLoop(threading.Thread):
         self._known = 0
         self._adding = 0
         self._room = engine.room()
-        # Rows that a request of each class but the last may take from lower ones.
-        self.displaceable = (0, 0)
+        self._displaceable = (0, 0)
         self._slowest_step_s = 0.0
         self.failure: BaseException | None = None
         # From the end of a step to the beginning of the next while there is work: commands, and waiting for the
@@ -87,9 +86,16 @@ class EngineLoop(threading.Thread):
     @property
     def room(self) -> int:
         """Rows that are free now, those for requests on their way counted as taken; none during a long step."""
-        if time.monotonic() - self.ticked_at > LONG_STEP_S:
-            return 0
-        return self._room - (self._asked - self._known)
+        return 0 if self._is_long else self._room - (self._asked - self._known)
+
+    @property
+    def displaceable(self) -> tuple[int, int]:
+        """Rows that a request of each class but the last may take from lower ones; none during a long step."""
+        return (0, 0) if self._is_long else self._displaceable
+
+    @property
+    def _is_long(self) -> bool:
+        return time.monotonic() - self.ticked_at > LONG_STEP_S
 
     def add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = STANDARD
@@ -153,7 +159,7 @@ class EngineLoop(threading.Thread):
             self.ticked_at = time.monotonic()
             self.status = self._read_status()
             self._room = self._engine.room()
-            self.displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
+            self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
             if commits or stepped:
                 self._emit(commits)
             if not self._engine.has_work and not self._engine.prepare():

@@ -31,3 +31,24 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
             model.go_on.release()
         loop.join(10)
     assert not loop.is_alive()
+
+
+def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated()
+    loop = EngineLoop(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
+    loop.start()
+    try:
+        loop.add(REQUEST, "attempt", (), priority=2)
+        for _ in range(2):  # what it may displace is known behind the first step
+            assert model.entered.acquire(timeout=10)
+            model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.displaceable == (REQUEST.sampling.n, REQUEST.sampling.n)
+        monkeypatch.setattr(engine_loop, "LONG_STEP_S", 0.0)
+        assert loop.displaceable == (0, 0)
+    finally:
+        loop.stop()
+        for _ in range(100):
+            model.go_on.release()
+        loop.join(10)
+    assert not loop.is_alive()
