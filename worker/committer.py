@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 # Between tries of a failed commit. Nothing is lost meanwhile: the engine's tokens wait here.
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
+# Results in one commit, beyond the first of the steps that gathered: Redis serves nobody else meanwhile.
+MAX_COMMITS = 20_000
 # Cancellations that may come before the reply of the claim does.
 MAX_EARLY_CANCELS = 1024
 
@@ -168,7 +170,13 @@ class Committer:
 
     def _gather(self) -> list[StepCommit]:
         """What is to be committed: one item for each request. What belongs to attempts that are over falls away."""
-        steps, self._steps = self._steps, []
+        count = size = 0
+        while count < len(self._steps) and (not count or size + len(self._steps[count]) <= MAX_COMMITS):
+            size += len(self._steps[count])
+            count += 1
+        steps, self._steps = self._steps[:count], self._steps[count:]
+        if self._steps:
+            self._wake.set()
         commits = [
             commit
             for step in steps

@@ -1,4 +1,4 @@
-"""Redis, a gateway and a worker that computes nothing (`ops.bench.clockwork`), or a bare server in place of all three."""
+"""Redis, a gateway and a worker that computes nothing (`ops.bench.clockwork`), or a bare server in their place."""
 
 from __future__ import annotations
 

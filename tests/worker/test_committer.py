@@ -7,6 +7,8 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from shared.keys import LaneKeys
 from shared.messages import Delta, Outcome, StepItem
@@ -125,6 +127,20 @@ async def test_what_a_request_has_emitted_is_nothing_for_the_garbage_collector(r
 def test_commits_of_two_attempts_at_a_request_are_not_merged() -> None:
     old, new = (StepCommit(name, StepItem("r", start, (Delta(0, (1,)),))) for name, start in (("a", 0), ("b", 0)))
     assert merge([old, new]) == [old, new]
+
+
+async def test_what_gathered_while_redis_was_away_goes_out_in_bounded_commits(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.committer.MAX_COMMITS", 5)
+    async with committing(redis_url) as lane:
+        one, other = await lane.start("r1"), await lane.start("r2")
+        for index in range(10):
+            lane.committer.put([step(one, index, (index,)), step(other, index, (index,))])
+        for request_id in ("r1", "r2"):
+            items = await lane.log(request_id, 10)
+            assert [item.end - item.start for item in items] == [2] * 5  # two steps in each commit
+        assert [token for item in items for delta in item.deltas for token in delta.token_ids] == list(range(10))
 
 
 def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
