@@ -90,8 +90,11 @@ class EngineLoop(threading.Thread):
 
     @property
     def displaceable(self) -> tuple[int, int]:
-        """Rows that a request of each class but the last may take from lower ones; none during a long step."""
-        return (0, 0) if self._is_long else self._displaceable
+        """Rows that a request of each class but the last may take from lower ones, less those for requests on their
+        way; none during a long step."""
+        coming = self._asked - self._known
+        most, some = (0, 0) if self._is_long else self._displaceable
+        return max(0, most - coming), max(0, some - coming)
 
     @property
     def _is_long(self) -> bool:
@@ -158,8 +161,7 @@ class EngineLoop(threading.Thread):
             self.ticks += 1
             self.ticked_at = time.monotonic()
             self.status = self._read_status()
-            self._room = self._engine.room()
-            self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
+            self._look_for_room()
             if commits or stepped:
                 self._emit(commits)
             if not self._engine.has_work and not self._engine.prepare():
@@ -175,15 +177,21 @@ class EngineLoop(threading.Thread):
             self._wake.notify()
 
     def _obey(self) -> list[StepCommit]:
-        commits = []
+        commits: list[StepCommit] = []
+        if not self._commands:
+            return commits
         while self._commands:
             if item := self._commands.popleft()():
                 commits.append(self._commit(item))  # now: the next command may bring another attempt
         # The room shrinks before the rows count as known: it is never shown larger than it is.
-        self._room = self._engine.room()
+        self._look_for_room()
         self._known += self._adding
         self._adding = 0
         return commits
+
+    def _look_for_room(self) -> None:
+        self._room = self._engine.room()
+        self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
 
     def _answer(self) -> None:
         while self._calls:

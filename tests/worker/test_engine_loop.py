@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 
 from tests.worker.test_internal import LIMITS, REQUEST, Gated
@@ -10,11 +14,23 @@ from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
 
 
-def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Gated()
+@contextmanager
+def running(model: Gated) -> Iterator[EngineLoop]:
     loop = EngineLoop(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
     loop.start()
     try:
+        yield loop
+    finally:
+        loop.stop()
+        for _ in range(100):
+            model.go_on.release()
+        loop.join(10)
+    assert not loop.is_alive()
+
+
+def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated()
+    with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
         assert model.entered.acquire(timeout=10)
         free = LIMITS.max_num_seqs - REQUEST.sampling.n
@@ -25,30 +41,33 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
         model.go_on.release()
         assert model.entered.acquire(timeout=10)  # the next step
         assert loop.room == free
-    finally:
-        loop.stop()
-        for _ in range(100):
-            model.go_on.release()
-        loop.join(10)
-    assert not loop.is_alive()
 
 
 def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Gated()
-    loop = EngineLoop(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
-    loop.start()
-    try:
+    with running(model) as loop:
         loop.add(REQUEST, "attempt", (), priority=2)
-        for _ in range(2):  # what it may displace is known behind the first step
-            assert model.entered.acquire(timeout=10)
-            model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        model.go_on.release()  # what it may displace is known behind its first step
         assert model.entered.acquire(timeout=10)
         assert loop.displaceable == (REQUEST.sampling.n, REQUEST.sampling.n)
         monkeypatch.setattr(engine_loop, "LONG_STEP_S", 0.0)
         assert loop.displaceable == (0, 0)
-    finally:
-        loop.stop()
-        for _ in range(100):
-            model.go_on.release()
-        loop.join(10)
-    assert not loop.is_alive()
+
+
+def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
+    """Else a worker would read as many urgent requests in a step as there are, and displace a few."""
+    model, rows = Gated(), REQUEST.sampling.n
+    with running(model) as loop:
+        for name in ("low", "lower"):
+            loop.add(replace(REQUEST, id=name), "attempt", (), priority=2)
+        assert model.entered.acquire(timeout=10)
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.displaceable == (2 * rows, 2 * rows)
+        loop.add(replace(REQUEST, id="urgent"), "attempt", (), priority=0)
+        assert loop.displaceable == (rows, rows)
+        loop.add(replace(REQUEST, id="more"), "attempt", (), priority=0)
+        assert loop.displaceable == (0, 0)
+        loop.add(replace(REQUEST, id="too much"), "attempt", (), priority=0)
+        assert loop.displaceable == (0, 0)
