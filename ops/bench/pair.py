@@ -157,10 +157,19 @@ async def memory(streams: int) -> None:
             stream.transport.abort()
 
 
+def counting_s() -> float:
+    """How fast the machine is just now: the time in which Python counts to a million."""
+    began, total = time.perf_counter(), 0
+    while total < 1_000_000:
+        total += 1
+    return time.perf_counter() - began
+
+
 async def measure(args: argparse.Namespace) -> None:
     only = args.only.split(",") if args.only else PARTS
     if unknown := set(only) - set(PARTS):
         sys.exit(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    say("machine", f"to count to a million in Python: {spread([counting_s() for _ in range(9)])}")
     if "first" in only:
         await first(args.requests)
     if "gaps" in only:
