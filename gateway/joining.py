@@ -91,7 +91,8 @@ async def catch_up(answer: Answer, events: Events, after: EventId, known: Known)
             while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
                 beginning += events.feed(await answer.outputs.next())
     if events.reached < after:
-        raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {events.reached}.")
+        last = max(events.reached, EventId(known.tokens))
+        raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {last}.")
     return beginning
 
 
