@@ -1,16 +1,17 @@
-"""From what an accepted call emits to its answer, and the answer in one piece."""
+"""From what an accepted call emits to its answer, and the choices of an answer that is complete."""
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from aiohttp import web
 
 from gateway import errors
 from gateway.about import About
 from gateway.assembly import Assembly, Choice, Piece, usage
+from gateway.logprobs import ScoredTokens
 from gateway.model import ServedModel
 from gateway.outputs import Outputs
 from shared.messages import Outcome, StepItem
@@ -20,10 +21,10 @@ class Format(Protocol):
     """How a dialect writes what was generated. Events are complete, but for their ids."""
 
     def opening(self) -> list[str]: ...
-    def text(self, index: int, text: str) -> str: ...
+    def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
     def finish(self, index: int, reason: str) -> str: ...
     def usage(self, usage: dict[str, int]) -> str: ...
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]: ...
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]: ...
 
 
 class Answer:
@@ -89,21 +90,24 @@ class Answer:
 ANSWER = web.RequestKey("answer", Answer)
 
 
-async def collect(answer: Answer, form: Format) -> web.Response:
+async def collect(answer: Answer) -> list[Choice]:
     """Wait for everything. Raises ApiError if a request did not end well."""
     texts: list[list[str]] = [[] for _ in range(answer.about.choices)]
+    scored: list[list[ScoredTokens]] = [[] for _ in range(answer.about.choices)]
     reasons = [""] * answer.about.choices
     scores: list[float | None] = [None] * answer.about.choices
     while not answer.ended:
         for item in await answer.outputs.next():
             for piece in answer.feed(item):
                 texts[piece.choice] += (piece.text, piece.rest)
+                if piece.logprobs is not None:
+                    scored[piece.choice].append(piece.logprobs)
                 if piece.finish_reason is not None:
                     reasons[piece.choice], scores[piece.choice] = piece.finish_reason, piece.score
     if answer.error is not None:
         raise answer.error
-    choices = list(map(Choice, map("".join, texts), reasons, scores))
-    return web.Response(text=json.dumps(form.full(choices, answer.usage)), content_type="application/json")
+    logprobs = [ScoredTokens.join(parts) if parts else None for parts in scored]
+    return list(map(Choice, map("".join, texts), reasons, scores, logprobs))
 
 
 def created() -> int:

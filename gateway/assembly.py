@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gateway.logprobs import ScoredTokens
 from gateway.model import ServedModel
 from shared.detokenizer import IncrementalDetokenizer
 from shared.messages import Delta, StepItem
@@ -13,7 +14,8 @@ from shared.stopping import StopStringFilter
 class Piece(NamedTuple):
     """What one delta adds for the client. `position`: tokens of the call that the client has with this piece.
 
-    `text` is what these tokens made certain; `rest` is what was held back until the choice ended.
+    `text` is what these tokens made certain; `rest` is what was held back until the choice ended. `logprobs`: of the
+    tokens of the delta, where they are asked for.
     """
 
     choice: int
@@ -22,6 +24,7 @@ class Piece(NamedTuple):
     finish_reason: str | None
     position: int
     score: float | None = None
+    logprobs: ScoredTokens | None = None
 
 
 class Choice(NamedTuple):
@@ -30,11 +33,12 @@ class Choice(NamedTuple):
     text: str
     finish_reason: str
     score: float | None = None
+    logprobs: ScoredTokens | None = None
 
     @property
-    def ranking(self) -> dict[str, float]:
+    def ranking(self) -> str:
         """What the ranking adds to the choice as JSON."""
-        return {} if self.score is None else {"score": self.score}
+        return "" if self.score is None else f',"score":{self.score!r}'
 
 
 _new = tuple.__new__
@@ -45,16 +49,32 @@ class _ChoiceText:
         self._eos_token_ids = model.eos_token_ids
         self._detokenizer = IncrementalDetokenizer(model.tokenizer)
         self._filter = StopStringFilter(stop)
+        # Characters that were pushed, where they are counted.
+        self._length = 0
         self.finish_reason: str | None = None
 
     def push(self, delta: Delta) -> str:
+        token_ids = delta.token_ids if delta.finish_reason is None else self._text_ids(delta)
+        return self._filter.push(self._detokenizer.push(token_ids))
+
+    def push_scored(self, delta: Delta, records: bytes) -> tuple[str, ScoredTokens]:
+        """The same token by token: where in the text each of them begins."""
+        text, offsets, token_ids = "", [], self._text_ids(delta)
+        for token_id in token_ids:
+            offsets.append(self._length)
+            new = self._detokenizer.push((token_id,))
+            self._length += len(new)
+            text += self._filter.push(new)
+        offsets += [self._length] * (len(delta.token_ids) - len(token_ids))
+        return text, ScoredTokens(delta.token_ids, records, tuple(offsets))
+
+    def _text_ids(self, delta: Delta) -> tuple[int, ...]:
+        """The tokens of a delta less an end token."""
         token_ids = delta.token_ids
-        if delta.finish_reason is None:
-            return self._filter.push(self._detokenizer.push(token_ids))
         if delta.finish_reason == "stop" and delta.matched_stop is None and token_ids[-1:]:
             # The end-of-sequence token is no text, even where the tokenizer does not know that it is special.
-            token_ids = token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
-        return self._filter.push(self._detokenizer.push(token_ids))
+            return token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
+        return token_ids
 
     def finish(self, reason: str) -> str:
         """End the choice: what was held back until now."""
@@ -76,7 +96,7 @@ class Assembly:
         return [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
 
     def feed(self, item: StepItem, others: int = 0) -> list[Piece]:
-        """The pieces of an item, in order; those that have neither text nor finish reason are left out.
+        """The pieces of an item, in order; those that have nothing to say are left out.
 
         `others`: tokens of the call's other requests that its client has.
         """
@@ -84,19 +104,22 @@ class Assembly:
         pieces = []
         position = others + item.start
         for delta in item.deltas:
-            index, token_ids, reason, _, score = delta
+            index, token_ids, reason, _, score, records = delta
             position += len(token_ids)
             if index >= len(choices):
                 continue
             choice = choices[index]
             if choice.finish_reason is not None:
                 continue
-            text = choice.push(delta)
+            if records:
+                text, scored = choice.push_scored(delta, records)
+            else:
+                text, scored = choice.push(delta), None
             if reason is not None:
-                pieces.append(Piece(first + index, text, choice.finish(reason), reason, position, score))
-            elif text:
+                pieces.append(Piece(first + index, text, choice.finish(reason), reason, position, score, scored))
+            elif text or scored is not None:
                 # This runs for every token; the class of a named tuple is slow to call.
-                pieces.append(_new(Piece, (first + index, text, "", None, position, None)))
+                pieces.append(_new(Piece, (first + index, text, "", None, position, None, scored)))
         self.tokens = position - others
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(choices):

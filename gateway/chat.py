@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gateway import parameters, sse
@@ -9,6 +10,8 @@ from gateway.about import About
 from gateway.assembly import Choice
 from gateway.calls import Call, Limits
 from gateway.conversation import read_messages
+from gateway.logprobs import ScoredTokens, of_chat
+from gateway.model import ServedModel
 from gateway.options import read_options
 from gateway.rendering import Renderer
 
@@ -30,13 +33,12 @@ class Format:
     dialect = "chat"
     prefix = "chatcmpl-"
 
-    def __init__(self, call_id: str, model: str, about: About) -> None:
-        self._id = self.prefix + call_id
-        self._model = model
-        self._created = about.created
+    def __init__(self, call_id: str, model: ServedModel, about: About) -> None:
+        self._texts = model.token_texts
         self._choices = about.choices
-        head = f'{{"id":{sse.quote(self._id)},"object":"chat.completion.chunk","created":{about.created},'
-        self._head = head + f'"model":{sse.quote(model)},"choices":['
+        head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"chat.completion'
+        rest = f'"created":{about.created},"model":{sse.quote(model.name)},"choices":['
+        self._head, self._whole_head = f'{head}.chunk",{rest}', f'{head}",{rest}'
         self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
         self._text_head = [
             f'data: {self._head}{{"index":{index},"delta":{{"content":' for index in range(about.choices)
@@ -51,8 +53,11 @@ class Format:
             for index in range(self._choices)
         ]
 
-    def text(self, index: int, text: str) -> str:
-        return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
+    def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
+        if logprobs is None:
+            return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
+        scored = "".join(of_chat(logprobs, self._texts))
+        return f'{self._text_head[index]}{sse.quote(text)}}},"logprobs":{scored},"finish_reason":null}}]{self._tail}'
 
     def finish(self, index: int, reason: str) -> str:
         return (
@@ -63,22 +68,12 @@ class Format:
     def usage(self, usage: dict[str, int]) -> str:
         return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer in one piece."""
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": choice.finish_reason,
-                    **choice.ranking,
-                }
-                for index, choice in enumerate(choices)
-            ],
-            "usage": usage,
-        }
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]:
+        """The answer in one piece, as JSON in several."""
+        yield self._whole_head
+        for index, choice in enumerate(choices):
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            yield f'{"," if index else ""}{{"index":{index},"message":{sse.dumps(message)},"logprobs":'
+            yield from ["null"] if choice.logprobs is None else of_chat(choice.logprobs, self._texts)
+            yield f',"finish_reason":{sse.quote(choice.finish_reason)}{choice.ranking}}}'
+        yield f'],"usage":{sse.dumps(usage)}}}'

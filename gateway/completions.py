@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from gateway import parameters, sse
 from gateway.about import About
 from gateway.assembly import Choice
 from gateway.calls import Call, Limits
+from gateway.logprobs import ScoredTokens, of_completion
+from gateway.model import ServedModel
 from gateway.options import read_options
 from gateway.rendering import Renderer, read_prompts
 
@@ -31,12 +34,10 @@ class Format:
     dialect = "completion"
     prefix = "cmpl-"
 
-    def __init__(self, call_id: str, model: str, about: About) -> None:
-        self._id = self.prefix + call_id
-        self._model = model
-        self._created = about.created
-        head = f'{{"id":{sse.quote(self._id)},"object":"text_completion","created":{about.created},'
-        self._head = head + f'"model":{sse.quote(model)},"choices":['
+    def __init__(self, call_id: str, model: ServedModel, about: About) -> None:
+        self._texts = model.token_texts
+        head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"text_completion","created":{about.created},'
+        self._head = head + f'"model":{sse.quote(model.name)},"choices":['
         self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
         self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(about.choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
@@ -44,8 +45,11 @@ class Format:
     def opening(self) -> list[str]:
         return []
 
-    def text(self, index: int, text: str) -> str:
-        return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
+    def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
+        if logprobs is None:
+            return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
+        scored = "".join(of_completion(logprobs, self._texts))
+        return f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null}}]{self._tail}'
 
     def finish(self, index: int, reason: str) -> str:
         return f'{self._text_head[index]}"","logprobs":null,"finish_reason":{sse.quote(reason)}}}]{self._tail}'
@@ -53,22 +57,11 @@ class Format:
     def usage(self, usage: dict[str, int]) -> str:
         return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer in one piece."""
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [
-                {
-                    "index": index,
-                    "text": choice.text,
-                    "logprobs": None,
-                    "finish_reason": choice.finish_reason,
-                    **choice.ranking,
-                }
-                for index, choice in enumerate(choices)
-            ],
-            "usage": usage,
-        }
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]:
+        """The answer in one piece, as JSON in several."""
+        yield self._head
+        for index, choice in enumerate(choices):
+            yield f'{"," if index else ""}{{"index":{index},"text":{sse.quote(choice.text)},"logprobs":'
+            yield from ["null"] if choice.logprobs is None else of_completion(choice.logprobs, self._texts)
+            yield f',"finish_reason":{sse.quote(choice.finish_reason)}{choice.ranking}}}'
+        yield f'],"usage":{sse.dumps(usage)}}}'

@@ -61,7 +61,7 @@ def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
     for delta in item.deltas:
         if count < len(delta.token_ids):
             if count:
-                deltas.append(Delta(delta.choice, delta.token_ids[:count]))
+                deltas.append(delta.first(count))
             break
         deltas.append(delta)
         count -= len(delta.token_ids)
@@ -75,7 +75,6 @@ def _without_first(item: StepItem, count: int) -> StepItem:
     for delta in item.deltas:
         dropped = min(count, len(delta.token_ids))
         count -= dropped
-        rest = delta.token_ids[dropped:]
-        if rest or delta.finish_reason is not None:
-            deltas.append(delta._replace(token_ids=rest))
+        if dropped < len(delta.token_ids) or delta.finish_reason is not None:
+            deltas.append(delta.without_first(dropped))
     return StepItem(item.request_id, start, tuple(deltas), item.outcome)

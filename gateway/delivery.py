@@ -1,4 +1,4 @@
-"""The answer to a call as a stream of events, on its way to the client.
+"""The answer to a call on its way to the client: as a stream of events, or in one piece.
 
 In steady state what workers publish is rendered and written as it is fed, without waking a task (`_on_items`). The
 call's task has the rest: the beginning and the end, signs of life, what must be read from the log, and a client that
@@ -8,7 +8,7 @@ does not read, whose buffer here is bounded and who is cut when nothing has move
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 
 from aiohttp import web
 
@@ -20,6 +20,8 @@ from gateway.meter import METER
 # What may wait for a client in its socket's buffer in this process before it counts as slow. More waits as tokens,
 # which are smaller than events (`MAX_WAITING`), and then in the log.
 BUFFER_BYTES = 16 * 1024
+# Of an answer in one piece: what is rendered before others get their turn. A longer one is sent as it is rendered.
+PART_CHARACTERS = 64 * 1024
 
 
 class Delivery:
@@ -105,11 +107,41 @@ class Delivery:
         self._transport.write((f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii"))
 
     async def _in_time(self, written: Awaitable[None]) -> None:
-        """Wait for a client that is slow, but not for ever."""
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await written
-        except TimeoutError:
-            self._meter.meters.slow_clients += 1
-            self._transport.abort()
-            raise ConnectionResetError(f"the client has not read for {self._write_timeout_s:g} s") from None
+        await _in_time(self._request, written, self._write_timeout_s)
+
+
+async def send_whole(request: web.Request, pieces: Iterable[str], write_timeout_s: float) -> web.StreamResponse:
+    """Write an answer in one piece, which is JSON in several.
+
+    Raises ConnectionError if the client left, or does not read.
+    """
+    response: web.StreamResponse | None = None
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) < PART_CHARACTERS:
+            continue
+        if response is None:
+            response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+            await response.prepare(request)
+            if response.headers.get("Transfer-Encoding") != "chunked":
+                response.force_close()  # HTTP/1.0: only the end of the connection ends the body
+        await _in_time(request, response.write(text.encode()), write_timeout_s)
+        await asyncio.sleep(0)
+        text = ""
+    if response is None:
+        return web.Response(text=text, content_type="application/json")
+    await _in_time(request, response.write_eof(text.encode()), write_timeout_s)
+    return response
+
+
+async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float) -> None:
+    """Wait for a client that is slow, but not for ever."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await written
+    except TimeoutError:
+        request[METER].meters.slow_clients += 1
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the client has not read for {timeout_s:g} s") from None

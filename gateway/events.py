@@ -53,9 +53,9 @@ class Events:
 
     def _feed(self, item: StepItem) -> None:
         form = self._form
-        for choice, text, rest, reason, position, _ in self._answer.feed(item):
-            if text:
-                self._add(position, 0, form.text(choice, text))
+        for choice, text, rest, reason, position, _, logprobs in self._answer.feed(item):
+            if text or logprobs is not None:
+                self._add(position, 0, form.text(choice, text, logprobs))
             if reason is not None:
                 if rest:
                     self._add_behind(position, form.text(choice, rest))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.token_texts import TokenTexts
 from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
@@ -28,6 +29,7 @@ class ServedModel:
 
     name: str
     tokenizer: Tokenizer
+    token_texts: TokenTexts
     template: ChatTemplate | None
     max_model_len: int | None
     vocab_size: int
@@ -48,6 +50,7 @@ def load_model(model: str, name: str) -> ServedModel:
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
+        token_texts=TokenTexts(tokenizer),
         template=load_chat_template(folder, tokenizer_config, special_tokens),
         max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),
         vocab_size=declared if type(declared) is int else vocab_size,

@@ -38,7 +38,7 @@ class Options:
     """The options of one call.
 
     `max_tokens` None: as much as the call's default allows. `best_of` and `beam_width` are as in `SamplingParams`,
-    where 0 is for absent.
+    where 0 is for absent. `top_logprobs` None: no log-probabilities are asked for.
     """
 
     model: str
@@ -53,6 +53,7 @@ class Options:
     background: bool
     priority: str
     timeout_s: float | None
+    top_logprobs: int | None
     values: Mapping[str, Any]
 
     @property
@@ -77,6 +78,8 @@ class Options:
         else:
             temperature = self.values["temperature"]
             given["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
+        if self.top_logprobs is not None:
+            given |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return SamplingParams(max_tokens=max_tokens, seed=seed, n=self.n, best_of=self.best_of, **given)
 
 
@@ -107,6 +110,7 @@ def read_options(values: Mapping[str, Any]) -> Options:
         background=values["background"],
         priority=values["priority"],
         timeout_s=values["timeout"],
+        top_logprobs=_top_logprobs(values),
         values=values,
     )
 
@@ -129,6 +133,20 @@ def _best_of(values: Mapping[str, Any]) -> int:
             "Leave out stream, or let best_of be n.",
         )
     return int(best_of)
+
+
+def _top_logprobs(values: Mapping[str, Any]) -> int | None:
+    """As chats say it with two parameters, or completions with one."""
+    asked, top = values["logprobs"], values.get("top_logprobs")
+    if asked is None or asked is False:
+        if top:
+            raise _refused("top_logprobs", f"top_logprobs is {top}, which is allowed only with logprobs: true.")
+        return None
+    if values["use_beam_search"]:
+        raise _refused(
+            "logprobs", "logprobs is not supported with use_beam_search: a beam's score is all it has; leave it out."
+        )
+    return int(top or 0) if asked is True else int(asked)
 
 
 def _beam_width(values: Mapping[str, Any]) -> int:

@@ -2,7 +2,8 @@
 doubled.
 
 Live items are a hint, the output log is the truth: what does not fit is read from there. So is what a slow client has
-no room for: no more than MAX_WAITING tokens wait here, and the one item with which they became so many.
+no room for: no more than MAX_WAITING tokens wait here, and the one item with which they became so many. A
+log-probability counts as a token, since it takes as much room where it is written.
 """
 
 from __future__ import annotations
@@ -165,6 +166,9 @@ class Outputs:
         if (new := cursor.take(item)) is not None:
             self._waiting.append(new)
             self._waiting_tokens += cursor.next - before
+            for delta in new.deltas:
+                if delta.logprobs:
+                    self._waiting_tokens += len(delta.logprobs) // 8
 
     # --- the side of the client ---------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from shared.logprobs import MAX_TOP_LOGPROBS
 from shared.messages import (
     MAX_CHOICES,
     MAX_LENGTH_PENALTY,
@@ -189,8 +190,14 @@ COMMON: dict[str, Parameter] = {
     "frequency_penalty": Parameter(number(-2, 2), 0.0),
     "repetition_penalty": Parameter(number(0.01, 100), 1.0),
 }
-CHAT = {"messages": Parameter(anything, required=True), **COMMON}
-COMPLETIONS = {"prompt": Parameter(anything, required=True), **COMMON}
+_TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
+CHAT = {
+    "messages": Parameter(anything, required=True),
+    "logprobs": Parameter(flag, False),
+    "top_logprobs": Parameter(_TOP_LOGPROBS),
+    **COMMON,
+}
+COMPLETIONS = {"prompt": Parameter(anything, required=True), "logprobs": Parameter(_TOP_LOGPROBS), **COMMON}
 
 # Parameters of the OpenAI API that are not honoured, each with the values that ask for nothing beside null.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -199,7 +206,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "metadata": ({},),
     "modalities": (["text"], []),
     "moderation": (),
@@ -216,7 +222,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": (),
     "tool_choice": ("none",),
     "tools": ([],),
-    "top_logprobs": (0,),
     "user": (),
     "verbosity": (),
     "web_search_options": (),

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from gateway import answers, chat, completions, joining, sse
 from gateway.answers import ANSWER, Answer
 from gateway.calls import Call, Limits, request_id
-from gateway.delivery import Delivery
+from gateway.delivery import Delivery, send_whole
 from gateway.errors import REQUEST_ID
 from gateway.events import Events
 from gateway.fanout import Fanout
@@ -161,9 +161,7 @@ class Gateway:
                 outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
                 outputs.is_responsible = not terms.is_background
                 answer = Answer(about, self.model, outputs)
-                return await self._answer(
-                    request, answer, format_(call_id, self.model.name, about), call.options.stream
-                )
+                return await self._answer(request, answer, format_(call_id, self.model, about), call.options.stream)
         # The idempotency key was used before: this is the answer to that call.
         meter.kind = "joined"
         ids = [request_id(first, index) for index in range(len(requests))]
@@ -173,18 +171,16 @@ class Gateway:
                 raise down(f"request {first} of an idempotency key is gone")
             request[REQUEST_ID] = first
             answer = Answer(known.about, self.model, outputs, is_joined=True)
-            return await self._answer(
-                request, answer, format_(first, self.model.name, known.about), call.options.stream
-            )
+            return await self._answer(request, answer, format_(first, self.model, known.about), call.options.stream)
 
     async def _answer(
         self, request: web.Request, answer: Answer, form: answers.Format, is_stream: bool
     ) -> web.StreamResponse:
         request[ANSWER] = answer
         if not is_stream:
-            response = await answers.collect(answer, form)
+            choices = await answers.collect(answer)
             request[METER].collected(answer.tokens)
-            return response
+            return await send_whole(request, form.full(choices, answer.usage), self.settings.write_timeout_s)
         events = Events(answer, form, sse.takes_ids(request.headers))
         return await Delivery(request, answer, events, self.settings.write_timeout_s).run(events.opening())
 
@@ -199,7 +195,7 @@ class Gateway:
             if known is None:
                 raise joining.not_found()
             answer = Answer(known.about, self.model, outputs, is_joined=True)
-            form = format_(call_id, self.model.name, known.about)
+            form = format_(call_id, self.model, known.about)
             events = Events(answer, form, sse.takes_ids(request.headers), after)
             outputs.accept(known.left_s, is_logged=True)
             # While it reads it may outlast all who listened here. What is another gateway's is not cancelled.

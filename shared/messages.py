@@ -4,7 +4,7 @@ Requests and worker cards are maps with a version; decoding accepts exactly the 
 sizes, and never an ExtType or a Timestamp. Step items, which are sent for every token, are arrays.
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request that came before this item
-    delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil]
+    delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]
     outcome = nil | [name, detail]
 
 A published frame, and an entry of the output log, is a plain concatenation of items.
@@ -21,7 +21,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
-VERSION = 1
+from shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
+
+VERSION = 2
 
 # Bounds of what is decoded. They are generous: the gateway enforces the limits that users meet.
 MAX_PROMPT_TOKENS = 2_000_000
@@ -147,6 +149,9 @@ class SamplingParams:
     `best_of` sequences are drawn, of which the `n` with the highest mean log-probability are returned; 0: as many as
     `n`. A `beam_width` other than 0 asks for a beam search instead, with that many beams. The score of a finished beam
     is the sum of its log-probabilities / length ** `length_penalty`.
+
+    `logprobs` asks for the log-probability of every token, `top_logprobs` for those of so many of the most probable
+    ones in its place too.
     """
 
     max_tokens: int = _field(_integer(1, MAX_OUTPUT_TOKENS))
@@ -166,6 +171,8 @@ class SamplingParams:
     beam_width: int = _field(_integer(0, MAX_CHOICES), default=0)
     length_penalty: float = _field(_number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), default=1.0)
     early_stopping: str = _field(_one_of(EARLY_STOPPING), default="false")
+    logprobs: bool = _field(_flag, default=False)
+    top_logprobs: int = _field(_integer(0, MAX_TOP_LOGPROBS), default=0)
 
     @property
     def num_sequences(self) -> int:
@@ -241,6 +248,7 @@ class Delta(NamedTuple):
     """What one choice of a request gained: new token ids, and why it ended if it did.
 
     `score`: by what best_of (mean log-probability) or beam search ranked the choice; None if nothing was ranked.
+    `logprobs`: the records of the tokens (`shared.logprobs`); None if they were not asked for.
     """
 
     choice: int
@@ -248,6 +256,21 @@ class Delta(NamedTuple):
     finish_reason: str | None = None
     matched_stop: str | None = None
     score: float | None = None
+    logprobs: bytes | None = None
+
+    def first(self, count: int) -> Delta:
+        """Its first `count` tokens, of more: so without how the choice ended."""
+        records = self.logprobs
+        if records is not None:
+            records = records[: count * record_size(records, len(self.token_ids))]
+        return Delta(self.choice, self.token_ids[:count], logprobs=records)
+
+    def without_first(self, count: int) -> Delta:
+        """The rest, which may be no more than how the choice ended."""
+        records = self.logprobs
+        if records is not None:
+            records = records[count * record_size(records, len(self.token_ids)) :]
+        return self._replace(token_ids=self.token_ids[count:], logprobs=records)
 
 
 class Outcome(NamedTuple):
@@ -321,9 +344,9 @@ def _item(value: Any) -> StepItem:
 
 
 def _delta(value: Any) -> Delta:
-    if type(value) is not tuple or len(value) != 5:
-        raise MessageError(f"a delta must be an array of 5, not {value!r:.80}")
-    choice, token_ids, reason, stop, score = value
+    if type(value) is not tuple or len(value) != 6:
+        raise MessageError(f"a delta must be an array of 6, not {value!r:.80}")
+    choice, token_ids, reason, stop, score, records = value
     if type(choice) is not int or not 0 <= choice < MAX_CHOICES:
         _choice("choice", choice)
     if type(token_ids) is not tuple or len(token_ids) > MAX_OUTPUT_TOKENS:
@@ -331,7 +354,7 @@ def _delta(value: Any) -> Delta:
     for token_id in token_ids:
         if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
             _token_id("token ids", token_id)
-    if reason is None and stop is None and score is None:
+    if reason is None and stop is None and score is None and records is None:
         return _new(Delta, value)
     return Delta(
         choice,
@@ -339,7 +362,16 @@ def _delta(value: Any) -> Delta:
         None if reason is None else _reason("finish reason", reason),
         None if stop is None else _matched_stop("matched stop", stop),
         None if score is None else _score("score", score),
+        None if records is None else _records(records, len(token_ids)),
     )
+
+
+def _records(value: Any, count: int) -> bytes:
+    if type(value) is not bytes:
+        raise MessageError(f"logprobs must be bytes, not {value!r:.80}")
+    if problem := check_records(value, count):
+        raise MessageError(f"logprobs: {problem}")
+    return value
 
 
 def _outcome(value: Any) -> Outcome:

@@ -32,20 +32,24 @@ def table(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-PARAMETERS = {row[0].strip("`"): row[1:] for row in table("parameters")}
+TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT}
+# By name and call: type and range, and default.
+PARAMETERS = {(row[0].strip("`"), row[1]): row[2:] for row in table("parameters")}
+IDS = [f"{name} of {of}" for name, of in PARAMETERS]
 
 
 def test_the_parameters_are_those_of_the_code() -> None:
-    expected = {name: "both" for name in CHAT if name in COMPLETIONS}
-    expected |= {name: "chat" for name in CHAT if name not in COMPLETIONS}
-    expected |= {name: "completions" for name in COMPLETIONS if name not in CHAT}
-    assert {name: cells[0] for name, cells in PARAMETERS.items()} == expected
+    both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)}
+    expected = [(name, "both") for name in both]
+    expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of] if name not in both]
+    assert len(table("parameters")) == len(PARAMETERS)
+    assert set(PARAMETERS) == set(expected)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_default_is_that_of_the_code(name: str) -> None:
-    parameter = {**CHAT, **COMPLETIONS}[name]
-    shown = PARAMETERS[name][2]
+@pytest.mark.parametrize(("name", "of"), PARAMETERS, ids=IDS)
+def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
+    parameter = TABLES[of][name]
+    shown = PARAMETERS[name, of][1]
     if parameter.required:
         assert shown == "required"
     elif shown == "none":
@@ -62,10 +66,10 @@ def bound(text: str) -> float:
     return value - 1 if rest else value
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_range_is_that_of_the_code(name: str) -> None:
-    check = CHAT[name].check if name in CHAT else COMPLETIONS[name].check
-    kind = PARAMETERS[name][1]
+@pytest.mark.parametrize(("name", "of"), PARAMETERS, ids=IDS)
+def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
+    check = TABLES[of][name].check
+    kind = PARAMETERS[name, of][0]
     wrong: list[object] = []
     if found := re.fullmatch(r"(integer|number) from (\S+) to (\S+)", kind):
         low, high = bound(found[2]), bound(found[3])

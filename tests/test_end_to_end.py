@@ -174,7 +174,7 @@ def test_a_client_that_hangs_up_is_cancelled_while_it_runs(stack: Stack) -> None
         ({"max_tokens": 10_000}, 400, "prompt"),
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": "long " * 3000}, 400, "prompt"),
-        ({"logprobs": 3}, 400, "logprobs"),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"extra_body": {"guided_regex": "a+"}}, 400, "guided_regex"),
         ({"temperature": -1}, 400, "temperature"),
     ],

@@ -296,5 +296,6 @@ def _merged(items: list[StepItem]) -> StepItem:
         return items[0]
     parts = [delta for item in items for delta in item.deltas]
     token_ids = tuple(token for delta in parts for token in delta.token_ids)
-    deltas = (parts[-1]._replace(token_ids=token_ids),) if parts else ()
+    records = b"".join(delta.logprobs or b"" for delta in parts) or None
+    deltas = (parts[-1]._replace(token_ids=token_ids, logprobs=records),) if parts else ()
     return StepItem(items[0].request_id, items[0].start, deltas, items[-1].outcome)

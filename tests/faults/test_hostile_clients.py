@@ -221,7 +221,7 @@ HUGE: dict[str, list[Any]] = {
     "top_k": [2**40, -2, 1.5],
     "prompt": ["", [], [[]], [-1], [2**70], [True], {}, None, [1] * 5000],
     "logit_bias": [{"1": 100}, {str(number): 1 for number in range(1000)}],
-    "logprobs": [10**6, 5],
+    "logprobs": [10**6, -1, True],
     "timeout": [1e308, -1, 0, "1"],
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from gateway.chat import Format
 from gateway.sse import EventId
 
 MODEL = "stub"
+SERVED: Any = SimpleNamespace(name=MODEL, token_texts={})
 CHAT = "/v1/chat/completions"
 
 
@@ -123,7 +125,7 @@ class Script:
     def __init__(self, request_id: str = "ab" * 16, n: int = 1) -> None:
         self.request_id = request_id
         about = About("chat", 1, n, True, (), 5, 1, True)
-        self._form = Format(request_id, MODEL, about)
+        self._form = Format(request_id, SERVED, about)
         self._n = n
 
     @property

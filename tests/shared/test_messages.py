@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import struct
 from typing import Any
 
 import msgpack
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from shared.messages import (
     EARLY_STOPPING,
     OUTCOMES,
+    VERSION,
     Delta,
     GenerationRequest,
     MessageError,
@@ -25,14 +27,35 @@ from shared.messages import (
 )
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
-deltas = st.builds(
+logprobs = st.floats(max_value=0, allow_nan=False, width=32)
+
+
+@st.composite
+def records(draw: st.DrawFn, count: int) -> bytes:
+    """Of so many tokens."""
+    top = draw(st.integers(0, 20))
+    one = st.tuples(logprobs, *[st.integers(0, 2**31 - 1), logprobs] * top)
+    return b"".join(struct.pack("<f" + "If" * top, *draw(one)) for _ in range(count))
+
+
+plain_deltas = st.builds(
     Delta,
     choice=st.integers(0, 127),
     token_ids=token_ids,
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
     matched_stop=st.none() | st.text(max_size=10),
     score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    logprobs=st.none(),
 )
+
+
+@st.composite
+def scored_deltas(draw: st.DrawFn) -> Delta:
+    delta = draw(plain_deltas)
+    return delta._replace(logprobs=draw(records(len(delta.token_ids))))
+
+
+deltas = plain_deltas | scored_deltas()
 items = st.builds(
     StepItem,
     request_id=st.text(max_size=40),
@@ -58,6 +81,8 @@ requests = st.builds(
         beam_width=st.integers(0, 128),
         length_penalty=st.floats(-10, 10),
         early_stopping=st.sampled_from(EARLY_STOPPING),
+        logprobs=st.booleans(),
+        top_logprobs=st.integers(0, 20),
     ),
     cache_salt=st.text(max_size=256),
 )
@@ -147,9 +172,9 @@ def test_unknown_fields_and_other_versions_are_refused() -> None:
     with pytest.raises(MessageError, match="surprise"):
         GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "surprise": 1}))
     with pytest.raises(MessageError, match="version"):
-        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "version": 2}))
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "version": VERSION + 1}))
     with pytest.raises(MessageError, match="version"):
-        list(decode_items(msgpack.packb([2, "r", 0, [], None])))
+        list(decode_items(msgpack.packb([VERSION + 1, "r", 0, [], None])))
 
 
 @pytest.mark.parametrize(
@@ -158,20 +183,37 @@ def test_unknown_fields_and_other_versions_are_refused() -> None:
         msgpack.ExtType(5, b"x"),
         msgpack.Timestamp(1, 1),
         {1: 2},
-        [1, "r", 0, [], None, 1],
-        [1, "r", 0, [[0, [msgpack.ExtType(5, b"x")], None, None, None]], None],
-        [1, "r", 0, [[0, [1.0], None, None, None]], None],
-        [1, "r", 0, [[128, [1], None, None, None]], None],
-        [1, "r", 0, [[0, [-1], None, None, None]], None],
-        [1, "r", 0, [[0, [1], None, None]], None],
-        [1, "r", 0, [[0, [1], None, None, None, None]], None],
-        [1, "r", 0, [[0, [1], None, None, float("nan")]], None],
-        [1, "r", 0, [[0, [1], None, None, float("-inf")]], None],
-        [1, "r", 0, [[0, [1], None, None, True]], None],
-        [1, "r", 0, [[0, [1], None, None, "1"]], None],
-        [1, "r", 0, [], ["abandoned", ""]],
-        [1, b"r", 0, [], None],
-        [1, "r", True, [], None],
+        [VERSION, "r", 0, [], None, 1],
+        *(
+            [VERSION, "r", 0, [delta], None]
+            for delta in (
+                [0, [msgpack.ExtType(5, b"x")], None, None, None, None],
+                [0, [1.0], None, None, None, None],
+                [128, [1], None, None, None, None],
+                [0, [-1], None, None, None, None],
+                [0, [1], None, None, None],
+                [0, [1], None, None, None, None, None],
+                [0, [1], None, None, float("nan"), None],
+                [0, [1], None, None, float("-inf"), None],
+                [0, [1], None, None, True, None],
+                [0, [1], None, None, "1", None],
+                # Log-probabilities: no bytes; no record, half of one; of two tokens; 21 alternatives; over 0; none.
+                [0, [1], None, None, None, "abcd"],
+                [0, [1], None, None, None, [-1.0]],
+                [0, [1], None, None, None, b""],
+                [0, [1], None, None, None, bytes(3)],
+                [0, [1], None, None, None, bytes(8)],
+                [0, [1, 2], None, None, None, bytes(12)],
+                [0, [], None, None, None, bytes(4)],
+                [0, [1], None, None, None, bytes(4 + 8 * 21)],
+                [0, [1], None, None, None, struct.pack("<f", 0.5)],
+                [0, [1], None, None, None, struct.pack("<f", float("nan"))],
+                [0, [1], None, None, None, struct.pack("<fIf", -1, 5, float("nan"))],
+            )
+        ),
+        [VERSION, "r", 0, [], ["abandoned", ""]],
+        [VERSION, b"r", 0, [], None],
+        [VERSION, "r", True, [], None],
     ],
 )
 def test_items_of_another_shape_are_refused(value: Any) -> None:
@@ -198,9 +240,20 @@ def test_the_end_of_an_item_counts_the_tokens_of_all_choices() -> None:
 
 def test_a_score_may_be_any_finite_number() -> None:
     for sent, score in ((-1.5, -1.5), (-3, -3.0), (0, 0.0), (1e308, 1e308)):
-        (item,) = decode_items(msgpack.packb([1, "r", 0, [[0, [1], "stop", None, sent]], ["stop", ""]]))
+        (item,) = decode_items(msgpack.packb([VERSION, "r", 0, [[0, [1], "stop", None, sent, None]], ["stop", ""]]))
         assert item.deltas == (Delta(0, (1,), "stop", None, score),)
         assert type(item.deltas[0].score) is float
+
+
+def test_log_probabilities_are_cut_with_their_tokens() -> None:
+    one = [struct.pack("<fIf", -at, at, -at) for at in range(4)]
+    delta = Delta(3, (5, 6, 7, 8), "stop", "END", None, b"".join(one))
+    for count in range(1, 4):
+        assert delta.first(count) == Delta(3, (5, 6, 7, 8)[:count], None, None, None, b"".join(one[:count]))
+        assert delta.without_first(count) == Delta(3, (5, 6, 7, 8)[count:], "stop", "END", None, b"".join(one[count:]))
+    assert delta.without_first(4) == Delta(3, (), "stop", "END", None, b"")
+    [item] = decode_items(StepItem("r", 4, (delta.without_first(4),)).encode())
+    assert item.deltas == (delta.without_first(4),)
 
 
 def test_a_salt_has_at_most_256_characters() -> None:

@@ -82,7 +82,7 @@ def hugging_face(checkpoint: Any) -> Any:
         for row, score in zip(out.sequences[:, len(prompt) :].tolist(), out.sequences_scores.tolist(), strict=True):
             ends = [at for at, token in enumerate(row) if token in end]
             tokens = tuple(row[: ends[0] + 1]) if ends else tuple(row)
-            choices.append(Completion(tokens, "stop" if ends else "length", score))
+            choices.append(Completion(tokens, "stop" if ends else "length", score, []))
         return choices
 
     return generate

@@ -120,7 +120,7 @@ class Engine:
             else:
                 self._results.watch(sequence)
         self.groups[request.id] = group
-        if not group.is_streamed or group.has_penalties or request.sampling.min_tokens:
+        if not group.is_streamed or group.has_penalties or request.sampling.min_tokens or request.sampling.logprobs:
             self._bound.add(request.id)
         self.scheduler.add(group)
 

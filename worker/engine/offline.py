@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, NamedTuple
 
+from shared.logprobs import TokenLogprobs, read_records
 from shared.messages import Delta, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class Completion(NamedTuple):
-    """One finished choice. `score` is what best_of or beam search ranked it by."""
+    """One finished choice. `score`: what best_of or beam search ranked it by; `logprobs`: empty unless asked for."""
 
     token_ids: tuple[int, ...]
     finish_reason: str
     score: float | None
+    logprobs: list[TokenLogprobs]
 
 
 def generate(
@@ -44,4 +46,6 @@ def complete(
 
 def _join(deltas: list[Delta]) -> Completion:
     token_ids = tuple(token for delta in deltas for token in delta.token_ids)
-    return Completion(token_ids, deltas[-1].finish_reason or "", deltas[-1].score)
+    records = b"".join(delta.logprobs or b"" for delta in deltas)
+    logprobs = read_records(records, len(token_ids)) if records else []
+    return Completion(token_ids, deltas[-1].finish_reason or "", deltas[-1].score, logprobs)

@@ -73,7 +73,7 @@ class Results:
             deltas = map(self._deltas.__getitem__, drawn)
             fields = zip(active.request_ids, outputs.tolist(), deltas, repeat(None))
             plain: list[StepItem] = list(map(_new, repeat(StepItem), fields))
-            for index in over:
+            for index in {*over, *active.with_logprobs}:
                 plain[index] = self.item(sequences[index].group, [_delta(sequences[index], drawn[index])])
             return plain
         new: dict[SequenceGroup, list[Delta]] = {}
@@ -129,7 +129,7 @@ class _Deltas(dict[int, tuple[Delta]]):
     def __missing__(self, token: int) -> tuple[Delta]:
         if len(self) >= 1 << 16:
             self.clear()
-        made = self[token] = (Delta(0, (token,), None, None, None),)
+        made = self[token] = (Delta(0, (token,), None, None, None, None),)
         return made
 
 
@@ -142,14 +142,22 @@ def _best(group: SequenceGroup) -> list[Delta]:
     """The n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
     ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
     return [
-        Delta(choice, one.output, one.finish_reason, one.matched_stop, one.logprob / one.num_output_tokens)
+        Delta(
+            choice,
+            one.output,
+            one.finish_reason,
+            one.matched_stop,
+            one.logprob / one.num_output_tokens,
+            one.take_logprobs(),
+        )
         for choice, one in enumerate(ranked[: group.sampling.n])
     ]
 
 
 def _delta(sequence: Sequence, token: int) -> Delta:
     """The token that a sequence has just drawn."""
-    return Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop)
+    logprobs = sequence.take_logprobs()
+    return Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop, None, logprobs)
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:

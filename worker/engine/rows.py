@@ -15,6 +15,9 @@ from worker.engine.sequence import Sequence, SequenceGroup
 if TYPE_CHECKING:
     from worker.engine.limits import EngineLimits
 
+# Of `Rows.top_logprobs`.
+NO_LOGPROBS = -1
+
 
 class Rows:
     """Arrays with one row per running sequence, [max_num_seqs]."""
@@ -42,7 +45,8 @@ class Rows:
         self.is_drawn = np.zeros(count, dtype=np.bool_)  # by chance; else greedy
         self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties or bans change its logits
         self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings
-        self.is_scored = np.zeros(count, dtype=np.bool_)  # best_of: log-probabilities are summed
+        self.is_scored = np.zeros(count, dtype=np.bool_)  # log-probabilities are asked for, or ranked by
+        self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # of how many tokens they are asked for
         self.is_beam = np.zeros(count, dtype=np.bool_)
         self.ignores_eos = np.zeros(count, dtype=np.bool_)
         # Entries of block_tables that changed, as rows and columns; a runner that keeps the tables elsewhere sets and
@@ -80,7 +84,8 @@ class Rows:
         self.is_drawn[row] = params.temperature > 0
         self.is_adjusted[row] = group.has_penalties or (params.min_tokens > 0 and not params.ignore_eos)
         self.is_watched[row] = bool(params.stop)
-        self.is_scored[row] = not params.beam_width and not params.is_streamed
+        self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)
+        self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS
         self.is_beam[row] = bool(params.beam_width)
         self.ignores_eos[row] = params.ignore_eos
 

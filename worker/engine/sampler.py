@@ -16,6 +16,7 @@ import torch
 
 from worker.engine.randomness import uniform
 from worker.engine.rows import Rows
+from worker.engine.scoring import score
 from worker.engine.sequence import Sequence
 from worker.models.batch import send
 
@@ -36,7 +37,7 @@ class Sampler:
         """One token for each sequence: int32 [R].
 
         logits: [R, V] float32, row r for sequences[r], which lives in row at[r] of the persistent arrays; changed in
-        place where penalties or bans apply. Log-probabilities that best_of asks for are added to their sequences.
+        place where penalties or bans apply. Log-probabilities that are asked for are noted with their sequences.
         """
         rows = self._rows
         scored = np.flatnonzero(rows.is_scored[at])
@@ -51,9 +52,8 @@ class Sampler:
                 by_chance = self._draw(self._rows_of(logits, drawn), at[drawn])
                 tokens.index_copy_(0, self._sent(drawn), by_chance)
         if plain is not None:
-            logprobs = self._ops.logprobs_of(plain, self._rows_of(tokens, scored))
-            for row, logprob in zip(scored, logprobs.tolist(), strict=True):
-                sequences[row].logprob += logprob
+            of = [sequences[row] for row in scored]
+            score(self._ops, plain, self._rows_of(tokens, scored), of, rows.top_logprobs[at[scored]])
         # All is launched: what the host waits for now is the step itself.
         result: np.ndarray = tokens.cpu().numpy()
         return result

@@ -41,6 +41,7 @@ class Sequence:
         "host_table",
         "is_decoding",
         "logprob",
+        "logprobs",
         "matched_stop",
         "num_prompt_tokens",
         "num_sealed",
@@ -73,8 +74,10 @@ class Sequence:
         self.is_decoding = False
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
-        # Sum of the log-probabilities of the drawn tokens; kept only where best_of asks for it.
+        # Sum of the log-probabilities of the drawn tokens; kept only where best_of or the request asks for them.
         self.logprob = 0.0
+        # The records (`shared.logprobs`) of drawn tokens that have not left, where the request asks for them.
+        self.logprobs = bytearray()
         # How often each token was drawn; kept only where a penalty asks for it.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
 
@@ -113,6 +116,14 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    def take_logprobs(self) -> bytes | None:
+        """The records of tokens that leave now; None where the request does not ask for them."""
+        if not self.group.sampling.logprobs:
+            return None
+        records = bytes(self.logprobs)
+        self.logprobs.clear()
+        return records
 
     def __repr__(self) -> str:
         return (

@@ -20,6 +20,8 @@ class Active:
     request_ids: list[str]
     # Whether each is the only sequence of a request whose tokens leave step by step.
     are_single: bool
+    # Where those are whose requests ask for log-probabilities.
+    with_logprobs: list[int]
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Active:
@@ -29,6 +31,7 @@ class Active:
             [sequence.token_ids for sequence in sequences],
             [sequence.group.request_id for sequence in sequences],
             all(sequence.group.is_single for sequence in sequences),
+            [index for index, sequence in enumerate(sequences) if sequence.group.sampling.logprobs],
         )
 
     def __len__(self) -> int:
