@@ -46,7 +46,7 @@ RECOVERIES = ("migrations", "repairs", "fenced")
 
 
 def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
-    """A request of one of the kinds that must survive: greedy, drawn, with penalties, several choices, stop strings."""
+    """A request of one of the kinds that must survive: greedy, drawn, with penalties, several choices, logprobs."""
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": draw.choices(range(2, 2048), k=draw.randint(4, 60)),
@@ -57,8 +57,16 @@ def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
         "temperature": draw.choice([0, 0, 0.7, 1]),
         "ignore_eos": True,
     }
-    body |= draw.choice([{}, {}, {"n": 2}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"top_p": 0.9}])
-    return body
+    kinds: list[dict[str, Any]] = [
+        {},
+        {},
+        {"n": 2},
+        {"n": 2, "logprobs": 2},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.2},
+        {"top_p": 0.9},
+    ]
+    return body | draw.choice(kinds)
 
 
 async def load(
@@ -78,7 +86,7 @@ async def load(
 
 
 async def check(gateway: str, records: list[Record], limit: int) -> list[Record]:
-    """Ask again, now without faults: those whose text differs from what their client saw."""
+    """Ask again, now without faults: those whose text or log-probabilities differ from what their client saw."""
     chosen = random.Random(0).sample(records, min(limit, len(records)))
     gate = asyncio.Semaphore(16)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -89,7 +97,9 @@ async def check(gateway: str, records: list[Record], limit: int) -> list[Record]
             async with gate, session.post(f"{gateway}/v1/completions", json=body) as response:
                 answer = await response.json()
             texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
-            return texts != record.text or answer["usage"]["completion_tokens"] != record.usage_tokens
+            scored = {one["index"]: one["logprobs"]["token_logprobs"] for one in answer["choices"] if one["logprobs"]}
+            seen = (record.text, record.logprobs, record.usage_tokens)
+            return seen != (texts, scored, answer["usage"]["completion_tokens"])
 
         found = await asyncio.gather(*map(differs, chosen))
     return [record for record, is_different in zip(chosen, found, strict=True) if is_different]

@@ -24,6 +24,8 @@ class Record:
     request_id: str = ""
     last_event: str = ""
     text: dict[int, str] = field(default_factory=dict)
+    # Of each token, where the request asks for them.
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
     usage_tokens: int = 0
     outcome: str = ""  # complete, error or cancelled by the client
     error: dict[str, Any] | None = None
@@ -97,6 +99,8 @@ def _take(record: Record, data: str) -> None:
         return
     record.request_id = event["id"]
     for choice in event["choices"]:
+        if choice["logprobs"] is not None:
+            record.logprobs.setdefault(choice["index"], []).extend(choice["logprobs"]["token_logprobs"])
         if choice["text"]:
             record.text[choice["index"]] = record.text.get(choice["index"], "") + choice["text"]
             record.tokens_at.append(time.monotonic())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
-from tests.faults.stack import KEYS, FaultStack, Stream
+from tests.faults.stack import KEYS, FaultStack, Stream, said
 from tests.faults.test_worker_faults import (
     FAST,
     REQUESTS,
@@ -31,11 +31,11 @@ __all__ = [
 
 
 def undisturbed(url: str) -> dict[str, list[str]]:
-    """The texts of all requests when nothing happens to them."""
+    """What the choices of all requests say when nothing happens to them."""
     calls = {name: Stream(url, body(name)) for name in REQUESTS}
     for call in calls.values():
         assert call.wait_end().status == 200, call.text_body
-    return {name: [choice["text"] for choice in call.answer["choices"]] for name, call in calls.items()}
+    return {name: [said([choice]) for choice in call.answer["choices"]] for name, call in calls.items()}
 
 
 def is_ready(url: str) -> bool:

@@ -6,15 +6,18 @@ tests/worker/test_service.py; here every block must be free.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tokenizers import Tokenizer
 
 from shared.broker import BEAT_S
 from shared.detokenizer import IncrementalDetokenizer
 from shared.keys import GROUP, QUEUES, LaneKeys
+from shared.logprobs import read_records
 from shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
 
 if TYPE_CHECKING:
@@ -101,16 +104,22 @@ def assert_client(stack: FaultStack, stream: Stream) -> None:
     if not entries:  # Redis came back without it
         return
     tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float]] = {}
     for delta in (delta for _, items in entries for item in items for delta in item.deltas):
         tokens.setdefault(delta.choice, []).extend(delta.token_ids)
+        if delta.logprobs is not None:
+            found = read_records(delta.logprobs, len(delta.token_ids))
+            logprobs.setdefault(delta.choice, []).extend(one.logprob for one in found)
     if stream.body.get("stream"):
         places = [tuple(map(int, event.id.split("."))) for event in stream.events if event.id]
         assert all(a < b for a, b in pairwise(places)), "events in the wrong order, or twice"
         texts = {index: stream.text(index) for index in tokens}
+        scored = {index: token_logprobs(stream.choices(index)) for index in tokens}
         is_whole = stream.is_complete
         usages = [event["usage"] for event in stream.parsed if event.get("usage")]
     else:
         texts = {choice["index"]: text_of(choice) for choice in stream.answer["choices"]}
+        scored = {choice["index"]: token_logprobs([choice]) for choice in stream.answer["choices"]}
         is_whole = True
         usages = [stream.answer["usage"]]
     for index, text in texts.items():
@@ -118,6 +127,8 @@ def assert_client(stack: FaultStack, stream: Stream) -> None:
         if is_whole and not stream.body.get("stop"):
             assert text == whole
         assert whole.startswith(text)
+        logged = logprobs.get(index, [])
+        assert scored[index] == pytest.approx(logged if is_whole else logged[: len(scored[index])], rel=1e-7)
     for usage in usages:
         assert usage["completion_tokens"] == sum(map(len, tokens.values()))
 
@@ -125,6 +136,12 @@ def assert_client(stack: FaultStack, stream: Stream) -> None:
 def text_of(choice: dict[str, Any]) -> str:
     text: str = choice["text"] if "text" in choice else choice["message"]["content"]
     return text
+
+
+def token_logprobs(pieces: Sequence[dict[str, Any]]) -> list[float]:
+    """Of the pieces of one choice."""
+    found = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
+    return [logprob for one in found for logprob in one["token_logprobs"]]
 
 
 def decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:

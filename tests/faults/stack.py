@@ -61,6 +61,19 @@ def texts(events: Sequence[Event]) -> list[tuple[int, str]]:
     return found
 
 
+def said(pieces: Sequence[dict[str, Any]]) -> str:
+    """What the pieces of one choice of a completion say together: its text, and log-probabilities where it has them."""
+    rows = scored(pieces)
+    return "".join(piece["text"] for piece in pieces) + (f" {rows}" if rows else "")
+
+
+def scored(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, float, dict[str, float]]]:
+    """Each token of a choice of a completion, with its log-probability and those of the most probable ones."""
+    found = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
+    columns = ("tokens", "token_logprobs", "top_logprobs")
+    return [row for one in found for row in zip(*(one[name] for name in columns), strict=True)]
+
+
 @dataclass
 class Stream:
     """A client that reads an answer in a thread."""
@@ -145,6 +158,10 @@ class Stream:
     def pieces(self) -> list[tuple[int, str]]:
         """(choice, text) of each event."""
         return texts(self.events)
+
+    def choices(self, index: int = 0) -> list[dict[str, Any]]:
+        """All pieces of one choice."""
+        return [choice for data in self.parsed for choice in data.get("choices", ()) if choice["index"] == index]
 
     def text(self, choice: int = 0) -> str:
         return "".join(text for index, text in self.pieces if index == choice)

@@ -15,7 +15,7 @@ import pytest
 from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
 from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, longest_pause, owned
-from tests.faults.stack import FaultStack, Stream
+from tests.faults.stack import FaultStack, Stream, said
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -30,7 +30,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1, "seed": 5},
     {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 6, "frequency_penalty": 0.5},
-    {"temperature": 1, "seed": 7, "n": 2, "presence_penalty": 0.6, "repetition_penalty": 1.1},
+    {"temperature": 1, "seed": 7, "n": 2, "logprobs": 2, "presence_penalty": 0.6, "repetition_penalty": 1.1},
     {"temperature": 0.7, "seed": 8, "stop": ["\n\n\n", "never said by anyone"]},
 )
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
@@ -59,9 +59,9 @@ class Demo:
         self.expected = {tokens: self.undisturbed(tokens) for tokens in (LONG, SHORT)}
 
     def undisturbed(self, tokens: int) -> list[list[str]]:
-        """The texts of every call."""
+        """What the choices of every call say."""
         answers = [Stream(self.url, call(number, tokens)) for number in range(STREAMS)]
-        return [[choice["text"] for choice in stream.wait_end(100).answer["choices"]] for stream in answers]
+        return [[said([choice]) for choice in stream.wait_end(100).answer["choices"]] for stream in answers]
 
     def start(self, name: str) -> None:
         faults = {"TEST_STEP_S": "0", "TEST_DEADLY_TOKEN": str(DEADLY), "TEST_HANGING_TOKEN": str(HANGING)}

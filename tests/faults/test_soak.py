@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ from tests.conftest import clean_environ
 GOOD = {"changed": 0, "accepted": 3, "totals": {"stop": 1, "length": 2}, "pending": 0, "load": [0, 0]}
 
 
-def record(text: str, outcome: str = "complete") -> Record:
-    return Record({"prompt": "x", "stream": True}, text={0: text}, usage_tokens=2, outcome=outcome)
+def record(text: str, logprobs: Sequence[float] = (-1.5, -0.5), outcome: str = "complete") -> Record:
+    body = {"prompt": "x", "stream": True}
+    return Record(body, text={0: text}, logprobs={0: list(logprobs)}, usage_tokens=2, outcome=outcome)
 
 
 def result(records: list[Record], **others: Any) -> dict[str, Any]:
@@ -67,7 +69,8 @@ async def test_the_report_has_what_recovery_did(redis_server: EmbeddedRedis, red
 async def test_texts_that_were_lost_doubled_or_changed_are_found() -> None:
     async def answer(request: web.Request) -> web.Response:
         assert "stream" not in await request.json()
-        return web.json_response({"choices": [{"index": 0, "text": "a b"}], "usage": {"completion_tokens": 2}})
+        choice = {"index": 0, "text": "a b", "logprobs": {"token_logprobs": [-1.5, -0.5]}}
+        return web.json_response({"choices": [choice], "usage": {"completion_tokens": 2}})
 
     app = web.Application()
     app.router.add_post("/v1/completions", answer)
@@ -77,9 +80,10 @@ async def test_texts_that_were_lost_doubled_or_changed_are_found() -> None:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         host, port = runner.addresses[0]
-        wrong = [record("a"), record("a b b"), record("a c")]
+        wrong = [record("a"), record("a b b"), record("a c"), record("a b", [-1.5]), record("a b", [-1.5, -0.25])]
         found = await check(f"http://{host}:{port}", [record("a b"), *wrong, record("a b")], 10)
-        assert sorted(one.text[0] for one in found) == ["a", "a b b", "a c"]
+        assert len(found) == len(wrong)
+        assert all(one in wrong for one in found)
     finally:
         await runner.cleanup()
 

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults.stack import KEYS, FaultStack, Stream
+from tests.faults.stack import KEYS, FaultStack, Stream, said
 
-# Greedy; drawn, with penalties, twice; with a stop string that is matched in pieces.
+# Greedy; drawn, with penalties and log-probabilities, twice; with a stop string that is matched in pieces.
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 150},
     "drawn": {
         "temperature": 1,
         "seed": 7,
         "n": 2,
+        "logprobs": 3,
         "presence_penalty": 0.6,
         "repetition_penalty": 1.1,
         "max_tokens": 120,
@@ -37,12 +38,12 @@ def body(name: str) -> dict[str, Any]:
 
 
 def undisturbed(url: str, name: str) -> list[str]:
-    """The texts of a request that nothing happens to."""
+    """What the choices of a request say that nothing happens to."""
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body(name)).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        return [choice["text"] for choice in json.load(response)["choices"]]
+        return [said([choice]) for choice in json.load(response)["choices"]]
 
 
 def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuireProcess]]:
@@ -74,7 +75,7 @@ def assert_same(streams: dict[str, Stream], expected: dict[str, list[str]]) -> N
     for name, stream in streams.items():
         stream.wait_end()
         assert stream.is_complete, stream.error
-        assert [stream.text(index) for index in range(len(expected[name]))] == expected[name]
+        assert [said(stream.choices(index)) for index in range(len(expected[name]))] == expected[name]
 
 
 def longest_pause(streams: dict[str, Stream]) -> float:
