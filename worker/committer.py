@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
-from shared.messages import StepItem, decode_items
+from shared.messages import Delta, StepItem, decode_items
 from worker.commits import CommitCounts
 from worker.engine_loop import EngineLoop
 from worker.tracing import AttemptSpans
@@ -26,6 +26,8 @@ RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
 # Results in one commit, beyond the first of the steps that gathered: Redis serves nobody else meanwhile.
 MAX_COMMITS = 20_000
+# Tokens that are joined to one item: of longer ones each token more would cost as much as all before it.
+MAX_JOINED = 256
 # Cancellations that may come before the reply of the claim does.
 MAX_EARLY_CANCELS = 1024
 
@@ -177,11 +179,12 @@ class Committer:
         steps, self._steps = self._steps[:count], self._steps[count:]
         if self._steps:
             self._wake.set()
+        find = self._attempts.get
         commits = [
             commit
             for step in steps
             for commit in step
-            if (attempt := self._attempts.get(commit.item.request_id)) is not None and attempt.token == commit.attempt
+            if (attempt := find(commit[1][0])) is not None and attempt.token == commit[0]
         ]
         return commits if len(steps) < 2 else merge(commits)
 
@@ -190,7 +193,7 @@ class Committer:
         step = PackedStep(commits)
         if is_new:
             for commit, item in zip(commits, step.items, strict=True):
-                self._attempts[commit.item.request_id].log += item
+                self._attempts[commit[1][0]].log.extend(item)
         delay = RETRY_S
         while True:
             try:
@@ -276,26 +279,35 @@ class Committer:
 
 
 def merge(commits: list[StepCommit]) -> list[StepCommit]:
-    """Commits of consecutive steps as one for each request, but for requests with several choices.
+    """Commits of consecutive steps as one for each request, as far as the order of its tokens allows.
 
-    Their tokens are counted over all choices, so the order in which the choices made them is that of every attempt's.
+    That is counted over all choices, and the same in every attempt: so requests with several choices stay as they are.
     """
-    items: dict[tuple[str, str], list[StepItem]] = {}
-    for attempt, item in commits:
-        items.setdefault((attempt, item.request_id), []).append(item)
-    return [StepCommit(attempt, item) for (attempt, _), parts in items.items() for item in _joined(parts)]
+    merged: list[StepCommit] = []
+    newest: dict[str, int] = {}
+    for commit in commits:
+        request_id = commit[1][0]
+        at = newest.get(request_id)
+        if at is not None and (joined := _joined(merged[at], commit)) is not None:
+            merged[at] = joined
+        else:
+            newest[request_id] = len(merged)
+            merged.append(commit)
+    return merged
 
 
-def _joined(items: list[StepItem]) -> list[StepItem]:
-    choices = {delta.choice for item in items for delta in item.deltas}
-    return [_merged(items)] if len(choices) < 2 else items
-
-
-def _merged(items: list[StepItem]) -> StepItem:
-    if len(items) == 1:
-        return items[0]
-    parts = [delta for item in items for delta in item.deltas]
-    token_ids = tuple(token for delta in parts for token in delta.token_ids)
-    records = b"".join(delta.logprobs or b"" for delta in parts) or None
-    deltas = (parts[-1]._replace(token_ids=token_ids, logprobs=records),) if parts else ()
-    return StepItem(items[0].request_id, items[0].start, deltas, items[-1].outcome)
+def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
+    """Both as one; None if they stay two. A worker that is behind does this for every token."""
+    attempt, (request_id, start, old, _) = before
+    other, (_, _, new, outcome) = after
+    if attempt != other or len(old) > 1 or len(new) > 1:
+        return None
+    if old and new:
+        choice, token_ids, _, _, _, records = old[0]
+        other_choice, more, reason, stop, score, more_records = new[0]
+        if choice != other_choice or len(token_ids) >= MAX_JOINED:
+            return None
+        if more_records:
+            records = (records or b"") + more_records
+        new = (Delta(choice, token_ids + more, reason, stop, score, records),)
+    return StepCommit(attempt, StepItem(request_id, start, new or old, outcome))

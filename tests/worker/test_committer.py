@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from shared.keys import LaneKeys
 from shared.messages import Delta, Outcome, StepItem
 from shared.redis_clients import command_client
+from worker import committer as module
 from worker.committer import MAX_EARLY_CANCELS, Committer, merge
 
 KEYS = LaneKeys("lane")
@@ -152,6 +156,39 @@ def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made(
     merged = [commit.item for commit in merge(steps)]
     assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
     assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sets(st.integers(0, 1)))), st.booleans(), st.sampled_from([1, 3, 256]))
+def test_merged_commits_have_every_token_in_its_place(
+    made: list[tuple[int, set[int]]], are_scored: bool, most: int
+) -> None:
+    """Of several requests, in whose steps one choice, both or none got a token; each has its record."""
+    steps, ends = [], {0: 0, 1: 0, 2: 0}
+    for number, (request, choices) in enumerate(made):
+        records = struct.pack("<f", -number) if are_scored else None
+        deltas = tuple(Delta(choice, (number,), logprobs=records) for choice in sorted(choices))
+        steps.append(StepCommit("attempt", StepItem(f"r{request}", ends[request], deltas)))
+        ends[request] += len(deltas)
+    steps += [StepCommit("attempt", StepItem(f"r{one}", end, (), Outcome("stop"))) for one, end in ends.items()]
+
+    def flat(commits: list[StepCommit], request: int) -> list[tuple[int, int, bytes | None]]:
+        found = [commit.item for commit in commits if commit.item.request_id == f"r{request}"]
+        assert [item.start for item in found] == [0, *(item.end for item in found[:-1])]
+        assert [item.outcome is not None for item in found] == [False] * (len(found) - 1) + [True]
+        parts = [delta for item in found for delta in item.deltas]
+        return [
+            (delta.choice, token, delta.logprobs and delta.logprobs[4 * at : 4 * at + 4])
+            for delta in parts
+            for at, token in enumerate(delta.token_ids)
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_JOINED", most)
+        merged = merge(steps)
+    assert all(flat(merged, request) == flat(steps, request) for request in ends)
+    assert all(len(delta.token_ids) <= most for commit in merged for delta in commit.item.deltas)
+    if most == 256 and all(choices <= {0} for _, choices in made):
+        assert len(merged) == len(ends)
 
 
 async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming_early(redis_url: str) -> None:
