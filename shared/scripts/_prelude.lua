@@ -55,6 +55,9 @@ local function take_off_queue(prefix, queue, entry)
     end
 end
 
+-- Of a request, the oldest falls away: far more gateways than there are clients of one request.
+local MAX_LISTENERS = 64
+
 -- The gateways at which somebody listens to a request, as its hash has them; where that is corrupt, the last one.
 local function listeners(gateways, gateway)
     local is_read, names = pcall(cmsgpack.unpack, gateways or '')

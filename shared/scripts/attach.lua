@@ -3,8 +3,6 @@
 --   ARGV  gateway
 --   ->    {} | {state, about}
 -- What was published before is in the log. Repeatable.
-local MAX_LISTENERS = 64 -- the oldest falls away: far more gateways than a request has listeners
-
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'about', 'gateways', 'gateway')
 if not req[1] then
     return {}

@@ -5,13 +5,20 @@
 --         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent ('' = none)
 --   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
--- Repeatable: the same id is accepted once, so a caller that lost the reply asks again. An idempotency key whose request
+-- Repeatable: the same id is accepted once, so a caller that lost the reply asks again; it listens in any case. An idempotency key whose request
 -- is forgotten counts as unused.
 local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local fingerprint = ARGV[12]
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
+    -- Of several prompts under one idempotency key the second caller's gateway may have made up for this one's.
+    local req = redis.pcall('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
+    local gateways = listeners(req[2], req[3])
+    if req[1] and req[1] ~= 'done' and #without(gateways, gateway) == #gateways and #gateways < MAX_LISTENERS then
+        table.insert(gateways, 1, gateway)
+        redis.call('HSET', KEYS[1], 'gateways', cmsgpack.pack(gateways))
+    end
     return {'duplicate'}
 end
 if fingerprint ~= '' then

@@ -201,6 +201,53 @@ async def test_a_call_in_the_background_that_is_refused_leaves_nothing_behind(st
     assert await count(gateway, "cancelled") == 2
 
 
+async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prompts(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second caller's gateway submits a prompt that the first one's has not come to; then that caller leaves."""
+    here, there = await start_gateway(), await start_gateway()
+    reached, go_on, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    submit = here.gateway.broker.submit
+
+    async def delayed(request_id: str, *args: Any, **kwargs: Any) -> str:
+        if request_id.endswith("-1"):
+            reached.set()
+            await go_on.wait()
+        return await submit(request_id, *args, **kwargs)
+
+    monkeypatch.setattr(here.gateway.broker, "submit", delayed)
+
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("a"))),), None
+        await leave.wait()
+        yield (Delta(0, tuple(tokens("b")), "stop"),), Outcome("stop")
+
+    asks = {**STREAM, "prompt": ["one", "two"]}
+    async with here.worker(script) as worker:
+        first = asyncio.create_task(keyed_events(here, asks))
+        await reached.wait()
+        async with there.stream(COMPLETIONS, asks, Idempotency_Key="key") as second:
+            await second.take(2)
+            go_on.set()
+            await reaches(here, "accepted", 2)
+
+            async def is_known() -> bool:
+                found = [await here.gateway.broker.listeners_of([request.id]) for request in worker.claimed]
+                return all(here.gateway.id in names for one in found for names in one.values())
+
+            await until(is_known)
+
+        async def left() -> bool:
+            return there.gateway.fanout.calls == 0
+
+        await until(left)
+        await there.gateway.submission.canceller._idle.wait()
+        leave.set()
+        events = await first
+    assert [texts(events, 0), texts(events, 1)] == [["a", "b"]] * 2
+    assert await count(here, "cancelled") == 0
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

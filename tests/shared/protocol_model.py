@@ -83,7 +83,9 @@ class ProtocolModel:
 
     def submit(self, request: Request, bounds: QueueBounds, key: str, fingerprint: str) -> str | tuple[str, int, int]:
         request_id = request.request_id
-        if request_id in self.requests:
+        if (known := self.requests.get(request_id)) is not None:
+            if known.state != "done" and request.gateway not in known.listeners:
+                known.listeners.insert(0, request.gateway)
             return request_id
         if key in self.keys and self.keys[key][0] in self.requests:
             first, first_fingerprint = self.keys[key]

@@ -196,6 +196,21 @@ class ProtocolMachine(RuleBasedStateMachine):
         )
 
     @precondition(has_requests)
+    @rule(which=picks, gateway=gateways, lost=losses)
+    def submit_what_is_there(self, which: int, gateway: str, lost: bool) -> None:
+        """As one of two gateways does whose calls share an idempotency key and have several prompts."""
+        known = self.pick(which)
+        again = replace(known, gateway=gateway)
+        self.call(
+            lambda: self.lane.broker.submit(
+                known.request_id, known.body, gateway=gateway, cost=known.cost, bounds=BOUNDS
+            ),
+            lambda: self.model.submit(again, BOUNDS, "", ""),
+            lost,
+        )
+        self.check_listeners(known)
+
+    @precondition(has_requests)
     @rule(which=picks, beside=st.sampled_from((None, None, (), ("g0",), GATEWAYS)), lost=losses)
     def cancel(self, which: int, beside: tuple[str, ...] | None, lost: bool) -> None:
         request_id = self.pick(which).request_id

@@ -462,10 +462,29 @@ async def test_a_request_is_not_cancelled_while_somebody_else_listens(broker: Br
     assert await broker.cancel("alone", unless_beside=[]) == "cancelled"
 
 
+async def test_who_submits_what_another_gateway_has_made_up_listens_too(broker: Broker, client: Redis) -> None:
+    """A second caller of several prompts under one key submits those that the first gateway has not come to yet."""
+    for _ in range(2):
+        await submit(broker, "r")
+        assert await broker.submit("r", b"body", gateway="first", cost=10, bounds=BOUNDS) == "r"
+        assert await broker.listeners_of(["r"]) == {"r": ["first", "g"]}
+    assert await client.hget(KEYS.request("r"), "gateway") == b"g"
+    assert await broker.queued() == (1, 10)
+    # The second caller leaves: the first one's gateway gets the output, and keeps the request alive.
+    assert await broker.detach("r", "g") == ["first"]
+    assert await client.hget(KEYS.request("r"), "gateway") == b"first"
+    assert await broker.cancel("r", unless_beside=[]) == "wanted"
+    await broker.detach("r", "first")
+    await broker.cancel("r")
+    await submit(broker, "r")
+    assert (await client.hget(KEYS.request("r"), "state"), await broker.detach("r", "g")) == (b"done", [])
+
+
 async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Redis) -> None:
     await submit(broker, "r")
     for index in range(100):
         await broker.attach("r", f"g{index}")
+    assert await broker.submit("r", b"body", gateway="one more", cost=10, bounds=BOUNDS) == "r"
     listeners = (await broker.listeners_of(["r"]))["r"]
     assert listeners == [f"g{index}" for index in range(36, 100)]
     for corrupt in (b"\xc1", b"\x01"):
