@@ -16,6 +16,9 @@ from ops.paths import PROJECT_ROOT
 from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.worker.checkpoints import make_checkpoint
 
+# A stack that serves a load: seconds.
+pytestmark = pytest.mark.slow
+
 LONG = {"max_tokens": 1500, "ignore_eos": True}
 SHORT = {"max_tokens": 8, "ignore_eos": True}
 

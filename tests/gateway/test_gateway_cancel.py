@@ -111,6 +111,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ru
         assert len(worker.claimed) <= 81
 
 
+@pytest.mark.slow
 async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gateway: Start) -> None:
     gateway = await start_gateway(write_timeout_s=0.2)
 

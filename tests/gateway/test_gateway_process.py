@@ -115,6 +115,7 @@ def refusal(given: GatewaySettings) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_port_in_use(redis_url: str, model_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -125,6 +126,7 @@ def test_a_port_in_use(redis_url: str, model_folder: Path) -> None:
     assert "--port" in line
 
 
+@pytest.mark.slow
 def test_no_redis(model_folder: Path) -> None:
     line = refusal(settings("redis://user:hidden@127.0.0.1:1/0", model_folder))
     assert "no Redis at redis://user:***@127.0.0.1:1/0" in line
@@ -132,6 +134,7 @@ def test_no_redis(model_folder: Path) -> None:
     assert "hidden" not in line
 
 
+@pytest.mark.slow
 def test_a_redis_url_that_is_none(model_folder: Path) -> None:
     assert "is not a Redis URL" in refusal(settings("http://127.0.0.1", model_folder))
 
@@ -142,10 +145,12 @@ def test_no_model(redis_url: str, tmp_path: Path) -> None:
     assert "--model" in line
 
 
+@pytest.mark.slow
 def test_a_hub_name_that_cannot_be_had(redis_url: str) -> None:
     assert "Hugging Face Hub" in refusal(GatewaySettings(model="nobody/nothing", redis_url=redis_url, port=0))
 
 
+@pytest.mark.slow
 def test_a_broken_tokenizer(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{broken")
@@ -163,6 +168,7 @@ def test_the_redis_url_is_not_shown_to_others() -> None:
     assert "secret" not in " ".join(to_argv(given))
 
 
+@pytest.mark.slow
 def test_open_connections_do_not_keep_it_alive_for_ever(redis_url: str, model_folder: Path) -> None:
     with running(settings(redis_url, model_folder, drain_s=0.2)) as (process, url, _):
         address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))

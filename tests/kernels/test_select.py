@@ -68,6 +68,7 @@ def test_another_processor_uses_plain_torch(monkeypatch, caplog):
     assert "x86-64" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_build_prints_one_line():
     done = subprocess.run([sys.executable, "-m", "kernels.cpu.build"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
@@ -75,6 +76,7 @@ def test_the_build_prints_one_line():
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_kernels_import_nothing_of_the_project():
     code = "import sys, kernels, kernels.bench; print(*{m.split('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

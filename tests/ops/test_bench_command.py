@@ -65,6 +65,7 @@ def measured(bench: Bench, tmp_path: Path) -> Measured:
     return run
 
 
+@pytest.mark.slow
 def test_a_closed_loop_has_exact_lengths_and_never_more_open_than_asked(served: str, measured: Measured) -> None:
     lengths = ("--shape", "fixed", "--input-tokens", "20", "--output-tokens", "12")
     result = measured(served, *lengths, "--requests", "12", "--concurrency", "3", "--save-requests")
@@ -80,6 +81,7 @@ def test_a_closed_loop_has_exact_lengths_and_never_more_open_than_asked(served: 
     assert server["ttft_ms"]["p50"] <= server["e2e_ms"]["p50"]
 
 
+@pytest.mark.slow
 def test_an_open_loop_keeps_to_its_times_and_two_servers_get_the_same(
     served: str, measured: Measured, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_wrong_values_for_the_services_are_found_before_anything_starts(tmp_path
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_a_missing_model_folder(tmp_path: Path) -> None:
     assert f"model: there is none at {tmp_path}/nope; give a folder" in refusal(1, "serve", f"{tmp_path}/nope")
     assert f"model: there is none at {tmp_path}/nope;" in refusal(1, "serve", "./nope", cwd=tmp_path)

@@ -110,6 +110,7 @@ def test_prometheus_accepts_the_rules() -> None:
 
 @NEEDS_PROMTOOL
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_only_then(path) -> None:
     tested = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout + tested.stderr

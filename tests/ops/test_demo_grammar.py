@@ -53,6 +53,7 @@ def test_held_out_nouns_are_drawn_on_their_side_only():
         assert all(is_held_out(casting.pick(words.CREATURES)) == held_out for _ in range(300))
 
 
+@pytest.mark.slow
 def test_every_document_alternates_user_and_assistant(corpus: list[Document]):
     for document in corpus:
         roles = [role for role, _ in document]

@@ -8,6 +8,8 @@ import select
 import sys
 from pathlib import Path
 
+import pytest
+
 from ops.gpu_check import __main__ as main
 from ops.gpu_check import process
 from ops.gpu_check.table import table
@@ -38,6 +40,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_too_long_says_its_last_and_ends_with_all_its_processes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(process, "GRACE_S", 0.5)
     log = tmp_path / "log"
@@ -57,6 +60,7 @@ def test_a_part_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
     assert has_ended(int(log.read_text()))
 
 
+@pytest.mark.slow
 def test_tests_that_fail_are_counted_and_all_of_them_run(tmp_path: Path, capsys) -> None:
     (tmp_path / "test_some.py").write_text("def test_a(): assert 1 == 2\ndef test_b(): pass\n")
     passed, summary = process.run_tests(tmp_path, ("test_some.py",), False)

@@ -107,6 +107,7 @@ def test_a_killed_worker_is_started_again_and_its_stream_goes_on(server: QuirePr
     assert server.wait_for(r"^worker-1 ended, killed by SIGKILL; starting it again in 0.5 s$")
 
 
+@pytest.mark.slow
 def test_killed_gateway_and_redis_are_started_again(server: QuireProcess) -> None:
     url = server.wait_ready()
     for name, line in (("gateway", r"^gateway ended, killed by SIGKILL"), ("redis-server", r"^redis ended, killed by")):

@@ -103,6 +103,7 @@ def test_a_set_of_regions_fits_only_if_all_of_them_do():
 
 @pytest.mark.parametrize("allocator", ORCAS)
 @pytest.mark.parametrize("sampling", [{}, {"n": 3}, {"beam_width": 3}], ids=["plain", "parallel", "beams"])
+@pytest.mark.slow
 def test_an_orca_never_preempts_keeps_its_books_and_gives_everything_back(allocator, sampling):
     requests = at_rate(lengths(SHAREGPT, 10, 0), 50.0, 0)
     engine = make_engine(allocator, num_slots=9000)
@@ -131,11 +132,13 @@ def test_faster_transformer_starts_a_batch_when_the_one_before_has_ended():
 # --- the paper's claims -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_quire_uses_96_percent_of_the_memory_that_is_short(sharegpt_memory):
     assert sharegpt_memory[QUIRE]["parts"]["token states"] >= 96.0
     assert sharegpt_memory[QUIRE]["worst_waste_slots"] < 16
 
 
+@pytest.mark.slow
 def test_less_foresight_wastes_more_memory_and_paging_needs_none(sharegpt_memory):
     use = [sharegpt_memory[allocator]["parts"]["token states"] for allocator in ALLOCATORS]
     assert use == sorted(use)
@@ -144,6 +147,7 @@ def test_less_foresight_wastes_more_memory_and_paging_needs_none(sharegpt_memory
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.slow
 def test_the_parts_of_the_memory_add_up(sharegpt_memory, allocator):
     parts = sharegpt_memory[allocator]["parts"]
     assert min(parts.values()) >= 0

@@ -230,6 +230,7 @@ class Card:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
+@pytest.mark.slow
 def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     card, model, taken = Card(monkeypatch), MockModel(), [100, 9, 8, 4, 0, 4]  # it is told in coarse steps
     model.ops.device = torch.device("cpu")
@@ -253,6 +254,7 @@ def waiting_engine() -> Engine:
     return make_engine(runner=runner)
 
 
+@pytest.mark.slow
 def test_all_graphs_are_captured_before_the_worker_is_ready(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,6 +268,7 @@ def test_all_graphs_are_captured_before_the_worker_is_ready(
     capture_graphs(make_engine())  # a runner that has none
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_left_for_idle_moments_and_steps_do_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

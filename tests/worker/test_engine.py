@@ -156,6 +156,7 @@ ACTIONS = st.lists(
     st.integers(1, 6),
     st.integers(0, 20),
 )
+@pytest.mark.slow
 def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_nobody(
     actions: list[tuple], num_blocks: int, block_size: int, max_num_seqs: int, extra_budget: int
 ) -> None:

@@ -46,6 +46,7 @@ def test_settings_that_do_not_fit_each_other_are_told_with_their_sources(
     assert line.endswith("(--beat-s came as QUIRE_BEAT_S from the environment)")
 
 
+@pytest.mark.slow
 def test_a_missing_tensor(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
     config = json.loads((broken_model / "config.json").read_text())
     (broken_model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
@@ -62,6 +63,7 @@ def test_a_misshapen_tensor(start_quire: StartQuire, redis_url: str, broken_mode
     assert "128" in line
 
 
+@pytest.mark.slow
 def test_an_unsupported_architecture(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
     config = json.loads((broken_model / "config.json").read_text())
     (broken_model / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
@@ -76,12 +78,14 @@ def test_no_tokenizer(start_quire: StartQuire, redis_url: str, broken_model: Pat
     assert "tokenizer.json" in refusal(start_quire, str(broken_model), "--redis-url", redis_url)
 
 
+@pytest.mark.slow
 def test_no_redis(start_quire: StartQuire, tiny_model: Path, tmp_path: Path) -> None:
     line = refusal(start_quire, str(tiny_model), "--redis-url", f"unix://{tmp_path}/none.sock")
     assert "no Redis at" in line
     assert "--redis-url" in line
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_hold_one_sequence(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
     line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--num-blocks", "3")
     assert "256 tokens" in line
@@ -95,6 +99,7 @@ def test_a_cache_that_is_larger_than_the_memory(start_quire: StartQuire, tiny_mo
     assert "lower it" in line
 
 
+@pytest.mark.slow
 def test_a_token_budget_below_the_number_of_sequences(
     start_quire: StartQuire, tiny_model: Path, redis_url: str
 ) -> None:
@@ -103,10 +108,12 @@ def test_a_token_budget_below_the_number_of_sequences(
     assert "--max-num-batched-tokens 8" in line
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
     assert "--device" in refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--device", "cuda")
 
 
+@pytest.mark.slow
 def test_a_pinned_prefix_that_does_not_fit(
     start_quire: StartQuire, tiny_model: Path, redis_url: str, tmp_path: Path
 ) -> None:

@@ -372,6 +372,7 @@ async def test_a_lost_device_ends_the_worker_and_its_requests_go_on_in_the_next_
         await assert_drained(gateway, 1)
 
 
+@pytest.mark.slow
 async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url: str) -> None:
     """The state from before the claim returns: the attempt is over, and the same worker takes the request anew."""
     async with Gateway(redis_url) as gateway, serving(redis_url, Slow()):
