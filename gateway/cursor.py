@@ -16,7 +16,7 @@ MAX_SILENCE_S = 4.0
 class Cursor:
     """The place of one client in the tokens of one request."""
 
-    __slots__ = ("behind", "ended", "heard_at", "is_logged", "next", "patience_s", "request_id")
+    __slots__ = ("behind", "ended", "heard_at", "is_logged", "next", "patience_s", "portion", "request_id")
 
     def __init__(self, request_id: str, now: float) -> None:
         self.request_id = request_id
@@ -27,6 +27,8 @@ class Cursor:
         self.ended = False
         self.heard_at = now
         self.patience_s = SILENCE_S
+        # In which portion its last item came to its client (`Outputs`).
+        self.portion = -1
 
     def take(self, item: StepItem) -> StepItem | None:
         """The new part of an item. None if there is none, or if tokens before it are missing: `behind` is then set."""
@@ -50,6 +52,27 @@ class Cursor:
     def wait_longer(self) -> None:
         """Its silence meant nothing: the next one is borne for longer."""
         self.patience_s = min(2 * self.patience_s, MAX_SILENCE_S)
+
+
+def weight(item: StepItem) -> int:
+    """The tokens of an item, and its log-probabilities, which take as much room where they are written."""
+    count = 0
+    for delta in item.deltas:  # which is one nearly always
+        count += len(delta.token_ids)
+        if delta.logprobs:
+            count += len(delta.logprobs) // 8
+    return count
+
+
+def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem]]:
+    """The first of these items, of about `size` in weight, and the rest; inside an item where it must be."""
+    for index, item in enumerate(items):
+        here = weight(item)
+        if here >= size:
+            first, *rest = split(item, item.start + max(1, size * (item.end - item.start) // here))
+            return [*items[:index], first], [*rest, *items[index + 1 :]]
+        size -= here
+    return items, []
 
 
 def split(item: StepItem, at: int) -> tuple[StepItem, ...]:

@@ -2,8 +2,9 @@
 doubled.
 
 Live items are a hint, the output log is the truth: what does not fit is read from there. So is what a slow client has
-no room for: no more than MAX_WAITING tokens wait here, and the one item with which they became so many. A
-log-probability counts as a token, since it takes as much room where it is written.
+no room for: no more than MAX_WAITING tokens wait here, the item with which they became so many, and one item of each
+other request of the call, for those come together. A log-probability counts as a token, since it takes as much room
+where it is written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from gateway.cancellation import check_cancelled
-from gateway.cursor import SILENCE_S, Cursor
+from gateway.cursor import SILENCE_S, Cursor, cut, weight
 from shared.broker import Broker
 from shared.messages import MessageError, Outcome, StepItem
 
@@ -28,6 +29,8 @@ log = logging.getLogger("gateway")
 
 # Tokens of one call that may wait for its client. A client that is slower gets the rest from the log.
 MAX_WAITING = 256
+# Of what came together, such as an answer that was ranked at its end: what is taken before others get their turn.
+MAX_TAKEN = 1024
 # A request that has not ended so long after its deadline has no worker that would end it.
 OVERDUE_S = 1.0
 # Entries of the log that are read at once, at most.
@@ -49,7 +52,11 @@ class Outputs:
         self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
         self._waiting: list[StepItem] = []
         self._waiting_tokens = 0
-        # Of the entries of the log that were read last.
+        # The number of what waits now: how often what waited was taken.
+        self._portion = 0
+        # Whether others get their turn before the rest of a large portion is taken.
+        self._is_rest = False
+        # Of the entries of the log that were read last; log-probabilities count as they do where they wait.
         self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
         # Whether `wake` was called while the log was read.
@@ -93,7 +100,7 @@ class Outputs:
         if cursor.patience_s > SILENCE_S:
             cursor.patience_s = SILENCE_S
             self._fanout.watch.add(self, now + SILENCE_S)
-        if self._waiting_tokens >= MAX_WAITING:
+        if self._waiting_tokens >= MAX_WAITING and cursor.portion == self._portion:
             cursor.behind = cursor.is_logged = True
         else:
             if not self._waiting:
@@ -104,7 +111,7 @@ class Outputs:
 
     def flush(self) -> None:
         """What was fed goes to the client."""
-        if self.sink is None or not self.sink() or self._doubt:
+        if self.sink is None or not self.sink() or self._doubt or self._waiting:
             self.wake()
 
     def accept(self, left_s: float | None, *, is_logged: bool) -> None:
@@ -162,28 +169,29 @@ class Outputs:
             self._waiter.set_result(None)
 
     def _take(self, cursor: Cursor, item: StepItem) -> None:
-        before = cursor.next
         if (new := cursor.take(item)) is not None:
             self._waiting.append(new)
-            self._waiting_tokens += cursor.next - before
-            for delta in new.deltas:
-                if delta.logprobs:
-                    self._waiting_tokens += len(delta.logprobs) // 8
+            cursor.portion = self._portion
+            self._waiting_tokens += weight(new)
 
     # --- the side of the client ---------------------------------------------------------------------------------------
 
     async def next(self) -> list[StepItem]:
-        """All items that wait, in order per request; an empty list when it is time for a sign of life."""
-        while not self._waiting and not self.keepalive_due:
+        """What waits, in order per request; an empty list when it is time for a sign of life."""
+        while self._is_rest or not (self._waiting or self.keepalive_due):
             await self.ready()
         return self.take()
 
     def take(self) -> list[StepItem]:
-        """All items that wait now, in order per request."""
+        """All items that wait now, in order per request, or the first of very much."""
         self.keepalive_due = False
         self._gave_at = self._loop.time()
         items, self._waiting = self._waiting, []
-        self._waiting_tokens = 0
+        if self._waiting_tokens > MAX_TAKEN:
+            items, self._waiting = cut(items, MAX_TAKEN)
+            self._is_rest = bool(self._waiting)
+        self._waiting_tokens = sum(map(weight, self._waiting)) if self._waiting else 0
+        self._portion += 1
         self.came_at, self._fed_at = self._fed_at, 0.0
         return items
 
@@ -192,6 +200,9 @@ class Outputs:
 
         What is in doubt is read from the log.
         """
+        if self._is_rest:
+            self._is_rest = False
+            await asyncio.sleep(0)
         if self._doubt and not self._waiting:
             self._is_woken = False
             await self._look_into_log()
@@ -277,7 +288,7 @@ class Outputs:
                 break
             self._take(cursor, item)
         if items:
-            self._tokens_per_entry = max(1, items[-1].end - items[-1].start, items[0].end - items[0].start)
+            self._tokens_per_entry = max(1, weight(items[-1]), weight(items[0]))
         if len(items) >= count - 1:
             cursor.behind = True
         return True

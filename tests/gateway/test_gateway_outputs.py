@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any
 
 import pytest
 
 from gateway import outputs as module
-from gateway.cursor import SILENCE_S, Cursor
+from gateway.cursor import SILENCE_S, Cursor, weight
 from gateway.fanout import Fanout
 from gateway.outputs import MAX_WAITING, Outputs
 from shared.broker import Claim
@@ -166,6 +167,120 @@ async def test_a_log_of_large_entries_is_read_in_small_pages() -> None:
     assert given == items
     assert counts[0] == module.PAGE
     assert set(counts[1:]) == {4}
+
+
+# As many bytes as the log-probabilities of a token with 20 alternatives have.
+SCORED = bytes(4 + 8 * 20)
+
+
+def scored_steps(count: int, request_id: str = "r") -> list[StepItem]:
+    return [StepItem(request_id, at, (Delta(0, (at,), logprobs=SCORED),)) for at in range(count)]
+
+
+async def test_of_entries_with_log_probabilities_few_are_read_that_there_is_no_room_for() -> None:
+    entries = 0
+    items = scored_steps(1000)
+    _, outputs = open_one(items)
+    log = outputs._broker
+    read = log.read_output
+
+    async def read_output(request_id: str, after: int, count: int) -> list[StepItem]:
+        nonlocal entries
+        found = await read(request_id, after, count)
+        entries += len(found)
+        return found
+
+    log.read_output = read_output  # type: ignore[method-assign]
+    outputs.suspect()
+    given: list[StepItem] = []
+    while len(given) < len(items):
+        given += await outputs.next()
+    assert given == items
+    assert entries < 2.5 * len(items)
+
+
+async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() -> None:
+    """However much it is: it is there, and a client that reads has had all that came before."""
+    ids = [f"r{index}" for index in range(64)]
+    log: Any = Log([])
+    fanout = Fanout(log, keepalive_s=60.0)
+    outputs = fanout.open(ids)
+    outputs.accept(None, is_logged=False)
+    for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
+        fanout.feed(together, 0.0)
+        given = outputs.take()
+        while len(given) < len(ids):
+            await outputs.ready()
+            given += outputs.take()
+        assert given == list(together)
+    # Of a client that does not read any more only so much is kept.
+    for at in (5, 6):
+        fanout.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
+    assert len(outputs._waiting) == len(ids)
+    assert all(cursor.behind for cursor in outputs.cursors.values())
+
+
+@pytest.mark.parametrize("logprobs", [None, SCORED])
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_a_large_answer_that_comes_at_once_is_taken_in_parts(logprobs: bytes | None, choices: int) -> None:
+    """Others get their turn before each, and the parts are the whole."""
+    count = 2000
+    records = logprobs and b"".join(struct.pack("<f", -at) + logprobs[4:] for at in range(count))
+    ids = tuple(range(count))
+    whole = StepItem(
+        "r",
+        0,
+        tuple(Delta(choice, ids, "length", None, -0.5 - choice, records) for choice in range(choices)),
+        Outcome("length"),
+    )
+    fanout, outputs = open_one([])
+    fanout.feed([whole], 0.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    given: list[StepItem] = []
+    while not given or given[-1].outcome is None:
+        before = turns
+        some = await outputs.next()
+        assert turns > before or not given
+        assert sum(map(weight, some)) <= module.MAX_TAKEN + 21
+        given += some
+    task.cancel()
+    assert given[-1].outcome == Outcome("length")
+    assert [item.start for item in given[1:]] == [item.end for item in given[:-1]]
+    for choice in range(choices):
+        parts = [delta for item in given for delta in item.deltas if delta.choice == choice]
+        assert tuple(token for part in parts for token in part.token_ids) == ids
+        assert b"".join(part.logprobs or b"" for part in parts) == (records or b"")
+        [end] = {part[2:5] for part in parts if part.finish_reason}
+        assert end == ("length", None, -0.5 - choice)
+    assert outputs._waiting_tokens == 0
+
+
+async def test_a_large_answer_goes_through_a_sink_in_parts_too() -> None:
+    fanout, outputs = open_one([])
+    given: list[StepItem] = []
+
+    def sink() -> bool:
+        given.extend(outputs.take())
+        return True
+
+    outputs.sink = sink
+    waiting = asyncio.create_task(outputs.ready())
+    await asyncio.sleep(0)
+    fanout.feed([StepItem("r", 0, (Delta(0, tuple(range(3000))),))], 0.0)
+    while not given or given[-1].end < 3000:
+        await asyncio.wait_for(waiting, 5)  # the task has the rest
+        sink()
+        waiting = asyncio.create_task(outputs.ready())
+    waiting.cancel()
+    assert [item.end for item in given] == [1024, 2048, 3000]
 
 
 async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:

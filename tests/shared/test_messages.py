@@ -209,6 +209,9 @@ def test_unknown_fields_and_other_versions_are_refused() -> None:
                 [0, [1], None, None, None, struct.pack("<f", 0.5)],
                 [0, [1], None, None, None, struct.pack("<f", float("nan"))],
                 [0, [1], None, None, None, struct.pack("<fIf", -1, 5, float("nan"))],
+                [0, [1], None, None, None, struct.pack("<fIfIf", -1, 5, float("nan"), 6, -1)],
+                [0, [1], None, None, None, struct.pack("<fIfIf", -1, 5, float("inf"), 6, float("-inf"))],
+                [0, [1, 2], None, None, None, struct.pack("<fIffIf", -1, 5, -1, -1, 5, 0.5)],
             )
         ),
         [VERSION, "r", 0, [], ["abandoned", ""]],
