@@ -169,10 +169,13 @@ class Outputs:
             self._waiter.set_result(None)
 
     def _take(self, cursor: Cursor, item: StepItem) -> None:
+        before = cursor.next
         if (new := cursor.take(item)) is not None:
             self._waiting.append(new)
             cursor.portion = self._portion
-            self._waiting_tokens += weight(new)
+            # This runs for every token: without log-probabilities it costs no call.
+            is_scored = new.deltas and new.deltas[0].logprobs
+            self._waiting_tokens += weight(new) if is_scored else cursor.next - before
 
     # --- the side of the client ---------------------------------------------------------------------------------------
 
