@@ -299,10 +299,12 @@ class StepItem(NamedTuple):
         return _pack((VERSION, *self))  # fields, and those of deltas and outcome, are in the order of the wire
 
 
-def decode_items(data: bytes) -> Iterator[StepItem]:
-    """The items of a frame or of a log entry, in order. Raises MessageError at the first that is malformed."""
+def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:
+    """The items of a frame or of a log entry, in order. Raises MessageError at the first that is malformed, and where
+    there is more than `limit`, by default MAX_FRAME_BYTES."""
+    limit = MAX_FRAME_BYTES if limit is None else limit
     # Tuples, most of which stay: this runs for every token.
-    unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=MAX_FRAME_BYTES, use_list=False)
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=limit, use_list=False)
     try:
         unpacker.feed(data)
         while unpacker.tell() < len(data):

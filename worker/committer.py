@@ -45,8 +45,8 @@ class Attempt:
     spans: AttemptSpans | None = None
 
     def sent(self) -> list[StepItem]:
-        """All items of the log."""
-        return list(decode_items(bytes(self.log)))
+        """All items of the log, which may be longer than any frame."""
+        return list(decode_items(bytes(self.log), limit=len(self.log)))
 
     def trace_end(self, outcome: str) -> None:
         """The attempt is over."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared import messages
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from shared.keys import LaneKeys
 from shared.messages import Delta, Outcome, StepItem
@@ -198,3 +199,11 @@ async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming
         lane.committer._obey(StepReply((), ("early",), (), {}), [], lane.engine)  # type: ignore[arg-type]
         claim = Claim("early", "token", "g", "standard", b"", 0, 0, 0, ())
         assert not lane.committer.register(claim, ())
+
+
+def test_the_log_of_an_attempt_may_be_longer_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With log-probabilities that of a long request is: a worker that could not read it would end, with all it runs."""
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
+    items = [StepItem("r", at, (Delta(0, (at,), logprobs=bytes(164)),)) for at in range(100)]
+    assert module.Attempt("attempt", bytearray(b"".join(item.encode() for item in items))).sent() == items
+    assert module.Attempt("attempt", bytearray()).sent() == []
