@@ -10,7 +10,11 @@ from gateway.about import About
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.options import Options
 from gateway.parameters import shown
-from shared.messages import GenerationRequest, SamplingParams
+from shared.logprobs import record_bytes
+from shared.messages import MAX_FRAME_BYTES, GenerationRequest, SamplingParams
+
+# What a token takes in a message, at most.
+TOKEN_BYTES = 5
 
 
 def request_id(call_id: str, index: int) -> str:
@@ -114,7 +118,8 @@ class Limits:
                 )
             max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
-            sampling.append(options.sampling(max_tokens, seed))
+            sampling.append(params := options.sampling(max_tokens, seed))
+            _check_size(params)
         return Call(options, tuple(tuple(token_ids) for _, token_ids in prompts), tuple(sampling))
 
     def _max_tokens(self, name: str, length: int, asked: int | None, default: int | None) -> int:
@@ -139,4 +144,18 @@ class Limits:
             f"of {name} or of the completion.",
             param=name,
             code="context_length_exceeded",
+        )
+
+
+def _check_size(params: SamplingParams) -> None:
+    """Whether log-probabilities that leave all at once, because the choices are ranked, fit into one message."""
+    if not params.logprobs or params.is_streamed:
+        return
+    size = params.n * params.max_tokens * (TOKEN_BYTES + record_bytes(params.top_logprobs))
+    if size > MAX_FRAME_BYTES:
+        raise InvalidRequest(
+            f"logprobs of {params.n} ranked choices of {params.max_tokens} tokens take up to {size} bytes; they leave "
+            f"together, in at most {MAX_FRAME_BYTES}. Please lower max_tokens, n or the number of alternatives.",
+            param="logprobs",
+            code="invalid_value",
         )

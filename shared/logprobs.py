@@ -25,6 +25,11 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+def record_bytes(top_logprobs: int) -> int:
+    """What the record of a token takes."""
+    return _WORD + 2 * _WORD * top_logprobs
+
+
 def record_size(records: bytes, count: int) -> int:
     """Bytes for each of the `count` tokens that these are the records of."""
     return len(records) // count if count else 0
@@ -33,7 +38,9 @@ def record_size(records: bytes, count: int) -> int:
 def check_records(records: bytes, count: int) -> str | None:
     """What is wrong with the records of `count` tokens; None if nothing is."""
     size = record_size(records, count)
-    if len(records) != size * count or (count and (size % (2 * _WORD) != _WORD or size > _WORD + 8 * MAX_TOP_LOGPROBS)):
+    if len(records) != size * count or (
+        count and (size % (2 * _WORD) != _WORD or size > record_bytes(MAX_TOP_LOGPROBS))
+    ):
         return f"{len(records)} bytes are no records of {count} tokens"
     words = array("f", records)
     for at in range(0, len(words), size // _WORD or 1):

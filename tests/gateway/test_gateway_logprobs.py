@@ -16,12 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import chat, completions
+from gateway import chat, completions, parameters
 from gateway.about import About
 from gateway.answers import Answer
+from gateway.calls import Limits
 from gateway.delivery import PART_CHARACTERS
+from gateway.errors import InvalidRequest
 from gateway.events import Events
 from gateway.logprobs import LEAST, ScoredTokens, of_chat, of_completion
+from gateway.options import read_options
 from gateway.outputs import MAX_WAITING
 from gateway.sse import BEGINNING, EventId
 from gateway.token_texts import TokenTexts
@@ -378,6 +381,24 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
         logprobs = choice["logprobs"]
         names = [one["token"] for one in logprobs["content"]] if path == CHAT else logprobs["tokens"]
         assert "".join(names) == text
+
+
+def test_what_would_not_fit_into_one_message_is_refused() -> None:
+    """Choices that are ranked leave together, in one message of at most 64 MiB."""
+    limits = Limits(MODEL, 200_000, max_num_seqs=64, vocab_size=500, max_n=16, max_prompts=1, max_choices=16)
+
+    def call(**asked: Any) -> None:
+        options = read_options(parameters.read({"model": MODEL, "prompt": "x", **asked}, parameters.COMPLETIONS))
+        limits.call(options, [("prompt", [5])], None)
+
+    ranked = {"n": 4, "best_of": 5, "logprobs": 20}
+    call(**ranked, max_tokens=99_000)
+    with pytest.raises(InvalidRequest, match="lower max_tokens") as refusal:
+        call(**ranked, max_tokens=100_000)
+    assert refusal.value.param == "logprobs"
+    # Fewer choices, fewer alternatives, or tokens that leave step by step.
+    for other in ({"n": 3}, {"logprobs": 19}, {"best_of": 4}):
+        call(**(ranked | other), max_tokens=100_000)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
