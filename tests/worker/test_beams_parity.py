@@ -6,7 +6,6 @@ All searches of a test run in one engine beside greedy and sampled requests, and
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,21 +22,14 @@ from worker.engine.limits import EngineLimits
 from worker.engine.offline import Completion, complete
 from worker.models.decoder import Decoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 12
 WIDTHS = (2, 3, 4, 6)
 EARLY_STOPPING: dict[str, bool | str] = {"false": False, "true": True, "never": "never"}
 LENGTH_PENALTIES = (0.0, 0.6, 1.0, 2.0, -1.0)
 # Ids that end a text: one, some, and so many that most beams end soon.
 END_TOKENS = {"one": (77,), "some": (3, 77, 150, 201), "many": tuple(range(5, 250, 10))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These models are so small that threads cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

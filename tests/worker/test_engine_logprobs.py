@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,13 @@ from worker.engine.offline import Completion, complete
 from worker.engine.runner import Runner
 from worker.models.decoder import Decoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 16
 TOP = 5
 
 
 # --- the real model ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These models are so small that threads cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ preempted and recomputed.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,14 @@ from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
 from worker.models.decoder import Decoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 16
 # Shapes whose sharded form is tried as well, and those that run on the plain-torch kernels too.
 SHARDED = ("llama", "qwen3")
 CASES = [(family, False, "auto") for family in FAMILIES]
 CASES += [(family, True, "auto") for family in SHARDED]
 CASES += [(family, False, "reference") for family in ("llama3-rope", "mistral", "qwen2")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These models are so small that threads cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def prompts() -> list[tuple[int, ...]]:
