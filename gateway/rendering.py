@@ -1,4 +1,4 @@
-"""Prompts to token ids, in threads: the event loop goes on while a long prompt is tokenized."""
+"""Prompts to token ids: the event loop goes on while a long prompt is tokenized, in a thread."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from shared.templates import TemplateFailure
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
 CHARACTERS_PER_TOKEN = 16
+# What takes less time to tokenize than to hand to a thread and back.
+SHORT_CHARACTERS = 512
 
 Prompt = str | list[int]
 
@@ -37,17 +39,21 @@ class Renderer:
                 param="messages",
                 code="no_chat_template",
             )
-        _check_length("messages", sum(_characters(message["content"]) for message in messages), limit)
-        return await self._run(self._render_chat, messages)
+        characters = sum(_characters(message["content"]) for message in messages)
+        _check_length("messages", characters, limit)
+        return await self._run(characters, self._render_chat, messages)
 
     async def prompt(self, name: str, prompt: Prompt, limit: int) -> list[int]:
         """The token ids of a plain prompt, with the special tokens that the tokenizer puts around it."""
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(self._encode, prompt, True)
+        return await self._run(len(prompt), self._encode, prompt, True)
 
-    async def _run(self, function: Any, *arguments: Any) -> list[int]:
+    async def _run(self, characters: int, function: Any, *arguments: Any) -> list[int]:
+        if characters <= SHORT_CHARACTERS:
+            short: list[int] = function(*arguments)
+            return short
         ids: list[int] = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         return ids
 
