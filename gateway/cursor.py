@@ -69,8 +69,13 @@ def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem
     for index, item in enumerate(items):
         here = weight(item)
         if here >= size:
-            first, *rest = split(item, item.start + max(1, size * (item.end - item.start) // here))
-            return [*items[:index], first], [*rest, *items[index + 1 :]]
+            parts = [item]
+            # In halves first, for each part that is cut off costs as much as what is left: of a long item that is much.
+            while here > 16 * size and len(halves := split(parts[0], (parts[0].start + parts[0].end) // 2)) == 2:
+                parts[:1] = halves
+                here = weight(parts[0])
+            first, *rest = split(parts[0], item.start + max(1, size * (parts[0].end - item.start) // here))
+            return [*items[:index], first], [*rest, *parts[1:], *items[index + 1 :]]
         size -= here
     return items, []
 

@@ -3,8 +3,8 @@ doubled.
 
 Live items are a hint, the output log is the truth: what does not fit is read from there. So is what a slow client has
 no room for: no more than MAX_WAITING tokens wait here, the item with which they became so many, and one item of each
-other request of the call, for those come together. A log-probability counts as a token, since it takes as much room
-where it is written.
+other request of the call, for those come together; or MAX_TAKEN that are left of these, and again one item of each. A
+log-probability counts as a token, since it takes as much room where it is written.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Outputs:
         self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
         self._waiting: list[StepItem] = []
         self._waiting_tokens = 0
-        # The number of what waits now: how often what waited was taken.
+        # The number of what waits now: how often what waited was taken, but for a little.
         self._portion = 0
         # Whether others get their turn before the rest of a large portion is taken.
         self._is_rest = False
         # Of the entries of the log that were read last; log-probabilities count as they do where they wait.
         self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
-        # Whether `wake` was called while the log was read.
+        # Whether `wake` was called while others had their turn, or the log was read.
         self._is_woken = False
         # Takes what waits; False where the consumer's task has something to do.
         self.sink: Callable[[], bool] | None = None
@@ -194,7 +194,8 @@ class Outputs:
             items, self._waiting = cut(items, MAX_TAKEN)
             self._is_rest = bool(self._waiting)
         self._waiting_tokens = sum(map(weight, self._waiting)) if self._waiting else 0
-        self._portion += 1
+        # While more is left than is taken at once, none of the requests adds to it.
+        self._portion += self._waiting_tokens <= MAX_TAKEN
         self.came_at, self._fed_at = self._fed_at, 0.0
         return items
 
@@ -203,16 +204,15 @@ class Outputs:
 
         What is in doubt is read from the log.
         """
+        self._is_woken = False
         if self._is_rest:
             self._is_rest = False
             await asyncio.sleep(0)
-        if self._doubt and not self._waiting:
-            self._is_woken = False
+        if self._doubt and not self._waiting and not self._is_woken:
             await self._look_into_log()
             check_cancelled()
-            if self._is_woken:  # meanwhile something happened for which nobody waited, such as the end
-                return
-        if self._waiting or self.keepalive_due:
+        # Woken: meanwhile something happened for which nobody waited, such as the end.
+        if self._is_woken or self._waiting or self.keepalive_due:
             return
         self._waiter = self._loop.create_future()
         try:

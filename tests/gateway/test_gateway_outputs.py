@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway import outputs as module
-from gateway.cursor import SILENCE_S, Cursor, weight
+from gateway.cursor import SILENCE_S, Cursor, cut, weight
 from gateway.fanout import Fanout
 from gateway.outputs import MAX_WAITING, Outputs
 from shared.broker import Claim
@@ -281,6 +281,62 @@ async def test_a_large_answer_goes_through_a_sink_in_parts_too() -> None:
         waiting = asyncio.create_task(outputs.ready())
     waiting.cancel()
     assert [item.end for item in given] == [1024, 2048, 3000]
+
+
+async def test_the_end_that_comes_while_others_have_their_turn_is_not_slept_through() -> None:
+    fanout, outputs = open_one([])
+    given: list[StepItem] = []
+
+    def sink() -> bool:
+        given.extend(outputs.take())
+        return not given[-1].outcome
+
+    outputs.sink = sink
+    fanout.feed([StepItem("r", 0, (Delta(0, tuple(range(1500))),))], 0.0)
+    await asyncio.sleep(0)
+    assert given[-1].end == module.MAX_TAKEN
+    resting = asyncio.create_task(outputs.ready())
+    fanout.feed([StepItem("r", 1500, (), Outcome("stop"))], 0.0)
+    await asyncio.sleep(0)
+    assert given[-1].outcome
+    await asyncio.wait_for(resting, 5)  # the task has what is left to do: to end the answer
+
+
+async def test_what_is_left_of_large_items_is_bounded_while_more_of_them_come() -> None:
+    ids = [f"r{index}" for index in range(4)]
+    log: Any = Log([])
+    fanout = Fanout(log, keepalive_s=60.0)
+    outputs = fanout.open(ids)
+    outputs.accept(None, is_logged=False)
+    count = 100
+    together = len(ids) * count * (1 + len(SCORED) // 8)
+    for at in range(0, 40 * count, count):
+        token_ids = tuple(range(at, at + count))
+        fanout.feed([StepItem(one, at, (Delta(0, token_ids, logprobs=SCORED * count),)) for one in ids], 0.0)
+        outputs.take()
+        assert sum(map(weight, outputs._waiting)) <= module.MAX_TAKEN + together
+    assert all(cursor.behind for cursor in outputs.cursors.values())
+
+
+def test_a_long_item_costs_each_of_its_parts_the_same() -> None:
+    """The records that are copied for all parts together grow with the item, and not with its square."""
+    copied = []
+
+    class Records(bytes):
+        def __getitem__(self, key: Any) -> Any:
+            found = Records(super().__getitem__(key))
+            copied.append(len(found))
+            return found
+
+    count = 10_000
+    rest = [StepItem("r", 0, (Delta(0, tuple(range(count)), "length", logprobs=Records(SCORED * count)),), None)]
+    parts = []
+    while rest:
+        some, rest = cut(rest, module.MAX_TAKEN)
+        parts += some
+    assert sum(copied) < 20 * len(SCORED) * count
+    assert [token for part in parts for token in part.deltas[0].token_ids] == list(range(count))
+    assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
 
 
 async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
