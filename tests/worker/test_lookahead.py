@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from shared.messages import Delta, StepItem
+from shared.messages import Delta, Outcome, StepItem
 from tests.worker.mock_model import EOS, assert_idle, continuation, graphed, make_engine, request, run, steps
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
@@ -147,4 +147,58 @@ def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahe
     # Four steps: the prompt, and three tokens behind the one that it gave.
     assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
     assert tokens(items, "s") == continuation((1, 3), 6, ignore_eos=True)
+    assert_idle(engine)
+
+
+def test_what_ended_does_not_pile_up_while_every_step_is_waited_for(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    engine.add(request("scored", (1, 2), logprobs=True, max_tokens=60, ignore_eos=True))
+    for index in range(10):
+        engine.add(request(f"r{index}", (3, 4), max_tokens=2, ignore_eos=True))
+        steps(engine, 4)
+        assert len(engine._gone) <= 1
+    run(engine)
+
+
+def test_a_step_that_fails_loses_no_token_of_the_one_before(
+    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its requests end with follows what they had emitted: else it is a hole in their logs."""
+    engine = ahead()
+    for name in ("r", "s", "t"):
+        engine.add(request(name, (1, 2), max_tokens=50, ignore_eos=True))
+    items = steps(engine, 4)
+    items += filter(None, [engine.finish("t", "cancelled")])  # now the tokens of the step under way are known
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.runner, "decode", fails)
+    monkeypatch.setattr(engine.runner, "execute", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    items += engine.fail("failed")
+    for name in ("r", "s"):
+        assert tokens(items, name) == continuation((1, 2), 4, ignore_eos=True)
+        assert last(items, name).outcome == Outcome("error", "failed")
+    assert_idle(engine)
+
+
+def test_a_request_that_must_know_its_tokens_and_fails_loses_none_of_others(
+    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
+    items = steps(engine, 4)
+    engine.add(request("scored", (1, 3), logprobs=True))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.runner, "execute", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    items += engine.fail("failed")
+    assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
+    assert last(items, "r").outcome == Outcome("error", "failed")
     assert_idle(engine)

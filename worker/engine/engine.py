@@ -85,8 +85,8 @@ class Engine:
         self.checks_itself = False
         self._results = Results(self.eos_token_ids, self.vocab_size, tokenizer, self._end, self._forget)
         self._arrivals = 0
-        # The step whose tokens are not known yet; results that were found outside of a step; sequences that ended while
-        # a step with them was under way; and requests that need their tokens before they can go on.
+        # The step whose tokens are not known yet; results that have not left; sequences that ended while a step with
+        # them was under way; and requests that need their tokens before they can go on.
         self._flight: Flight | None = None
         self._landed: list[StepItem] = []
         self._gone: set[Sequence] = set()
@@ -190,10 +190,9 @@ class Engine:
         if pacer is not None:
             started = pacer.clock()
             self.scheduler.max_prefill_tokens = pacer.allowance
-        items, self._landed = self._landed, []
         is_ahead = self.runner.looks_ahead and not self._bound
         if not is_ahead:
-            items += self._land()
+            self._landed += self._land()
         to_schedule = times.clock()
         step = self.scheduler.schedule()
         scheduled = times.clock()
@@ -201,21 +200,27 @@ class Engine:
             self.observer(step)
         if not step.num_tokens:
             self.runner.move_blocks(step)  # a group came back, and decodes from the next step on
-            return items + self._land()
+            self._landed += self._land()
+            return self._take_landed()
         if is_ahead:
             flight = self._launch(step)
             executed = times.clock()
-            items += self._land()
+            self._landed += self._land()
             self._flight = flight
         else:
             logits = self.runner.execute(step)
             executed = times.clock()
-            items += self._commit(self._book(step, logits))
+            self._landed += self._commit(self._book(step, logits))
         times.note(step, began, to_schedule, scheduled, executed)
         if pacer is not None:
             pacer.observe(len(step.decodes), step.num_prefill_tokens, pacer.clock() - started)
         if self.checks_itself:
             self.check_integrity()
+        return self._take_landed()
+
+    def _take_landed(self) -> list[StepItem]:
+        """The results that have not left. A step that fails leaves them where they are, for `fail`."""
+        items, self._landed = self._landed, []
         return items
 
     def _launch(self, step: Step) -> Flight | None:
@@ -249,6 +254,7 @@ class Engine:
         """Wait for the step under way, if there is one; its results."""
         flight, self._flight = self._flight, None
         if flight is None:
+            self._gone.clear()
             return []
         assert isinstance(flight.tokens, Tokens)
         waiting = self.times.clock()
