@@ -161,10 +161,10 @@ class Submission:
         try:
             first = await self._submit_first(requests[0], about, terms)
             # The other ids follow from the first. What the gateway of a first call could not submit is made up for.
+            others = replace(terms, idempotency_key="")
+            beside = "" if first == requests[0].id else first
             for index, request in enumerate(requests[1:], start=1):
-                await self._submit(
-                    replace(request, id=calls.request_id(first, index)), about, replace(terms, idempotency_key="")
-                )
+                await self._submit(replace(request, id=calls.request_id(first, index)), about, others, beside)
         except QueueFull as error:
             raise QueueIsFull(
                 f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
@@ -204,7 +204,7 @@ class Submission:
                     await pipe.execute()
         return True
 
-    async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms) -> str:
+    async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms, beside: str = "") -> str:
         body, cost = request.encode(), request.cost
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -224,6 +224,7 @@ class Submission:
                     idempotency_key=terms.idempotency_key,
                     fingerprint=terms.fingerprint,
                     traceparent=terms.traceparent,
+                    beside=beside,
                 )
             except (RedisError, OSError) as error:
                 # That is no lost reply: the client need not wait for more of it.

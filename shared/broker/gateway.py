@@ -74,12 +74,14 @@ class GatewayVerbs(Lane):
         idempotency_key: str = "",
         fingerprint: str = "",
         traceparent: str = "",
+        beside: str = "",
     ) -> str:
         """Accept a request into the queue, once however often it is called.
 
         deadline_ms: from now, 0 for none. about: what `attach` returns. is_background: it runs on without a client.
         traceparent: of the span of the call, which `claim` returns.
         idempotency_key and fingerprint: a key that the client chose, and a hash of what it asked for.
+        beside: another request; where somebody listens to that one, somebody will listen to this one, too.
         Returns the id of the request that stands for the call: another one if the key was used before. Raises QueueFull
         and IdempotencyConflict.
         """
@@ -88,7 +90,7 @@ class GatewayVerbs(Lane):
         keys.append(self.keys.idempotency(idempotency_key) if idempotency_key else request)
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
-        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent]
+        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
         reply = await self._submit(keys=keys, args=args)
         if reply[0] == b"full":
             raise QueueFull(int(reply[1]), int(reply[2]))

@@ -2,11 +2,12 @@
 --   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none),
 --         about (what a gateway must know to render the answer again), background ('1': runs on without a client),
---         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent ('' = none)
+--         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent ('' = none),
+--         another request whose listeners will listen to this one, too ('' = none)
 --   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
--- Repeatable: the same id is accepted once, so a caller that lost the reply asks again; it listens in any case. An idempotency key whose request
--- is forgotten counts as unused.
+-- Repeatable: the same id is accepted once, so a caller that lost the reply asks again; it listens in any case. An
+-- idempotency key whose request is forgotten counts as unused.
 local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local fingerprint = ARGV[12]
@@ -36,11 +37,21 @@ local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
 if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) then
     return {'full', requests, tokens}
 end
+local gateways = {gateway}
+if ARGV[15] ~= '' then
+    -- The first caller's gateway may not have come to this prompt yet: if the second one leaves first, it is wanted.
+    local other = redis.pcall('HMGET', prefix .. 'req:' .. ARGV[15], 'gateways', 'gateway')
+    gateways = without(listeners(other[1], other[2]), gateway)
+    gateways[#gateways + 1] = gateway
+    if #gateways > MAX_LISTENERS then
+        table.remove(gateways, 1)
+    end
+end
 local now = now_ms()
 local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
     'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
-    'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack({gateway}))
+    'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
 if ARGV[14] ~= '' then
     redis.call('HSET', KEYS[1], 'traceparent', ARGV[14])
 end

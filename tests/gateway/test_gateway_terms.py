@@ -248,6 +248,43 @@ async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prom
     assert await count(here, "cancelled") == 0
 
 
+async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_before_it_came(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second caller leaves before the first one's gateway has come to the prompt."""
+    here, there = await start_gateway(), await start_gateway()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    submit = here.gateway.broker.submit
+
+    async def delayed(request_id: str, *args: Any, **kwargs: Any) -> str:
+        if request_id.endswith("-1"):
+            reached.set()
+            await go_on.wait()
+        return await submit(request_id, *args, **kwargs)
+
+    monkeypatch.setattr(here.gateway.broker, "submit", delayed)
+    asks = {**STREAM, "prompt": ["one", "two"]}
+    first = asyncio.create_task(keyed_events(here, asks))
+    await reached.wait()
+    async with there.stream(COMPLETIONS, asks, Idempotency_Key="key"):
+        await reaches(here, "accepted", 2)
+
+    async def left() -> bool:
+        return there.gateway.fanout.calls == 0
+
+    await until(left)
+    await there.gateway.submission.canceller._idle.wait()
+    go_on.set()
+
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("a")), "stop"),), Outcome("stop")
+
+    async with here.worker(script):
+        events = await first
+    assert [texts(events, 0), texts(events, 1)] == [["a"]] * 2
+    assert await count(here, "cancelled") == 0
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

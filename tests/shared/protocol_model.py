@@ -81,7 +81,9 @@ class ProtocolModel:
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, bounds: QueueBounds, key: str, fingerprint: str) -> str | tuple[str, int, int]:
+    def submit(
+        self, request: Request, bounds: QueueBounds, key: str, fingerprint: str, beside: str = ""
+    ) -> str | tuple[str, int, int]:
         request_id = request.request_id
         if (known := self.requests.get(request_id)) is not None:
             if known.state != "done" and request.gateway not in known.listeners:
@@ -94,7 +96,8 @@ class ProtocolModel:
         if requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens):
             return ("full", requests, tokens)
         self.requests[request_id] = request
-        request.listeners = [request.gateway]
+        others = self.requests[beside].listeners if beside in self.requests else []
+        request.listeners = [*(other for other in others if other != request.gateway), request.gateway]
         self._enqueue(request, request.priority_class)
         if key:
             self.keys[key] = (request_id, fingerprint)

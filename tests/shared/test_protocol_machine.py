@@ -163,6 +163,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         is_background=st.booleans(),
         call=calls,
         lost=losses,
+        other=st.none() | picks,
     )
     def submit(
         self,
@@ -173,8 +174,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         is_background: bool,
         call: tuple[str, str],
         lost: bool,
+        other: int | None = None,
     ) -> None:
         key, fingerprint = call
+        beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         self.call(
             lambda: self.lane.broker.submit(
@@ -190,10 +193,13 @@ class ProtocolMachine(RuleBasedStateMachine):
                 idempotency_key=key,
                 fingerprint=fingerprint,
                 traceparent=request.traceparent,
+                beside=beside,
             ),
-            lambda: self.model.submit(request, BOUNDS, key, fingerprint),
+            lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
         )
+        if request.request_id in self.model.requests:
+            self.check_listeners(request)
 
     @precondition(has_requests)
     @rule(which=picks, gateway=gateways, lost=losses)

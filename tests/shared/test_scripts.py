@@ -480,6 +480,19 @@ async def test_who_submits_what_another_gateway_has_made_up_listens_too(broker: 
     assert (await client.hget(KEYS.request("r"), "state"), await broker.detach("r", "g")) == (b"done", [])
 
 
+async def test_what_is_made_up_for_another_gateway_is_wanted_there(broker: Broker) -> None:
+    """Before that gateway has come to it."""
+    await submit(broker, "call")
+    for gateway in ("second", "g"):
+        await broker.attach("call", gateway)
+    for beside, expected in (("call", ["g", "second"]), ("gone", ["second"])):
+        prompt = f"prompt beside {beside}"
+        await broker.submit(prompt, b"body", gateway="second", cost=10, bounds=BOUNDS, beside=beside)
+        assert await broker.listeners_of([prompt]) == {prompt: expected}
+    assert await broker.detach("prompt beside call", "second") == ["g"]
+    assert await broker.cancel("prompt beside call", unless_beside=[]) == "wanted"
+
+
 async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Redis) -> None:
     await submit(broker, "r")
     for index in range(100):
