@@ -13,8 +13,9 @@ from gateway.parameters import shown
 from shared.logprobs import record_bytes
 from shared.messages import MAX_FRAME_BYTES, GenerationRequest, SamplingParams
 
-# What a token takes in a message, at most.
+# What a token takes in a message at most, and what the message takes beside its tokens and its records.
 TOKEN_BYTES = 5
+MESSAGE_BYTES = 64 * 1024
 
 
 def request_id(call_id: str, index: int) -> str:
@@ -151,7 +152,7 @@ def _check_size(params: SamplingParams) -> None:
     """Whether log-probabilities that leave all at once, because the choices are ranked, fit into one message."""
     if not params.logprobs or params.is_streamed:
         return
-    size = params.n * params.max_tokens * (TOKEN_BYTES + record_bytes(params.top_logprobs))
+    size = MESSAGE_BYTES + params.n * params.max_tokens * (TOKEN_BYTES + record_bytes(params.top_logprobs))
     if size > MAX_FRAME_BYTES:
         raise InvalidRequest(
             f"logprobs of {params.n} ranked choices of {params.max_tokens} tokens take up to {size} bytes; they leave "
