@@ -19,6 +19,8 @@ from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.worker.checkpoints import make_checkpoint
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+pytestmark = pytest.mark.slow
+
 SERVER = "POST /v1/completions"
 FULL = {SERVER, "queue", "prefill", "decode"}
 LEASE = ("--lease-s", "1", "--beat-s", "0.25")
@@ -189,7 +191,6 @@ def test_a_refusal_is_a_span_without_anything_behind_it(traced: Traced) -> None:
     assert not server.failed  # the client's fault, not the server's
 
 
-@pytest.mark.slow
 def test_a_killed_worker_is_a_recovery_in_the_same_trace(stack: FaultStack, collector: Collector) -> None:
     flags = ("--otlp-endpoint", collector.url, *LEASE)
     first = stack.worker("a", *flags)
@@ -215,7 +216,6 @@ def test_a_killed_worker_is_a_recovery_in_the_same_trace(stack: FaultStack, coll
     assert second.wait() == 0
 
 
-@pytest.mark.slow
 def test_a_request_that_is_handed_back_is_a_recovery_linked_to_what_it_follows(
     stack: FaultStack, collector: Collector
 ) -> None:
@@ -238,7 +238,6 @@ def test_a_request_that_is_handed_back_is_a_recovery_linked_to_what_it_follows(
     assert recovery.attributes["quire.recovery.deaths"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuses", "is silent"])
 def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultStack, fault: str) -> None:
     with socket.socket() as listener:
@@ -273,7 +272,6 @@ def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultSta
             assert "Traceback" not in process.stderr
 
 
-@pytest.mark.slow
 def test_a_worker_without_an_endpoint_loads_nothing_to_trace_with(stack: FaultStack, collector: Collector) -> None:
     plain = stack.worker("a")
     traced = stack.worker("b", "--otlp-endpoint", collector.url)

@@ -355,6 +355,7 @@ def the_cursor(gateway: RunningGateway) -> Cursor:
     return cursor
 
 
+@pytest.mark.slow
 async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_soon(gateway: RunningGateway) -> None:
     loop = asyncio.get_running_loop()
     since = 0.0

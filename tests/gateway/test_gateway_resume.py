@@ -104,6 +104,7 @@ async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gatewa
     assert here.gateway.fanout.calls == there.gateway.fanout.calls == 0
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_is_killed_is_replaced_by_another(redis_url: str, model_folder: Path) -> None:
     go_on = asyncio.Event()
     given_ = settings(redis_url, model_folder)
@@ -274,6 +275,7 @@ async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -
     assert rest[-1].data == "[DONE]"
 
 
+@pytest.mark.slow
 async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wait(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

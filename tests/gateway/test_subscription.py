@@ -43,6 +43,7 @@ async def test_a_subscription_that_redis_refuses_is_tried_again(redis_url: str, 
             other.execute_command("ACL", "SETUSER", "default", "allchannels")
 
 
+@pytest.mark.slow
 async def test_a_connection_is_not_given_up_before_it_was_pinged(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def mix(draw: random.Random) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
     """With rubbish wherever nothing was written, and in all that fills the step up."""
     ops = make_triton_ops(torch.float32, monkeypatch)

@@ -160,6 +160,7 @@ def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
 
 
 @pytest.mark.skipif(not compose_command(), reason="needs docker compose")
+@pytest.mark.slow
 def test_compose_understands_the_file() -> None:
     environ = clean_environ(GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
     for profiles, names in (([], {*SERVICES} - {"worker-gpu", "grafana"}), (["gpu", "dashboards"], {*SERVICES})):

@@ -17,6 +17,8 @@ from ops.demo.subjects import Casting, is_held_out, plural
 from ops.demo.voice import Document
 from ops.demo.world_plots import PLACE_PLOTS, THING_PLOTS
 
+pytestmark = pytest.mark.slow
+
 MANY = 4000
 ROLES = {"system", "user", "assistant", "text"}
 
@@ -53,7 +55,6 @@ def test_held_out_nouns_are_drawn_on_their_side_only():
         assert all(is_held_out(casting.pick(words.CREATURES)) == held_out for _ in range(300))
 
 
-@pytest.mark.slow
 def test_every_document_alternates_user_and_assistant(corpus: list[Document]):
     for document in corpus:
         roles = [role for role, _ in document]

@@ -38,6 +38,7 @@ def test_a_missing_folder(start_quire: StartQuire, redis_url: str) -> None:
     assert "/no/such/folder" in line
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_each_other_are_told_with_their_sources(
     start_quire: StartQuire, redis_url: str, tiny_model: Path
 ) -> None:

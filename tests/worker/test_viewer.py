@@ -88,6 +88,7 @@ async def test_while_nobody_looks_nothing_is_read_noted_or_published(redis_url: 
         assert shown.viewer.num_views == 0
 
 
+@pytest.mark.slow
 async def test_views_begin_within_a_second_and_end_when_nobody_asks_any_more(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
