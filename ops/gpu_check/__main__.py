@@ -186,7 +186,7 @@ def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
 
 def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    return pytest(args, "tests/gpu")
+    return pytest(args, "tests/gpu", "-m", "not soak")
 
 
 def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from worker.engine.engine import Engine
 from worker.engine.flight import Flight
 from worker.engine.graphs import record_on_cuda
 from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
+from worker.engine.offline import complete, generate
 from worker.engine.step import Step
 from worker.models.decoder import Decoder
 
@@ -99,3 +99,29 @@ def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: 
     waits = make_engine(path, False)
     waits.runner.looks_ahead = False
     assert generate(ahead, prompts(), params) == generate(waits, prompts(), params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Path) -> None:
+    """Of requests that are drawn, between others whose tokens the host does not wait for."""
+    import transformers
+
+    path = make_checkpoint(tmp_path / "llama", "llama", initializer_range=0.1)
+    engine, asked = make_engine(path, graphs), prompts()[:8]
+    plain = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+    scored = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, seed=3, n=2, logprobs=True, top_logprobs=4)
+    found = complete(engine, asked, [scored if i % 4 == 0 else plain for i in range(len(asked))])
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    for i, (prompt, choices) in enumerate(zip(asked, found, strict=True)):
+        assert [len(one.logprobs) for one in choices] == [len(one.token_ids) if i % 4 == 0 else 0 for one in choices]
+        for one in choices if i % 4 == 0 else ():
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*prompt, *one.token_ids]])).logits[0, len(prompt) - 1 : -1]
+            expected = torch.log_softmax(logits.double(), dim=-1)
+            own = [logprobs.logprob for logprobs in one.logprobs]
+            assert own == pytest.approx(
+                expected.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].tolist(), abs=1e-3
+            )
+            top = torch.tensor([[logprob for _, logprob in logprobs.top] for logprobs in one.logprobs])
+            assert top.double().numpy() == pytest.approx(expected.topk(4).values.numpy(), abs=1e-3)
