@@ -26,8 +26,13 @@ run: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what is missing, then 
 setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what serving needs into .venv, and no more.
 	@echo "Everything is installed: make run, or $(BIN)/quire --help"
 
-test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them.
-	@$(BIN)/python -m pytest $(ARGS)
+# Much of the time goes by waiting, for leases and starts: two processes wait for twice as many. Tests of one file share
+# their stack, and stay together. What bounds time or memory is marked `alone` and has the machine for itself: a
+# neighbour's load would be in its figures. ARGS="-n 0" runs all in one process.
+IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them, two files at a time.
+	@$(IN_PARALLEL) $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
 	@$(BIN)/ruff check .
@@ -45,13 +50,12 @@ bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and laten
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m ops.bench.paper $(ARGS)
 
-# Most of the time goes by waiting for leases, elections and starts: two processes wait for twice as many. Tests of one
-# file share their stack, and stay together. What bounds pauses or memory is marked `alone` and runs after the others,
-# one by one: a neighbour's load would be in its figures. ARGS="-k NAME" may choose tests of one of the two calls only.
+# Here much is `alone`, and comes after the others instead of waiting for them in between. ARGS="-k NAME" may choose tests of
+# one of the two calls only.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
 faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: kill, cut off and confuse real processes; about nine minutes.
-	@$(BIN)/python -m pytest tests/faults -m "not soak and not alone" -n 2 --dist loadfile $(ARGS) $(NONE_IS_FINE)
+	@$(IN_PARALLEL) tests/faults -m "not soak and not alone" $(ARGS) $(NONE_IS_FINE)
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
 soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").

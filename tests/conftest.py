@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.processes import dying_with_parent
+from tests.turns import turn
 
 if TYPE_CHECKING:
     from ops.embedded_redis import EmbeddedRedis
@@ -152,12 +153,30 @@ class QuireProcess:
 
 def pytest_configure(config: pytest.Config) -> None:
     """TEST_REDIS_SERVER=/path/to/redis-server, or to a valkey-server: what the tests run in place of the usual one."""
+    if not is_one_of_several(config):  # those inherit it
+        turns = tempfile.TemporaryDirectory(prefix="quire-turns-")
+        config.add_cleanup(turns.cleanup)
+        os.environ["TEST_TURNS"] = turns.name
     if server := os.environ.get("TEST_REDIS_SERVER"):
         assert os.access(server, os.X_OK), f"TEST_REDIS_SERVER={server} is not a program"
         folder = tempfile.TemporaryDirectory(prefix="quire-redis-")
         config.add_cleanup(folder.cleanup)
         (Path(folder.name) / "redis-server").symlink_to(Path(server).absolute())
         os.environ["PATH"] = f"{folder.name}{os.pathsep}{os.environ['PATH']}"
+
+
+def is_one_of_several(config: pytest.Config) -> bool:
+    """Whether this process was started by pytest-xdist. Its environment does not tell: a test may start a test run."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    """Around all of a test, so that waiting for its turn is not a part of its time."""
+    if not is_one_of_several(item.config):
+        return (yield)
+    with turn(Path(os.environ["TEST_TURNS"]), item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_report_header() -> str:

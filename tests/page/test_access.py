@@ -190,6 +190,7 @@ async def test_less_motion_means_none(chat: Page, stub: Stub) -> None:
     assert await chat.evaluate("document.getAnimations({ subtree: true }).length") == 0
 
 
+@pytest.mark.alone
 async def test_the_first_paint_does_not_wait(context: BrowserContext, stub: Stub) -> None:
     """Cold, in a browser that has just begun; the limit has room for a busy machine."""
     page = await context.new_page()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.page.conftest import IN_BROWSER, send, set_field
@@ -34,6 +35,7 @@ async def play(call: Call, number: int) -> None:
     await call.end()
 
 
+@pytest.mark.alone
 async def test_sixty_streams_at_once(chat: Page, stub: Stub) -> None:
     await set_field(chat, n=str(CHOICES), sweep="0.6, 0.7, 0.8, 0.9, 1")
     await send(chat, "Hello")

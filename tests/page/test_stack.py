@@ -116,6 +116,7 @@ async def test_several_answers_side_by_side(page: Page, stack: QuireProcess) -> 
     await expect(page.locator("#status")).to_have_text("All answers are complete.")
 
 
+@pytest.mark.alone
 async def test_sixty_streams_at_once(page: Page, stack: QuireProcess) -> None:
     """All of them come to their ends; what it costs without a worker on the same cores is in test_sixty.py."""
     await open_chat(page, stack.wait_ready())

@@ -88,6 +88,7 @@ async def test_while_nobody_looks_nothing_is_read_noted_or_published(redis_url: 
         assert shown.viewer.num_views == 0
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_views_begin_within_a_second_and_end_when_nobody_asks_any_more(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ async def test_what_is_published_is_what_the_operators_page_says(redis_url: str)
         assert len(view.cells) == len(told["blocks"]) > 0
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_a_look_costs_the_engine_less_than_a_hundredth(redis_url: str) -> None:
     async with showing(redis_url) as shown:
