@@ -252,20 +252,6 @@ def to_environ(settings: Any) -> dict[str, str]:
     return {item.variable: item.format(getattr(settings, item.name)) for item in options(type(settings))}
 
 
-def to_argv(settings: Any) -> list[str]:
-    """Flags for what differs from the defaults, without the secrets: everybody can read a command line."""
-    argv = []
-    for item in options(type(settings)):
-        value = getattr(settings, item.name)
-        if value == item.default or item.secret:
-            continue
-        if item.kind is bool:
-            argv.append(item.flags[0] if value else item.flags[1])
-        else:
-            argv.append(f"{item.flag}={item.format(value)}")
-    return argv
-
-
 def render_help(declared: Sequence[Option], *, prog: str, description: str, examples: Sequence[str]) -> str:
     """The text of `--help`."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gateway.settings import GatewaySettings
-from shared.settings import to_argv, to_environ
+from shared.settings import to_environ
 
 START = """
 import os, sys
@@ -165,7 +165,6 @@ def test_a_name_that_keys_cannot_hold(redis_url: str, model_folder: Path) -> Non
 def test_the_redis_url_is_not_shown_to_others() -> None:
     given = GatewaySettings(redis_url="redis://:secret@host/0")
     assert "secret" not in repr(given)
-    assert "secret" not in " ".join(to_argv(given))
 
 
 @pytest.mark.slow

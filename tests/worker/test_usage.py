@@ -12,7 +12,7 @@ from shared.messages import GenerationRequest, SamplingParams
 from tests.worker.mock_model import EOS, MockModel
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
-from worker.engine.usage import Usage, block_map, usage
+from worker.engine.usage import Usage, snapshot, usage
 
 SIZE = 4
 
@@ -30,7 +30,7 @@ def add(engine: Engine, name: str, prompt: tuple[int, ...], priority: int = 1, *
 def checked(engine: Engine) -> Usage:
     """The engine's usage, which must agree with itself, with its block map and with its bookkeeping."""
     engine.check_integrity()
-    now, shown = usage(engine), json.loads(json.dumps(block_map(engine)))
+    now, shown = usage(engine), json.loads(json.dumps(snapshot(engine).render()))
     assert shown["usage"] == asdict(now)
     assert now.blocks_used + now.blocks_cached + now.blocks_free == now.blocks_total
     assert now.slots_filled + now.slots_promised + now.slots_waste == now.blocks_used * SIZE
@@ -74,9 +74,9 @@ def test_choices_share_the_blocks_of_their_prompt() -> None:
     now = checked(engine)
     assert (now.blocks_used, now.blocks_shared, now.copies, now.forks) == (6, 2, 3, 3)
     assert now.sequences_running == 4
-    [first] = [block for block in block_map(engine)["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]][
-        :1
-    ]
+    [first] = [
+        block for block in snapshot(engine).render()["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]
+    ][:1]
     assert first["sequences"] == ["a/0", "a/1", "a/2", "a/3"]
     assert first["refs"] == 4
 
@@ -93,7 +93,7 @@ def test_it_holds_in_every_step_of_a_crowd_that_runs_out_of_blocks(preemption: s
     while engine.has_work:
         engine.step()
         seen.append(checked(engine))
-        states |= {sequence["state"] for sequence in block_map(engine)["sequences"]}
+        states |= {sequence["state"] for sequence in snapshot(engine).render()["sequences"]}
     last = seen[-1]
     assert max(now.blocks_shared for now in seen) > 0
     assert last.blocks_used == last.blocks_pinned == 2
@@ -112,7 +112,7 @@ def test_what_is_only_cached_is_shown_and_counts_as_neither_used_nor_free() -> N
         engine.step()
     now = checked(engine)
     assert (now.blocks_used, now.blocks_cached) == (0, 4)
-    assert all(block["cached"] and not block["sequences"] for block in block_map(engine)["blocks"])
+    assert all(block["cached"] and not block["sequences"] for block in snapshot(engine).render()["blocks"])
     add(engine, "b", tuple(range(1, 11)))
     engine.step()
     now = checked(engine)

@@ -14,7 +14,7 @@ from tests.worker.mock_model import EOS, MockModel
 from worker import view as view_module
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
-from worker.engine.usage import block_map
+from worker.engine.usage import snapshot
 from worker.view import NAME_LENGTH, StepLog, read
 
 SIZE = 4
@@ -33,7 +33,7 @@ def add(engine: Engine, name: str, prompt: tuple[int, ...], **params: Any) -> No
 def look(engine: Engine, log: StepLog | None = None) -> View:
     """What would be shown now, through the wire; it must agree with the block map."""
     made = read(engine, log or StepLog()).view("w1", 0)
-    view, told = View.decode(made.encode()), block_map(engine)
+    view, told = View.decode(made.encode()), snapshot(engine).render()
     assert view == made
     usage = told["usage"]
     assert {name: usage[name] for name in view.figures} == view.figures

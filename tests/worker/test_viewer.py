@@ -20,7 +20,7 @@ from shared.views import View
 from tests.worker.mock_model import EOS, MockModel
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
-from worker.engine.usage import block_map
+from worker.engine.usage import snapshot
 from worker.engine_loop import EngineLoop
 from worker.viewer import ASK_S, ENGINE_SHARE, Viewer
 
@@ -117,7 +117,7 @@ async def test_what_is_published_is_what_the_operators_page_says(redis_url: str)
         assert await shown.view() is not None
         shown.add("r1")
         await shown.until_idle()
-        told = await asyncio.wrap_future(shown.loop.call(block_map))
+        told = await asyncio.wrap_future(shown.loop.call(lambda engine: snapshot(engine).render()))
         async with asyncio.timeout(10):
             while (view := await shown.view()) is None or view.figures["steps"] < told["usage"]["steps"]:
                 await shown.broker.look("w1")

@@ -131,7 +131,7 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """All that `block_map` shows, taken at one moment. Rendering it takes longer, and may happen on any thread."""
+    """All that `/debug/blocks` shows, taken at one moment. Rendering it takes longer, and may happen on any thread."""
 
     usage: Usage
     refs: list[int]
@@ -206,11 +206,6 @@ def snapshot(engine: Engine) -> BlockSnapshot:
     ]
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
     return BlockSnapshot(usage(engine), blocks.refs.copy(), blocks.known(), pinned, sequences)
-
-
-def block_map(engine: Engine) -> dict[str, Any]:
-    """What `/debug/blocks` shows."""
-    return snapshot(engine).render()
 
 
 def _num_filled(sequence: Sequence) -> int:

@@ -37,10 +37,6 @@ class Request:
     prompt_tokens: int
     output_tokens: int
 
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
