@@ -6,10 +6,10 @@ make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny 
 
 Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
 speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
-card's own rates), stack (Redis, worker, gateway, client), peers (Hugging Face on the same card), tiles (what the table
-of tiles could hold instead). A part that lacks something, fails or takes too long says so and the rest goes on; what it
-had found by then is kept. Logs and results.json go into the folder named by OUT, or ops/bench/results/gpu. Exit code 1
-if anything failed.
+card's own rates), stack (Redis, worker, gateway, client), peers (Hugging Face on the same card), invariance (what
+--batch-invariant costs), tiles (what the table of tiles could hold instead). A part that lacks something, fails or
+takes too long says so and the rest goes on; what it had found by then is kept. Logs and results.json go into the folder
+named by OUT, or ops/bench/results/gpu. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -255,6 +255,17 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     return found
 
 
+def measure_invariance(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    from ops.gpu_check import engine as check
+    from ops.gpu_check import invariance
+
+    load = check.Load("16 prompts of 1,000 tokens", check.SMALL, ((1000, 2),) * 16, "tok/s", 0, 0, 0)
+    if args.rehearse:
+        load = check.rehearsal(load)
+    longest, shape = (512, (4, 32)) if args.rehearse else (2048, (256, 1024))
+    return invariance.measure(load.model, device_of(args), longest, shape, load, save)
+
+
 def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     if lacking := packages.missing_for_stack():
         print(f"elsewhere, then carried here: {packages.REMEDY} {' '.join(lacking)}")
@@ -275,6 +286,7 @@ PARTS = {
     "bandwidth": Part(80, 20, measure_bandwidth),
     "stack": Part(140, 60, measure_stack),
     "peers": Part(90, 40, measure_peers),
+    "invariance": Part(60, 25, measure_invariance),
     "tiles": Part(60, 25, measure_tiles),
 }
 

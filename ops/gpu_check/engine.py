@@ -21,7 +21,7 @@ from worker import devices
 from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
-from worker.engine.graphs import GREEDY
+from worker.engine.graphs import GREEDY, Room
 from worker.engine.limits import EngineLimits
 from worker.engine.step import Step
 from worker.engine.usage import usage
@@ -65,11 +65,22 @@ def rehearsal(load: Load) -> Load:
     return replace(load, model="small", pairs=pairs)
 
 
-def make_engine(name: str, device: torch.device, longest: int, graphs: bool = True, fp8: bool = False) -> Engine:
-    """The engine over a random model, with all memory that is left as its cache."""
+def make_engine(
+    name: str,
+    device: torch.device,
+    longest: int,
+    graphs: bool = True,
+    fp8: bool = False,
+    invariant: bool = False,
+    rooms: SequenceOf[Room] | None = None,
+) -> Engine:
+    """The engine over a random model, with all memory that is left as its cache. rooms: of its CUDA graphs, those of a
+    worker if None."""
     settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    ops = kernels.triton_ops(device, dtype, fp8) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
+    ops = (
+        kernels.triton_ops(device, dtype, fp8, invariant) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
+    )
     model = random_decoder(name, ops, dtype, longest)
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     room = 1 << 26
@@ -83,7 +94,10 @@ def make_engine(name: str, device: torch.device, longest: int, graphs: bool = Tr
         max_model_len=longest,
         prefix_caching=False,
     )
-    rooms = graph_rooms(sequences, tokens) if graphs and device.type == "cuda" else []
+    if rooms is None:
+        rooms = graph_rooms(sequences, tokens)
+    if not graphs or device.type != "cuda":
+        rooms = []
     return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_rooms=rooms))
 
 

@@ -27,6 +27,8 @@ def table(report: dict[str, Any]) -> str:
                 f"  {row['model']} {row['what']:<40}{row['rate']:>10.1f} {row['unit']:<7} asked for {row['least']:g}, "
                 f"floor {row['floor']:g} ({100 * row['rate'] / row['floor']:.0f} %)"
             )
+            if row.get("wasted_percent") is not None:
+                lines[-1] += f", {row['wasted_percent']:.1f} % of the cache in use wasted"
         for row in part.get("steps", ()):
             waits = "no graph"
             if row["busy_ms"] is not None:
@@ -41,6 +43,8 @@ def table(report: dict[str, Any]) -> str:
                 f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"
             )
         lines += [f"  {tiles_line(row)}" for row in part.get("tiles", ())]
+        for row in part.get("invariance", ()):
+            lines.append(f"  batch-invariant, {row['what']}: {row['ratio']:.2f} times as long (asked for 1.6 at most)")
         if "quire" in part:
             peers = (
                 f"{peer} {round(part[peer])} ({part['quire'] / part[peer]:.1f} times slower, asked for {least})"

@@ -72,7 +72,15 @@ def test_tests_that_fail_are_counted_and_all_of_them_run(tmp_path: Path, capsys)
 
 def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
     step = {"model": "m", "sequences": 1, "context": 32, "step_ms": 2.0}
-    row = {"model": "m", "what": "load", "rate": 50.0, "unit": "tok/s", "least": 40, "floor": 100}
+    row = {
+        "model": "m",
+        "what": "load",
+        "rate": 50.0,
+        "unit": "tok/s",
+        "least": 40,
+        "floor": 100,
+        "wasted_percent": 1.25,
+    }
     kernel = {"name": "copy", "ms": 0.5, "gb_per_s": 2000.0, "tflop_per_s": 0.0, "share": 0.75}
     case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
     parts = {
@@ -97,12 +105,13 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
                 {"case": "decode", "tiles": "16 x 128", "ms": None, "error": "OutOfResources: shared"},
             ],
         },
+        "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
         "parity": {"status": "skipped", "why": "no time"},
     }
     text = table({"parts": parts})
     for wanted in (
         "1 failed",
-        "50.0 tok/s   asked for 40, floor 100 (50 %)",
+        "50.0 tok/s   asked for 40, floor 100 (50 %), 1.2 % of the cache in use wasted",
         "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
         "2.00 ms, no graph",
         "m 70 CUDA graphs: captured in 3.2 s, 1.50 GiB",
@@ -114,6 +123,7 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "Quire 900 tok/s, generate 100 (9.0 times slower, asked for 8)",
         "1.500 ms     80 %",
         "failed: OutOfResources: shared",
+        "batch-invariant, m, 4 x 32: 1.25 times as long",
         "no time",
     ):
         assert wanted in text
