@@ -7,7 +7,6 @@ what a killed run left behind is taken over.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -140,18 +139,24 @@ class EmbeddedRedis:
             self._lock.close()
         self._lock = FileLock(self.folder / "lock")
         if not self._lock.acquire():
-            # Whoever owns the state folder is asking, so that this server has no parent any more.
-            pid = self._lock.read()
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if pid.isdigit():
-                    _signal(int(pid), number)
-                if self._lock.acquire(STOP_TIMEOUT_S):
-                    break
-            else:
-                raise CommandError(
-                    f"a Redis of an earlier run (pid {pid}) uses {self.folder} and does not end: kill it"
-                )
+            self._end_earlier(self._lock)
+        for left in self.folder.glob("temp-*"):  # by a child that was killed while it rewrote the file
+            left.unlink(missing_ok=True)
         self._socket.unlink(missing_ok=True)
+
+    def _end_earlier(self, lock: FileLock) -> None:
+        """End what holds the lock. Whoever owns the state folder is asking, so that it has no parent any more.
+
+        It is a server; or, where that was killed, its child that rewrites the append-only file, for nobody now.
+        """
+        pid = lock.read()
+        if not pid.isdigit():
+            pid = "0"
+        if _signal(os.kill, int(pid), signal.SIGTERM) and lock.acquire(STOP_TIMEOUT_S):
+            return
+        _signal(os.killpg, int(pid), signal.SIGKILL)  # it leads the group of its children
+        if not lock.acquire(STOP_TIMEOUT_S):
+            raise CommandError(f"a Redis of an earlier run (pid {pid}) uses {self.folder} and does not end: kill it")
 
     def _config(self) -> str:
         lines = {
@@ -162,6 +167,9 @@ class EmbeddedRedis:
             "save": '""',
             "appendonly": "yes",
             "appendfsync": "everysec",
+            # By default the file is rewritten when it has doubled, in Redis 6 since the start: one that is killed more
+            # often never does it, and has more to load each time.
+            "auto-aof-rewrite-percentage": "25",
             "maxmemory-policy": "noeviction",
             "protected-mode": "yes",
             "bind": "127.0.0.1",
@@ -232,6 +240,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> bool:
+    """Whether there is such a process, or group, to send it to; 0 stands for none."""
+    try:
+        if pid:
+            send(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return bool(pid)

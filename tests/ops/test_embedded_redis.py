@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from redis import Redis
 from ops import embedded_redis
 from ops.embedded_redis import EmbeddedRedis, find_redis_server
 from ops.errors import CommandError
-from tests.conftest import is_running
+from tests.conftest import children_of, is_running
 
 
 @pytest.fixture
@@ -96,6 +97,28 @@ def test_data_survives_kill_9(server: EmbeddedRedis) -> None:
     assert Path(server.url.removeprefix("unix://")).exists()  # a stale socket, which must be no obstacle
     server.start()
     assert get(server) == b"kept"
+
+
+def test_one_that_is_killed_while_it_rewrites_its_file_is_back_at_once(server: EmbeddedRedis) -> None:
+    """The child that rewrites outlives it, and holds the lock of the folder until it has written all, for nobody."""
+    server.start()
+    put(server, "kept")
+    with Redis.from_url(server.url) as client:
+        client.mset({f"key-{i}": i for i in range(100)})
+        client.config_set("rdb-key-save-delay", 1_000_000)  # microseconds: a minute and a half for all
+        client.bgrewriteaof()
+        while not client.info("persistence")["aof_rewrite_in_progress"]:
+            pass
+    assert server.process is not None
+    [child] = children_of(server.process.pid)
+    server.process.kill()
+    server.process.wait()
+    began = time.monotonic()
+    server.start()
+    assert time.monotonic() - began < 2
+    assert get(server) == b"kept"
+    assert not is_running(child)
+    assert not list(server.folder.glob("temp-*"))
 
 
 def test_it_ends_when_its_parent_is_killed_and_its_folder_can_be_used_again(
