@@ -17,6 +17,7 @@ from worker.engine.engine import Engine
 from worker.engine.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
+from worker.models.batch import send
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 
@@ -124,7 +125,10 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were():
             record_on_cuda(lambda: (numbers * 2).sum().item(), shared)
         assert torch.cuda.current_stream() == stream
         torch.cuda.empty_cache()  # it raises while a capture is under way
-        record_on_cuda(lambda: numbers.mul_(1), pool)
+        assert send(torch.ones(3, device="cpu"), device).sum().item() == 3  # through pinned memory
+        # Not into the pool of the one that failed. And without this torch draws no more random numbers.
+        record_on_cuda(lambda: numbers.mul_(1), None)
+        assert torch.rand(3, device=device).max() < 1
     graph.replay()
     assert numbers.sum().item() == 2 << 20
 

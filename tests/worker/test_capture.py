@@ -166,7 +166,13 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were(monkeypatch:
         done.append(options["pool"])
         raise RuntimeError("the capture is invalid")
 
-    fakes = {"CUDAGraph": object, "graph_pool_handle": lambda: "pool", "current_device": lambda: 0}
+    class Graph:
+        """It is asked after its failure, too: it must not be gone."""
+
+        def __del__(self) -> None:
+            done.append("gone")
+
+    fakes = {"CUDAGraph": Graph, "graph_pool_handle": lambda: "pool", "current_device": lambda: 0}
     fakes |= {"stream": stream, "current_stream": lambda: "stream", "graph": capture}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)

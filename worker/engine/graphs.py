@@ -40,7 +40,13 @@ class Graph(Protocol):
 Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 
+# Torch's allocator of pinned memory asks a graph whose capture failed, also after it is gone, whether it is still under
+# way, and takes no other capture into its pool.
+_failed: list[Graph] = []
+
+
 def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
+    """Where it raises RuntimeError but for want of memory, nothing more can be recorded into this pool."""
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     try:
         # Torch leaves its own stream current where the end of a capture fails. And only this thread's calls are refused
@@ -56,6 +62,7 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
         device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
+            _failed.append(graph)
             torch._C._cuda_releasePool(device, pool)
         raise
     return graph, pool
