@@ -71,6 +71,19 @@ def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped(ahead: Cal
     assert tokens(run(engine), "again") == continuation((*prompt, *text), 4)
 
 
+def test_who_is_displaced_waits_for_the_token_under_way_also_where_there_is_room_at_once(
+    ahead: Callable[..., Engine],
+) -> None:
+    engine = ahead(max_num_seqs=4, num_host_blocks=64)
+    engine.add(request("wide", (1, 2, 3), n=3, max_tokens=30, ignore_eos=True), priority=2)
+    engine.add(request("narrow", (4, 5, 6), max_tokens=12, ignore_eos=True), priority=2)
+    items = steps(engine, 5)
+    engine.add(request("urgent", (7, 8), n=2, max_tokens=20, ignore_eos=True), priority=0)
+    items += run(engine)
+    assert engine.scheduler.counters.displaced == 2
+    assert tokens(items, "narrow") == continuation((4, 5, 6), 12, ignore_eos=True)
+
+
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_texts_are_unchanged_where_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
     engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)

@@ -17,7 +17,7 @@ import numpy as np
 from worker.engine.blocks import BlockManager, Prefix
 from worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.sequence import GroupState, Sequence, SequenceGroup
+from worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
 from worker.engine.step import Chunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
@@ -210,6 +210,8 @@ class Scheduler(Groups):
         if self.rows.num_free < group.num_rows:
             return None
         leader = group.unfinished[0]
+        if leader.token_ids[-1] == PENDING:
+            return None  # displaced in this step: only its old row on the device has the token that it goes on with
         prefix = self.blocks.find_prefix(leader, self._goal(leader))
         return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._reserve_for(group)) else None
 
