@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +21,7 @@ from worker import capture, devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.graphs import Room
-from worker.engine.limits import EngineLimits
+from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.offline import generate
 from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
@@ -239,7 +240,14 @@ def choose_num_host_blocks(
 
 
 def warm_up(engine: Engine) -> None:
-    """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use."""
-    prompt = (0,) * max(1, min(8, engine.limits.max_model_len - 2))
-    for temperature in (0.0, 1.0) if engine.limits.max_model_len > 2 else ():
-        generate(engine, [prompt] * 2, SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True))
+    """Run a chunk and a decode step once, greedy and drawn, so that the first request pays for no first use.
+
+    On a GPU also what few requests ask for: a kernel is compiled at its first launch, while all others wait.
+    """
+    prompt = (0,) * max(1, min(7, engine.limits.max_model_len - 2))  # no whole block: its fork is copied
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}]
+    if engine.runner.looks_ahead:
+        kinds.append({"n": 2, "presence_penalty": 1.0, "logprobs": True, "top_logprobs": 1})
+    for kind in kinds if engine.limits.max_model_len > 2 else ():
+        with suppress(RequestRefused):  # a cache or a batch of one sequence
+            generate(engine, [prompt] * 2, SamplingParams(max_tokens=2, ignore_eos=True, **kind))

@@ -251,6 +251,19 @@ def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest
     assert not taken
 
 
+def test_what_few_requests_ask_for_has_run_once_before_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(runner=DeviceRunner)
+    cache, ops, ran = engine.runner.kv_cache, engine.sampler._ops, []
+    for owner, name in ((cache, "copy_blocks"), (ops, "logprobs_of"), (ops, "top_logprobs")):
+        run_it = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *of, run_it=run_it, name=name: (ran.append(name), run_it(*of))[1])
+    monkeypatch.setattr(ops, "penalise", lambda *of: ran.append("penalise"), raising=False)
+    build.warm_up(engine)
+    assert set(ran) == {"copy_blocks", "logprobs_of", "top_logprobs", "penalise"}
+    assert not engine.has_work
+    build.warm_up(make_engine(runner=DeviceRunner, max_num_seqs=1))
+
+
 def waiting_engine() -> Engine:
     """All of its graphs are still to be captured."""
 
