@@ -11,9 +11,19 @@ def tiles_line(row: dict[str, Any]) -> str:
     return f"{row['case']:<40}{row['tiles']:<45}{told}"
 
 
+def of_another_card(report: dict[str, Any]) -> list[str]:
+    """A line where the floors are not of the card that was measured."""
+    name, parts = report.get("environment", {}).get("GPU", ""), report["parts"].values()
+    if not name or "H200" in name or not any(part.get("rows") for part in parts):
+        return []
+    copies = [part["card"]["copy_bytes_per_s"] / 1e12 for part in parts if "card" in part]
+    measured = f", with copies of {copies[0]:.1f} TB/s" if copies else ""
+    return [f"What is asked for, and the floors, are of an H200 with copies of 4.3 TB/s. This is {name}{measured}."]
+
+
 def table(report: dict[str, Any]) -> str:
     """What was found, one line each, measured beside what is asked for."""
-    lines = []
+    lines = of_another_card(report)
     for name, part in report["parts"].items():
         lines.append(f"{name:<18}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
         for row in part.get("kernels", ()):

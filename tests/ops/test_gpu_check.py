@@ -95,7 +95,11 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
             ],
             "graphs": [{"model": "m", "count": 70, "seconds": 3.25, "gib": 1.5}],
         },
-        "bandwidth": {"status": "failed", "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}]},
+        "bandwidth": {
+            "status": "failed",
+            "card": {"copy_bytes_per_s": 3.04e12},
+            "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}],
+        },
         "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
         "peers": {"status": "passed", "what": "load", "quire": 900.0, "generate": 100.0, "generate_batch": None},
         "tiles": {
@@ -108,8 +112,10 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
         "parity": {"status": "skipped", "why": "no time"},
     }
-    text = table({"parts": parts})
+    text = table({"environment": {"GPU": "NVIDIA H100, 79 GiB"}, "parts": parts})
+    assert "are of an H200" not in table({"environment": {"GPU": "NVIDIA H200, 140 GiB"}, "parts": parts})
     for wanted in (
+        "are of an H200 with copies of 4.3 TB/s. This is NVIDIA H100, 79 GiB, with copies of 3.0 TB/s.",
         "1 failed",
         "50.0 tok/s   asked for 40, floor 100 (50 %), 1.2 % of the cache in use wasted",
         "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
