@@ -3,6 +3,10 @@
 A step of as many tokens as sequences is decoding: every token is a row of `decode`. In any other step sequences with
 one query are rows, and the others are tiles of `prefill`, in a launch of their own; those that begin with this step may
 be handed their keys and values directly. Which is which is decided on the device.
+
+In the batch-invariant mode a row has the same bits from both: tiles of keys and the pieces that are summed up lie where
+they lie in the context, whatever else is in the step. With a window all rows go through `prefill`, in one piece, and so
+does float32, in which two tiles of this size are more than the registers hold.
 """
 
 import math
@@ -14,7 +18,7 @@ from kernels.gpu.decode import decode
 from kernels.gpu.decode_plan import DecodePlan, plan_decode
 from kernels.gpu.prefill import prefill
 from kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
-from kernels.gpu.tiles import decode_tiles, prefill_tiles
+from kernels.gpu.tiles import INVARIANT_PIECE, Tiles, decode_tiles, invariant_tiles, prefill_tiles
 
 LOG2_E = math.log2(math.e)
 
@@ -24,7 +28,7 @@ class Device:
     """What the launches depend on beside shapes."""
 
     multiprocessors: int
-    invariant: bool = False  # all rows go through the kernel of prompts
+    invariant: bool = False  # the bits of a row depend on that row alone
     k_scale: float = 1.0  # a cached key times this is the key
     v_scale: float = 1.0
 
@@ -55,37 +59,69 @@ class Step:
         tokens, heads, d = q.shape
         if tokens == 0 or len(self.seq_lens) == 0:
             return
-        _, kv_heads, block_size, _ = k_cache.shape
-        capacity = self.block_tables.shape[1] * block_size
         only_rows = tokens <= len(self.seq_lens)
-        group = heads // kv_heads
-        base_2 = scale * LOG2_E
-        k_scale, v_scale = self.device.k_scale, self.device.v_scale
-        if self.device.invariant:
-            tiles = prefill_tiles(d, group, q.dtype, window)
-            key = (window, group, capacity, tokens, tiles)
-            if (every := self._prefill.get(key)) is None:
-                lengths = self.seq_lens, self.query_start, tokens, capacity, window
-                every = self._prefill[key] = plan_prefill(*lengths, 0, tiles.rows // group, False)
-            where = self.block_tables, self.seq_lens, self.query_start, every
-            prefill(q, k_cache, v_cache, *where, CACHED, out, tiles, base_2 * k_scale, v_scale, window, aligned=True)
+        group = heads // k_cache.shape[1]
+        rest = k_cache, v_cache, scale * LOG2_E, window, out
+        if not self.device.invariant:
+            self._rows(q, decode_tiles(d, group, q.dtype), 0, only_rows, *rest)
+            if not only_rows:
+                self._prompts(q, prefill_tiles(d, group, q.dtype, window), 0, 1, *rest, fresh)
             return
-        tiles = decode_tiles(d, group, q.dtype)
-        key = (window, kv_heads, capacity, tokens, tiles)
-        lengths = self.seq_lens, self.query_start, tokens, capacity, window
+        of_rows, of_prompts = invariant_tiles(d, group, q.dtype, window)
+        piece = 0 if window else INVARIANT_PIECE
+        if window or q.dtype.itemsize == 4:
+            self._prompts(q, of_rows if only_rows and group <= of_rows.rows else of_prompts, piece, 0, *rest)
+            return
+        self._rows(q, of_rows, piece, only_rows, *rest)
+        if not only_rows:
+            self._prompts(q, of_prompts, piece, 1, *rest)
+
+    def _rows(
+        self,
+        q: Tensor,
+        tiles: Tiles,
+        piece: int,
+        each_token: bool,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scale: float,
+        window: int,
+        out: Tensor,
+    ) -> None:
+        device, kv_heads = self.device, k_cache.shape[1]
+        capacity = self.block_tables.shape[1] * k_cache.shape[2]
+        key = (window, kv_heads, capacity, len(q), tiles)
         if (plan := self._decode.get(key)) is None:
-            rest = tiles, kv_heads, self.device.multiprocessors
-            plan = self._decode[key] = plan_decode(*lengths, only_rows, *rest)
-        caches = k_cache, v_cache, self.block_tables
-        decode(q, *caches, plan, out, tiles, base_2 * k_scale, v_scale, self.device.multiprocessors)
-        if only_rows:
-            return
-        tiles = prefill_tiles(d, group, q.dtype, window)
-        key = (window, group, capacity, tokens, tiles)
-        if (long := self._prefill.get(key)) is None:
-            long = self._prefill[key] = plan_prefill(*lengths, 1, tiles.rows // group, self.split)
-        where = self.block_tables, self.seq_lens, self.query_start, long
-        prefill(q, k_cache, v_cache, *where, CACHED, out, tiles, base_2 * k_scale, v_scale, window)
-        if self.split:
+            lengths = self.seq_lens, self.query_start, len(q), capacity, window
+            plan = plan_decode(*lengths, each_token, tiles, kv_heads, device.multiprocessors, piece)
+            self._decode[key] = plan
+        where = k_cache, v_cache, self.block_tables, plan
+        decode(q, *where, out, tiles, scale * device.k_scale, device.v_scale, device.multiprocessors)
+
+    def _prompts(
+        self,
+        q: Tensor,
+        tiles: Tiles,
+        piece: int,
+        longest: int,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scale: float,
+        window: int,
+        out: Tensor,
+        fresh: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Sequences with more queries than `longest`."""
+        device, group = self.device, q.shape[1] // k_cache.shape[1]
+        split = self.split and not device.invariant  # one kernel for all
+        capacity = self.block_tables.shape[1] * k_cache.shape[2]
+        key = (window, group, capacity, len(q), tiles)
+        if (plan := self._prefill.get(key)) is None:
+            lengths = self.seq_lens, self.query_start, len(q), capacity, window
+            plan = self._prefill[key] = plan_prefill(*lengths, longest, tiles.rows // group, split)
+        where = self.block_tables, self.seq_lens, self.query_start, plan
+        scales = scale * device.k_scale, device.v_scale
+        prefill(q, k_cache, v_cache, *where, CACHED, out, tiles, *scales, window, device.invariant, piece)
+        if split:
             assert fresh is not None
-            prefill(q, *fresh, *where, FRESH, out, tiles, base_2, 1.0, window)
+            prefill(q, *fresh, *where, FRESH, out, tiles, scale, 1.0, window)

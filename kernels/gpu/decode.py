@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.decode_plan import FIELDS, DecodePlan
-from kernels.gpu.tile import fold, load_tile, page_rows
+from kernels.gpu.tile import fold, load_tile, merge, page_rows
 from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
@@ -24,7 +24,7 @@ def decode_kernel(
     counts,
     out,
     partial,
-    partial_log,
+    partial_weights,
     table_width,
     scale,
     v_scale,
@@ -40,8 +40,9 @@ def decode_kernel(
 ):
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
-    A row of one chunk goes to out; others leave normalised values in partial [slots, heads, D] and the base-2 logarithm
-    of their weight in partial_log [slots, heads], both float32. scale includes log2(e) and the scale of the keys.
+    A row of one chunk goes to out; others leave weighted values in partial [slots, heads, D], and in partial_weights
+    [slots, heads, 2] the largest score and the sum of weights, all float32, as `fold` has them. scale includes log2(e)
+    and the scale of the keys.
     grid (programs,): each takes every programs-th piece of work. Only the last tile of a chunk is masked.
     """
     PARTS: tl.constexpr = (GROUP + ROWS - 1) // ROWS  # tiles of a group
@@ -81,29 +82,34 @@ def decode_kernel(
             v = load_tile(values, at, token < end, D, PADDED_D, True, False)
             most, total, mixed = fold(queries, k, v, (token < end)[None, :], most, total, mixed, scale, True, PRECISION)
 
-        result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
         if slot < 0:
+            result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
             at_out = out + query * (HEADS * D) + head[:, None] * D + d[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=mine)
         else:
             place = slot.to(tl.int64) * HEADS + head
-            tl.store(partial + place[:, None] * D + d[None, :], result, mask=mine)
-            tl.store(partial_log + place, most + tl.log2(total), mask=of_group < GROUP)
+            tl.store(partial + place[:, None] * D + d[None, :], mixed, mask=mine)
+            tl.store(partial_weights + place * 2, most, mask=of_group < GROUP)
+            tl.store(partial_weights + place * 2 + 1, total, mask=of_group < GROUP)
 
 
 @triton.jit
 def reduce_kernel(
     rows,
     partial,
-    partial_log,
+    partial_weights,
     out,
+    v_scale,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     PADDED_D: tl.constexpr,
     PIECES: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Weighs the partial results of a row by their share of the softmax. grid (R, HEADS). One chunk needs no sum."""
+    """Adds up what the chunks of a row have left. grid (R, HEADS). One chunk needs no sum.
+
+    PIECES at a time, or 1: one by one in the order of the keys, as a row in the kernel of prompts does.
+    """
     row, head = rows + tl.program_id(0) * FIELDS, tl.program_id(1)
     pieces = tl.load(row + 6)
     if pieces <= 1:
@@ -112,21 +118,24 @@ def reduce_kernel(
     d = tl.arange(0, PADDED_D)
     most = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([PADDED_D], tl.float32)
-    for start in range(0, pieces, PIECES):
+    mixed = tl.zeros([1, PADDED_D], tl.float32)
+    for start in tl.range(0, pieces, PIECES, num_stages=4 if PIECES == 1 else 1):
         piece = start + tl.arange(0, PIECES)
         inside = piece < pieces
         place = (first + piece) * HEADS + head
-        log = tl.load(partial_log + place, mask=inside, other=float("-inf"))
+        of_piece = tl.load(partial_weights + place * 2, mask=inside, other=float("-inf"))
+        sums = tl.load(partial_weights + place * 2 + 1, mask=inside, other=0.0)
         values = tl.load(partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        new_most = tl.maximum(most, tl.max(log, axis=0))  # finite: every chunk has a key
-        weights = tl.exp2(log - new_most)
-        shrink = tl.exp2(most - new_most)
-        total = total * shrink + tl.sum(weights, axis=0)
-        mixed = mixed * shrink + tl.sum(values * weights[:, None], axis=0)
-        most = new_most
-    result = (mixed / total).to(out.dtype.element_ty)
-    tl.store(out + (token * HEADS + head) * D + d, result, mask=d < D)
+        if PIECES > 1:
+            largest = tl.max(of_piece, axis=0)  # finite: every chunk has a key
+            weights = tl.exp2(of_piece - largest)
+            of_piece = tl.zeros([1], tl.float32) + largest
+            sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
+            values = tl.sum(values * weights[:, None], axis=0)[None, :]
+        most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
+    result = mixed * (v_scale / total)[:, None]
+    at = out + (token * HEADS + head) * D + d[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
 
 
 def decode(
@@ -146,7 +155,7 @@ def decode(
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)
     partial = torch.empty((plan.partials, heads, d), dtype=torch.float32, device=q.device)
-    partial_log = torch.empty((plan.partials, heads), dtype=torch.float32, device=q.device)
+    partial_weights = torch.empty((plan.partials, heads, 2), dtype=torch.float32, device=q.device)
     group = heads // kv_heads
     most_work = plan.items.shape[0] * kv_heads * -(-group // tiles.rows)
     decode_kernel[(min(multiprocessors * tiles.per_sm, most_work),)](
@@ -158,7 +167,7 @@ def decode(
         plan.counts,
         out,
         partial,
-        partial_log,
+        partial_weights,
         block_tables.shape[1],
         scale,
         v_scale,
@@ -178,12 +187,13 @@ def decode(
         reduce_kernel[(len(plan.rows), heads)](
             plan.rows,
             partial,
-            partial_log,
+            partial_weights,
             out,
+            v_scale,
             HEADS=heads,
             D=d,
             PADDED_D=padded,
-            PIECES=16,
+            PIECES=1 if plan.in_order else 16,
             FIELDS=FIELDS,
             num_warps=2,
         )

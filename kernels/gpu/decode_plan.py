@@ -5,8 +5,8 @@ device. So a captured graph adapts to the lengths of each replay.
 
 A row is one query with a context of its own: every token of a step that only decodes, and in any other step each
 sequence with one query. The keys of a row are cut into chunks; an item is one chunk (split keys: FlashDecoding, PyTorch
-blog 2023-10). The cut follows from the sum of all lengths, so that the items fill the device. (The batch-invariant mode
-does not come here: its rows go through the kernel of prompts.)
+blog 2023-10). The cut follows from the sum of all lengths, so that the items fill the device; in the batch-invariant
+mode it is at multiples of a constant, and sums are taken in the order of the keys.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ class DecodePlan:
     rows: Tensor  # [R, 8] int32: sequence, first key, end, keys per chunk, first item, first slot, chunks, token
     counts: Tensor  # [1] int32: items
     partials: int  # slots for results of rows with several chunks; 0: no row can have several
+    in_order: bool  # chunks are cut at multiples of a constant, and summed up one by one
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _row_keys(seq_lens, query_start, row, count, sequences, steps, window, capac
     return s, token, first, length, inside
 
 
-@triton.jit(do_not_specialize=["count", "sequences", "steps", "window", "capacity", "target"])
+@triton.jit(do_not_specialize=["count", "sequences", "steps", "window", "capacity", "target", "piece"])
 def plan_rows_kernel(
     seq_lens,
     query_start,
@@ -66,6 +67,7 @@ def plan_rows_kernel(
     window,
     capacity,
     target,
+    piece,
     EACH_TOKEN: tl.constexpr,
     KEYS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
@@ -73,7 +75,8 @@ def plan_rows_kernel(
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Fills `rows` and `counts` of a DecodePlan. grid (1,): two passes, for the sum and for the cuts."""
+    """Fills `rows` and `counts` of a DecodePlan. grid (1,): two passes, for the sum and for the cuts. piece: keys of a
+    chunk, 0: as many as follow from the sum."""
     lane = tl.arange(0, BLOCK)
     keys_in_all = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
@@ -94,6 +97,7 @@ def plan_rows_kernel(
         keys = (end - first).to(tl.int64)
         pieces = tl.maximum((keys + chunk - 1) // chunk, 1)
         size = tl.maximum(((keys + pieces - 1) // pieces + KEYS - 1) // KEYS * KEYS, KEYS)
+        size = tl.where(piece > 0, piece, size)
         pieces = tl.maximum((keys + size - 1) // size, 1).to(tl.int32)
         pieces = tl.where(exists, pieces, 0)
         several = tl.where(pieces > 1, pieces, 0)
@@ -141,16 +145,17 @@ def plan_decode(
     tiles: Tiles,
     kv_heads: int,
     multiprocessors: int,
+    piece: int = 0,
 ) -> DecodePlan:
     """capacity: keys that a row of the block table can hold; each_token: every token is a row, otherwise those of
-    sequences with one query."""
+    sequences with one query; piece: keys of every chunk but the last, 0: as many as fill the device."""
     sequences, device = seq_lens.shape[0], seq_lens.device
-    most = -(-capacity // min(tiles.keys, MIN_CHUNK))  # chunks of one row
+    most = -(-capacity // (piece or min(tiles.keys, MIN_CHUNK)))  # chunks of one row
     target = max(1, -(-multiprocessors * tiles.per_sm * ITEMS_PER_PROGRAM // kv_heads))
     # Rows of several chunks have at most twice as many as the sum of their keys holds; see plan_rows_kernel.
     count = tokens if each_token else sequences
     decoding = min(tokens, count)
-    partials = min(2 * target, decoding * most)
+    partials = decoding * most if piece else min(2 * target, decoding * most)
     if most <= 1:
         partials = 0
     bound = partials + decoding
@@ -168,6 +173,7 @@ def plan_decode(
         window,
         capacity,
         target,
+        piece,
         EACH_TOKEN=each_token,
         KEYS=tiles.keys,
         MIN_CHUNK=MIN_CHUNK,
@@ -178,4 +184,4 @@ def plan_decode(
     plan_items_kernel[(-(-bound // 256),)](
         rows, counts, items, count, count.bit_length(), bound, FIELDS=FIELDS, BLOCK=256
     )
-    return DecodePlan(items, rows, counts, partials)
+    return DecodePlan(items, rows, counts, partials, piece > 0)

@@ -1,7 +1,8 @@
-"""A product whose rows do not depend on each other, for the batch-invariant mode: one tile size for any number of rows.
+"""A product whose rows do not depend on each other, for the batch-invariant mode.
 
 cuBLAS chooses its algorithm by the number of rows, and with it the order of additions. Here each element is the sum
-over K in one order, tile after tile, whatever else is computed: a decode step gives the bits that a prompt gave.
+over K in one order, by instructions that take 16 of them at once (8 of float32), whatever else is computed: a decode
+step gives the bits that a prompt gave. So K is never split; how many rows and columns share a tile changes no sum.
 """
 
 import torch
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.tiles import dot_precision
+from kernels.gpu.tiles import ProductTiles, dot_precision, product_tiles
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -24,17 +25,22 @@ def matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    BAND: tl.constexpr,
     EVEN_K: tl.constexpr,
     BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """x [tokens, K], weight [N, K], bias [N] -> out [tokens, N]. grid (cdiv(tokens, ROWS) * cdiv(N, COLUMNS),).
 
-    Programs that share a tile of weights follow each other. int64 offsets.
+    Programs that follow each other share a tile of weights, and go over the columns in bands of BAND tiles of rows, so
+    that what runs at once reads little more than a square of tiles. int64 offsets.
     """
     row_tiles = tl.cdiv(tokens, ROWS)
-    row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    of_band = tl.cdiv(N, COLUMNS) * BAND
+    first = tl.program_id(0) // of_band * BAND
+    height = tl.minimum(row_tiles - first, BAND)
+    row = (first + tl.program_id(0) % of_band % height) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % of_band // height) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     x_at = x + row.to(tl.int64)[:, None] * K + depth[None, :]
     w_at = weight + column.to(tl.int64)[None, :] * K + depth[:, None]
@@ -63,9 +69,8 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, o
         out = torch.empty((tokens, n), dtype=out_dtype, device=x.device)
     if tokens == 0:
         return out
-    wide = x.dtype == torch.float32
-    rows, columns, depth = (32, 32, 32) if wide else (64, 64, 64)
-    matmul_kernel[(triton.cdiv(tokens, rows) * triton.cdiv(n, columns),)](
+    tiles: ProductTiles = product_tiles(tokens, n, x.dtype)
+    matmul_kernel[(triton.cdiv(tokens, tiles.rows) * triton.cdiv(n, tiles.columns),)](
         x,
         weight,
         x if bias is None else bias,
@@ -73,13 +78,14 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, o
         tokens,
         n,
         k,
-        ROWS=rows,
-        COLUMNS=columns,
-        DEPTH=depth,
-        EVEN_K=k % depth == 0,
+        ROWS=tiles.rows,
+        COLUMNS=tiles.columns,
+        DEPTH=tiles.depth,
+        BAND=16,
+        EVEN_K=k % tiles.depth == 0,
         BIAS=bias is not None,
         PRECISION=dot_precision(x.dtype),
-        num_warps=4,
-        num_stages=3 if wide else 4,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return out

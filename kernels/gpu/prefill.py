@@ -3,6 +3,10 @@
 A tile holds consecutive tokens times the query heads of a group, so that a key is loaded once for all of them. Its loop
 ends at the last key that any of its rows sees, and only the tiles on the diagonal, or at the edge of the window, are
 masked. The two cases are two compilations of one kernel, never two branches of one.
+
+In the batch-invariant mode tiles of keys begin at multiples of their size also where a window begins, and without a
+window the keys are summed up in pieces, as `decode` does with chunks: so a row's bits depend neither on the rows beside
+it nor on the kernel that computes it.
 """
 
 import triton
@@ -10,29 +14,36 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.prefill_plan import PrefillPlan
-from kernels.gpu.tile import fold, load_tile, page_rows
+from kernels.gpu.tile import fold, load_tile, merge, page_rows
 from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
 @triton.jit
-def _step(
-    queries, keys, values, table, start, end, position, window, most, total, mixed, scale, block_stride, row_stride,
-    D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+def _fold_all(
+    first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, window, scale, block_stride,
+    row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The keys [start, start + KEYS), of which those from `end` on do not count. position [ROWS]: of the queries."""
-    token = start + tl.arange(0, KEYS)
-    inside = token < end
-    if PAGED:
-        at = page_rows(table, token, inside, block_stride, D, BLOCK_SIZE, MASKED)
-    else:
-        at = token.to(tl.int64) * row_stride
-    k = load_tile(keys, at, inside, D, PADDED_D, MASKED, True)
-    v = load_tile(values, at, inside, D, PADDED_D, MASKED, False)
-    seen = (token[None, :] <= position[:, None]) & inside[None, :]
-    if WINDOW:
-        seen &= token[None, :] > position[:, None] - window
-    return fold(queries, k, v, seen, most, total, mixed, scale, MASKED, PRECISION)
+    """The tiles that begin in [first, last). MASKED: of which keys outside [lowest, end) are not read.
+
+    position [ROWS]: of the queries.
+    """
+    for start in tl.range(first, last, KEYS):
+        token = start + tl.arange(0, KEYS)
+        inside = token < end
+        if WINDOW:
+            inside &= token >= lowest
+        if PAGED:
+            at = page_rows(table, token, inside, block_stride, D, BLOCK_SIZE, MASKED)
+        else:
+            at = token.to(tl.int64) * row_stride
+        k = load_tile(keys, at, inside, D, PADDED_D, MASKED, True)
+        v = load_tile(values, at, inside, D, PADDED_D, MASKED, False)
+        seen = (token[None, :] <= position[:, None]) & inside[None, :]
+        if WINDOW:
+            seen &= token[None, :] > position[:, None] - window
+        most, total, mixed = fold(queries, k, v, seen, most, total, mixed, scale, MASKED, PRECISION)
+    return most, total, mixed
 
 
 # The lists of a plan lie behind each other, at whatever alignment their length gives: each would be a compilation.
@@ -63,14 +74,15 @@ def prefill_kernel(
     PAGED: tl.constexpr,
     WINDOW: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """q, out [T, KV_HEADS * GROUP, D]. grid (tiles * KV_HEADS,): those with most keys first, all heads of one together.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
     row_stride elements after the one before it, and heads lie side by side. scale includes log2(e) and the scale of k.
-    ALIGNED: tiles of keys begin at multiples of their size also where a window begins, so that a row's sum does not
-    depend on the rows beside it; up to a tile before the window is read, and does not count.
+    ALIGNED: tiles of keys begin at multiples of their size also where a window begins. PIECE: keys that are summed up
+    apart, a multiple of KEYS and without a window only; 0: all together.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -106,28 +118,43 @@ def prefill_kernel(
     # Keys:   low ............. inner ............. diagonal ............. stop
     # seen by: some (window)     all rows            some (causal)          none
     stop = context + tl.minimum(first + BLOCK_Q, end - begin)
-    low = 0
+    lowest = 0
     inner = 0
     if WINDOW:
-        low = tl.maximum(context + first - window + 1, 0)
-        if ALIGNED:
-            low = low // KEYS * KEYS
+        lowest = tl.maximum(context + first - window + 1, 0)
+        low = lowest // KEYS * KEYS if ALIGNED else lowest
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
-        for start in tl.range(low, inner, KEYS):
-            most, total, mixed = _step(
-                queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
-                row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
-            )  # fmt: skip
-    diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
-    for start in tl.range(inner, diagonal, KEYS):
-        most, total, mixed = _step(
-            queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
-            row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, PRECISION,
+        most, total, mixed = _fold_all(
+            low, inner, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
+            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
         )  # fmt: skip
-    for start in tl.range(diagonal, stop, KEYS):
-        most, total, mixed = _step(
-            queries, keys, values, table, start, stop, position, window, most, total, mixed, scale, block_stride,
-            row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
+    diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
+    if PIECE:
+        for piece in tl.range(0, stop, PIECE):
+            piece_most = tl.full([ROWS], float("-inf"), tl.float32)
+            piece_total = tl.zeros([ROWS], tl.float32)
+            piece_mixed = tl.zeros([ROWS, PADDED_D], tl.float32)
+            piece_end = tl.minimum(piece + PIECE, stop)
+            whole = tl.maximum(tl.minimum(diagonal, piece_end), piece)
+            piece_most, piece_total, piece_mixed = _fold_all(
+                piece, whole, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
+                position, window, scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False,
+                PRECISION,
+            )  # fmt: skip
+            piece_most, piece_total, piece_mixed = _fold_all(
+                whole, piece_end, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
+                position, window, scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True,
+                PRECISION,
+            )  # fmt: skip
+            most, total, mixed = merge(most, total, mixed, piece_most, piece_total, piece_mixed)
+    else:
+        most, total, mixed = _fold_all(
+            inner, diagonal, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
+            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, PRECISION,
+        )  # fmt: skip
+        most, total, mixed = _fold_all(
+            diagonal, stop, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
+            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
         )  # fmt: skip
 
     result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
@@ -149,8 +176,10 @@ def prefill(
     v_scale: float,
     window: int,
     aligned: bool = False,
+    piece: int = 0,
 ) -> None:
-    """Fills the rows of out that list `kind` of the plan names. scale: of the scores, in base 2.
+    """Fills the rows of out that list `kind` of the plan names. scale: of the scores, in base 2. aligned, piece: see
+    `prefill_kernel`.
 
     k and v: caches, or [T, H_kv, D] with contiguous heads and any stride between tokens.
     """
@@ -183,6 +212,7 @@ def prefill(
         PAGED=paged,
         WINDOW=window > 0,
         ALIGNED=aligned,
+        PIECE=piece,
         PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.paged_stages if paged else tiles.stages,

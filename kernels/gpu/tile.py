@@ -67,3 +67,17 @@ def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISI
     total = tl.fma(total, shrink, tl.sum(weights, axis=1))
     mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION)
     return new_most, total, mixed
+
+
+@triton.jit
+def merge(most, total, mixed, next_most, next_total, next_mixed):
+    """What rows have of their keys so far, and what they have of the keys behind these, as `fold` leaves both.
+
+    All zeros, and minus infinity, is what a row has of no keys: the other is left as it is, to the bit.
+    """
+    new_most = tl.maximum(most, next_most)
+    base = tl.where(new_most == float("-inf"), 0.0, new_most)
+    keep, take = tl.exp2(most - base), tl.exp2(next_most - base)
+    total = tl.fma(total, keep, next_total * take)
+    mixed = tl.fma(mixed, keep[:, None], next_mixed * take[:, None])
+    return new_most, total, mixed

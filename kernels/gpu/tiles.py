@@ -62,3 +62,46 @@ def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int = 0
     if group <= tiles.rows:
         return tiles
     return Tiles(power_of_2(group), tiles.keys, tiles.warps, tiles.stages)
+
+
+# Keys that the batch-invariant mode sums up apart, whatever runs: few rows with many keys are work for many programs.
+INVARIANT_PIECE = 2048
+
+
+def invariant_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int) -> tuple[Tiles, Tiles]:
+    """For rows and for prompts. Their instructions, and what a warp does with them, are the same: a tile for rows has
+    the least rows that Hopper's matrix instructions take, which a prompt's tile has once for each four warps."""
+    tiles = prefill_tiles(head_dim, group, dtype, window)
+    if dtype.itemsize == 2 and tiles.warps == 8 and tiles.rows == 128:
+        if head_dim > 64:
+            tiles = Tiles(128, 64, 8, 3)  # pieces are added up in registers
+        return Tiles(64, tiles.keys, 4, tiles.stages, 2), tiles
+    return tiles, tiles
+
+
+@dataclass(frozen=True)
+class ProductTiles:
+    """Of the product of the batch-invariant mode."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+PLACES = 100  # tiles that are enough for a device; of fewer, smaller ones are faster
+
+
+def product_tiles(tokens: int, columns: int, dtype: torch.dtype) -> ProductTiles:
+    """For the rows of x and of the weights. A multiprocessor fetches rows + columns values for rows * columns products,
+    so large tiles are faster where there are enough of them; those of a decode step stream the weights.
+
+    16 bits have one depth: it is the rest of K behind whole tiles that zeros fill up."""
+    if dtype.itemsize == 4:
+        return ProductTiles(32, 32, 32, 4, 3)
+    if tokens <= 64:
+        return ProductTiles(64, 64, 64, 4, 6)
+    if -(-tokens // 128) * -(-columns // 128) >= PLACES:
+        return ProductTiles(128, 128, 64, 8, 4)
+    return ProductTiles(128, 64, 64, 8, 4)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kernels.gpu import attention
 from kernels.gpu.decode_plan import MIN_CHUNK, plan_decode
 from kernels.gpu.tiles import decode_tiles
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
@@ -103,14 +104,27 @@ def test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, le
 def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window):
     if not ON_CUDA:
         make_dot_row_invariant(monkeypatch)
+    monkeypatch.setattr(attention, "INVARIANT_PIECE", 256)
     case = Case(dtype, 2, 1, 64, 16, window=window)
     paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
     together = paged.attend()
     check(paged, together)
+    assert torch.equal(paged.attend([1, 0], [1, 7, 3])[1], together[0][-1:])  # beside a prompt
     for queries in (1, 9):
         assert torch.equal(paged.attend([0], [queries, 7, 3])[0], together[0][-queries:])
         assert torch.equal(paged.attend([2, 0], [queries, 7, 1])[1], together[0][-queries:])
     assert torch.equal(paged.attend([2, 1, 0], [1, 1, 1])[1], together[1][-1:])
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_no_page_before_every_window_is_read(monkeypatch, invariant):
+    """They may be gone, and another sequence's, or nobody's, by now."""
+    case = Case(TRITON_DTYPES[0], 2, 1, 16, 8, window=30)
+    paged = make(case, monkeypatch, [300, 200], [4, 1], batch_invariant=invariant)
+    spare = int(next(iter({*range(len(paged.k_cache))} - {*paged.tables.flatten().tolist()})))  # of NaN
+    for s, (length, queries) in enumerate(zip(paged.lengths, paged.queries, strict=True)):
+        paged.tables[s, : (length - queries - case.window + 1) // case.block_size] = spare
+    check(paged, paged.attend())
 
 
 def test_chunks_on_cached_pages_beside_decode_rows(case, monkeypatch):

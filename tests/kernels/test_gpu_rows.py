@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.gpu import tiles
 from tests.kernels import oracle
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
@@ -48,6 +49,8 @@ def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_i
         assert_close(together, expected, 20 * slack(dtype, 300))
         for first, end in ((0, 1), (5, 6), (69, 70), (30, 67)):
             assert torch.equal(product(x[first:end], pack), together[first:end])
+    monkeypatch.setattr(tiles, "PLACES", 1)  # the largest tiles
+    assert torch.equal(ops.linear_logits(x, pack), together)
 
 
 def test_an_embedding_of_an_id_that_does_not_exist_is_nan(gpu_ops):
