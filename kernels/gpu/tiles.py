@@ -58,7 +58,8 @@ def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int = 0
         # Per key that is 30 % fewer instructions than with 64, and half of the barriers.
         tiles = Tiles(128, 64, 8, 3) if window else Tiles(128, 128, 8, 2)
     else:
-        tiles = Tiles(64, 64, 8, 2)
+        # With 64 rows two groups of four warps would compute the same scores.
+        tiles = Tiles(128, 64, 8, 2)
     if group <= tiles.rows:
         return tiles
     return Tiles(power_of_2(group), tiles.keys, tiles.warps, tiles.stages)
@@ -72,11 +73,13 @@ def invariant_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int) 
     """For rows and for prompts. Their instructions, and what a warp does with them, are the same: a tile for rows has
     the least rows that Hopper's matrix instructions take, which a prompt's tile has once for each four warps."""
     tiles = prefill_tiles(head_dim, group, dtype, window)
-    if dtype.itemsize == 2 and tiles.warps == 8 and tiles.rows == 128:
-        if head_dim > 64:
-            tiles = Tiles(128, 64, 8, 3)  # pieces are added up in registers
-        return Tiles(64, tiles.keys, 4, tiles.stages, 2), tiles
-    return tiles, tiles
+    if dtype.itemsize == 4:
+        return tiles, tiles
+    if head_dim > 128:  # pieces are added up in registers
+        return Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)
+    if head_dim > 64:
+        tiles = Tiles(128, 64, 8, 3)
+    return Tiles(64, tiles.keys, 4, tiles.stages, 2), tiles
 
 
 @dataclass(frozen=True)
