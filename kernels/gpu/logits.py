@@ -33,7 +33,7 @@ def argmax_kernel(logits, out, vocabulary, BLOCK: tl.constexpr):
     row = logits + tl.program_id(0).to(tl.int64) * vocabulary
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = tl.arange(0, BLOCK)
-    for start in range(0, vocabulary, BLOCK):
+    for start in tl.range(0, vocabulary, BLOCK, num_stages=4):  # fetched ahead: one row alone waits for memory
         column = start + tl.arange(0, BLOCK)
         value = load_logits(row, column, vocabulary)
         best_id = tl.where(value > best, column, best_id)

@@ -41,9 +41,11 @@ def _threshold(
         weight_2 = tl.zeros([BLOCK], tl.float32)
         weight_3 = tl.zeros([BLOCK], tl.float32)
         bracketed = tl.zeros([BLOCK], tl.int32)
+        ahead = load_logits(row, tl.arange(0, BLOCK), vocabulary)
         for start in range(0, vocabulary, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            value = load_logits(row, column, vocabulary)
+            value = ahead
+            ahead = load_logits(row, column + BLOCK, vocabulary)
             key = ordered_bits(value)
             if BY_COUNT:
                 counts = column < vocabulary
