@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -48,7 +48,8 @@ class Attention:
         return " ".join([shape, *flags])
 
 
-FEW = [Attention("bf16", 128, 16, 8, norms=True)]  # Qwen3-0.6B
+QWEN = Attention("bf16", 128, 16, 8, norms=True)  # Qwen3-0.6B
+FEW = [QWEN, replace(QWEN, invariant=True)]
 
 
 def many() -> list[Attention]:
@@ -57,7 +58,8 @@ def many() -> list[Attention]:
         found.append(Attention(dtype, d, 8, 2))
         found.append(Attention(dtype, d, 12, 2, block_size=128, window=100, fp8=True, norms=True, invariant=True))
     # Groups that fill a part of a tile, one tile, or several; every page size.
-    found += [Attention("bf16", 128, heads, 1, invariant=True) for heads in (1, 7, 16, 48, 64)]
+    found += [Attention("bf16", 128, heads, 1, invariant=True) for heads in (1, 7, 16, 48, 64, 71)]
+    found += [Attention("bf16", d, 8, 2, fp8=fp8, invariant=True) for d, fp8 in product((64, 128, 256), (False, True))]
     found += [Attention("fp32", 256, heads, 1) for heads in (1, 64)]
     found += [Attention("bf16", 64, 14, 2, block_size=size) for size in (8, 16, 32, 64, 128)]
     return found
@@ -107,6 +109,7 @@ class Compiler:
             "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]", ptx)),
             "async_copies": len(re.findall(r"cp\.async\.c\S+ ", ptx)),
             "wgmma": ptx.count("wgmma.mma_async"),
+            "shapes": sorted(set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))),
             "mma": ptx.count("mma.sync"),
             "exponentials": len(re.findall(r"\bex2\.", ptx)),
             "fused": len(re.findall(r"\bfma\.rn\.(ftz\.)?f32", ptx)),
@@ -169,6 +172,9 @@ def rows(dtype: str) -> None:
         packed = invariant.pack_linear(torch.zeros(96, depth, dtype=ops.dtype), torch.zeros(96, dtype=ops.dtype))
         invariant.linear(torch.zeros(2, depth, dtype=ops.dtype), packed)
         invariant.linear_logits(torch.zeros(2, depth, dtype=ops.dtype), packed)
+    for columns in (96, 12800):  # of more rows: few tiles, and many
+        packed = invariant.pack_linear(torch.zeros(columns, 128, dtype=ops.dtype))
+        invariant.linear(torch.zeros(128, 128, dtype=ops.dtype), packed)
 
 
 def blocks() -> None:

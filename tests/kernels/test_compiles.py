@@ -54,13 +54,16 @@ def test_every_kernel_compiles_and_fits():
     lines = compiled()
     assert {line["kernel"] for line in lines} == KERNELS
     check(lines)
+    # A row's bits are those of the instructions that multiply it: the same in a prompt as in a decode step.
+    multiplied = [line["shapes"] for line in lines if "invariant" in line["for"] and line["shapes"]]
+    assert multiplied == [multiplied[0]] * 2
     # 16-bit prefill runs on the tensor cores of Hopper; a decode tile is too small for them, and takes the older ones.
     for line in lines:
-        if line["kernel"] == "prefill_kernel":
+        if line["kernel"] == "prefill_kernel" or (line["kernel"] == "decode_kernel" and "invariant" in line["for"]):
             assert line["wgmma"], line
             # Of masked and of whole tiles alike: else a row's bits depend on the rows beside it.
             assert line["fused"] >= line["exponentials"], f"some weights are rounded twice on the way: {line}"
-        if line["kernel"] == "decode_kernel":
+        elif line["kernel"] == "decode_kernel":
             assert line["mma"], line
         if line["kernel"] == "sample_kernel":
             assert line["shared"] <= 4096, f"there is no room to sort a row: {line}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernels import Ops
 from shared.messages import SamplingParams
 from tests.kernels import oracle
-from tests.kernels.conftest import implementations, make_ops
+from tests.kernels.conftest import implementations, make_ops, make_triton_ops
 from tests.kernels.oracle import assert_close, slack
 from tests.kernels.paged import GARBAGE
 from worker.engine.blocks import BlockManager
@@ -202,11 +202,13 @@ EXAMPLE = {
 
 
 def fuzz(param: tuple, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = make_ops(*param, monkeypatch)
+    modes = [make_ops(*param, monkeypatch)]
+    if param[0] == "triton":
+        modes.append(make_triton_ops(param[2], monkeypatch, batch_invariant=True))
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(**EXAMPLE)
-    def run(**example: object) -> None:
+    @given(ops=st.sampled_from(modes), **EXAMPLE)
+    def run(ops: Ops, **example: object) -> None:
         run_example(ops, **example)
 
     run()
