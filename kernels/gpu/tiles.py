@@ -98,13 +98,12 @@ PLACES = 100  # tiles that are enough for a device; of fewer, smaller ones are f
 
 def product_tiles(tokens: int, columns: int, dtype: torch.dtype) -> ProductTiles:
     """For the rows of x and of the weights. A multiprocessor fetches rows + columns values for rows * columns products,
-    so large tiles are faster where there are enough of them; those of a decode step stream the weights.
-
-    16 bits have one depth: it is the rest of K behind whole tiles that zeros fill up."""
+    so large tiles are faster where there are enough of them. Those of a decode step stream the weights: what counts is
+    how many bytes are under way on all of the device."""
     if dtype.itemsize == 4:
         return ProductTiles(32, 32, 32, 4, 3)
-    if tokens <= 64:
-        return ProductTiles(64, 64, 64, 4, 6)
-    if -(-tokens // 128) * -(-columns // 128) >= PLACES:
+    if tokens > 64 and -(-tokens // 128) * -(-columns // 128) >= PLACES:
         return ProductTiles(128, 128, 64, 8, 4)
-    return ProductTiles(128, 64, 64, 8, 4)
+    if tokens > 128:
+        return ProductTiles(128, 64, 64, 8, 4)
+    return ProductTiles(64, 64, 64, 4, 6) if columns > 2048 else ProductTiles(64, 32, 128, 4, 5)

@@ -172,9 +172,9 @@ def rows(dtype: str) -> None:
         packed = invariant.pack_linear(torch.zeros(96, depth, dtype=ops.dtype), torch.zeros(96, dtype=ops.dtype))
         invariant.linear(torch.zeros(2, depth, dtype=ops.dtype), packed)
         invariant.linear_logits(torch.zeros(2, depth, dtype=ops.dtype), packed)
-    for columns in (96, 12800):  # of more rows: few tiles, and many
+    for tokens, columns in ((2, 2064), (130, 96), (130, 12800)):  # one case for each size of tiles, with that above
         packed = invariant.pack_linear(torch.zeros(columns, 128, dtype=ops.dtype))
-        invariant.linear(torch.zeros(128, 128, dtype=ops.dtype), packed)
+        invariant.linear(torch.zeros(tokens, 128, dtype=ops.dtype), packed)
 
 
 def blocks() -> None:

@@ -99,13 +99,14 @@ def test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, le
     assert max(end - first for _, _, first, end, *_ in found) <= max(MIN_CHUNK, fair) + tiles.keys
 
 
+@pytest.mark.parametrize("d", [64, 128, 256] if ON_CUDA else [64])
 @pytest.mark.parametrize("window", [0, 50])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window):
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window, d):
     if not ON_CUDA:
         make_dot_row_invariant(monkeypatch)
     monkeypatch.setattr(attention, "INVARIANT_PIECE", 256)
-    case = Case(dtype, 2, 1, 64, 16, window=window)
+    case = Case(dtype, 2, 1, d, 16, window=window)
     paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
     together = paged.attend()
     check(paged, together)

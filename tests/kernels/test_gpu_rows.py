@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels.gpu import tiles
+from kernels.gpu import matmul, tiles
 from tests.kernels import oracle
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
@@ -38,7 +38,8 @@ def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_i
         make_dot_row_invariant(monkeypatch)
     ops = make_triton_ops(dtype, monkeypatch, batch_invariant=True)
     assert ops.row_invariant
-    weight, bias, x = (random(*s, dtype=dtype) for s in [(140, 200), (140,), (70, 200)])
+    n, k = (12800, 2000) if ON_CUDA else (70, 200)  # on a device as many as for the largest tiles
+    weight, bias, x = (random(*s, dtype=dtype) for s in [(n, k), (n,), (130, k)])
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     for method, pack, expected in (
         ("linear", ops.pack_linear(weight, bias), exact),
@@ -47,10 +48,12 @@ def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_i
         product = getattr(ops, method)
         together = product(x, pack)
         assert_close(together, expected, 20 * slack(dtype, 300))
-        for first, end in ((0, 1), (5, 6), (69, 70), (30, 67)):
+        for first, end in ((0, 1), (129, 130), (30, 67)):
             assert torch.equal(product(x[first:end], pack), together[first:end])
-    monkeypatch.setattr(tiles, "PLACES", 1)  # the largest tiles
-    assert torch.equal(ops.linear_logits(x, pack), together)
+    sizes = [tiles.ProductTiles(*size) for size in ((64, 64, 64, 4, 6), (128, 128, 64, 8, 4))]
+    for size in sizes:  # those of more columns, too
+        monkeypatch.setattr(matmul, "product_tiles", lambda *_, size=size: size)
+        assert torch.equal(ops.linear_logits(x, pack), together)
 
 
 def test_an_embedding_of_an_id_that_does_not_exist_is_nan(gpu_ops):
