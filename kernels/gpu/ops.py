@@ -36,8 +36,8 @@ class TritonOps:
     """kv_dtype: float8_e4m3fn halves the cache; k_scale and v_scale are what its values are multiplied with.
 
     batch_invariant: the result of a row depends on that row alone, bit for bit, whether it is computed in a prompt or
-    as a decode step. Products then have one tile size instead of cuBLAS' choice by shape, and decode rows go through
-    the kernel of prompts, which takes keys in one order and never splits them.
+    as a decode step. Products then add up K in one order instead of cuBLAS' choice by shape, and attention splits keys
+    at fixed places and adds them up in one order.
     """
 
     name = "triton"
