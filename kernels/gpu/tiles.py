@@ -38,9 +38,9 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def decode_tiles(head_dim: int, group: int, dtype: torch.dtype) -> Tiles:
-    """group: query heads per key-value head; a group of more than 64 is cut."""
-    rows = min(64, max(MIN_ROWS, power_of_2(group)))
+    """group: query heads per key-value head; a group of more than 64 is cut (of more than 16, where a row is long)."""
     width = power_of_2(head_dim) * dtype.itemsize  # bytes of one key in a tile
+    rows = min(64 if width <= 512 else MIN_ROWS, max(MIN_ROWS, power_of_2(group)))
     stages = 3 if rows == MIN_ROWS and dtype.itemsize == 2 else 2
     keys = max(16, min(128 if dtype.itemsize == 2 else 32, 128 * 128 // width))
     return Tiles(rows, keys, 4, stages, 2)
@@ -76,7 +76,7 @@ def invariant_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int) 
     if dtype.itemsize == 4:
         return tiles, tiles
     if head_dim > 128:  # pieces are added up in registers
-        return Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)
+        return Tiles(64, 32, 8, 3), Tiles(64, 32, 8, 3)
     if head_dim > 64:
         tiles = Tiles(128, 64, 8, 3)
     return Tiles(64, tiles.keys, 4, tiles.stages, 2), tiles
@@ -106,4 +106,4 @@ def product_tiles(tokens: int, columns: int, dtype: torch.dtype) -> ProductTiles
         return ProductTiles(128, 128, 64, 8, 4)
     if tokens > 128:
         return ProductTiles(128, 64, 64, 8, 4)
-    return ProductTiles(64, 64, 64, 4, 6) if columns > 2048 else ProductTiles(64, 32, 128, 4, 5)
+    return ProductTiles(64, 64, 64, 4, 6) if columns > 2048 else ProductTiles(64, 32, 64, 4, 8)

@@ -59,7 +59,8 @@ def many() -> list[Attention]:
         found.append(Attention(dtype, d, 12, 2, block_size=128, window=100, fp8=True, norms=True, invariant=True))
     # Groups that fill a part of a tile, one tile, or several; every page size.
     found += [Attention("bf16", 128, heads, 1, invariant=True) for heads in (1, 7, 16, 48, 64, 71)]
-    found += [Attention("bf16", d, 8, 2, fp8=fp8, invariant=True) for d, fp8 in product((64, 128, 256), (False, True))]
+    for d, invariant in product((64, 128, 256), (False, True)):
+        found += [Attention("bf16", d, 8, 2, fp8=fp8, invariant=invariant) for fp8 in (False, True)]
     found += [Attention("fp32", 256, heads, 1) for heads in (1, 64)]
     found += [Attention("bf16", 64, 14, 2, block_size=size) for size in (8, 16, 32, 64, 128)]
     return found
