@@ -14,7 +14,7 @@ from kernels.gpu.tiles import decode_tiles
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
 from tests.kernels.oracle import assert_close, slack
-from tests.kernels.paged import Paged
+from tests.kernels.paged import GARBAGE, Paged
 
 LONG = 2 * MIN_CHUNK + 60  # keys of a row that is always cut
 
@@ -174,9 +174,30 @@ def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
     assert not out[2:].any()
 
 
-@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 2.0)], ids=str)
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_steps_without_sequences_or_tokens_do_nothing(monkeypatch, invariant):
+    ops = make_triton_ops(TRITON_DTYPES[0], monkeypatch, batch_invariant=invariant)
+    ops.check_ids = False
+    caches = ops.alloc_kv_cache(2, 1, 16, 16)
+    for tokens, sequences in ((0, 0), (0, 3), (3, 3), (5, 3), (5, 0)):  # no token is of a sequence
+        q = torch.ones(tokens, 1, 16).to(ops.dtype)
+        tables = torch.full((sequences, 4), GARBAGE, dtype=torch.int32)
+        lengths, starts = (torch.zeros(n, dtype=torch.int32) for n in (sequences, sequences + 1))
+        out = torch.full((tokens, 16), 7.0).to(ops.dtype)
+        ops.paged_attention(q, *caches, tables, lengths, starts, 0.1, 0, out)
+        assert ((out == 7) | (out == 0)).all()
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_a_group_may_have_more_heads_than_a_tile_of_decoding_has_rows(monkeypatch, invariant):
+    case = Case(torch.float16, 71, 1, 16, 16)
+    paged = make(case, monkeypatch, [70, 3], [1, 2], batch_invariant=invariant)
+    check(paged, paged.attend())
+
+
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-def test_a_cache_of_fp8_holds_quotients(monkeypatch, dtype, scales):
+def test_a_cache_of_fp8_holds_quotients(monkeypatch, dtype):
+    scales = 0.5, 2.0
     ops = make_triton_ops(dtype, monkeypatch, kv_dtype=torch.float8_e4m3fn, k_scale=scales[0], v_scale=scales[1])
     paged = Paged(ops, [LONG, 40, 130], [1, 40, 21], 4, 2, 64, 32, 0, scales)
     check(paged, paged.attend())

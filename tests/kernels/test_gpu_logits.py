@@ -10,7 +10,8 @@ from worker.engine.sampler import penalise
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (1.0, 0, 1.0, 0.0),
-    (0.3, 0, 1.0, 0.0),
+    (1e-6, 0, 1.0, 0.0),
+    (100.0, 0, 1.0, 0.0),
     (1.0, 1, 1.0, 0.0),
     (1.0, 7, 1.0, 0.0),
     (2.0, 2000, 0.95, 0.0),
