@@ -147,7 +147,7 @@ def attend(shape: Attention) -> None:
     where = torch.zeros(tokens, dtype=torch.int32), torch.zeros(64, d), torch.zeros(tokens, dtype=torch.int64)
     for keep_k in (False, True):
         q = ops.rope_and_cache_kernel(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, keep_k)
-    table = torch.zeros(tokens, 1024 // shape.block_size, dtype=torch.int32)
+    table = torch.zeros(tokens, 4096 // shape.block_size, dtype=torch.int32)  # room for several chunks in any mode
     starts = torch.arange(tokens + 1, dtype=torch.int32)
     fresh = tuple(qkv.view(tokens, -1, d)[:, heads:].split(kv_heads, dim=1))
     for sequences in (tokens, 2):
