@@ -155,6 +155,15 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
                 ) from None
             tokens //= 2
             log.warning("out of device memory: the token budget of a step is now %d", tokens)
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            # A kernel that does not fit this GPU or this version of Triton; launched here for the first time.
+            reason = " ".join(str(error).split())[:200]
+            raise StartError(
+                f"a Triton kernel does not run on this GPU ({reason}); take --dtype float16, or --kernels reference, "
+                "which computes with torch"
+            ) from error
     graphs = 0
     if takes_graphs(settings):
         graphs = measure_graphs(model, EngineLimits(1, settings.block_size, rows, tokens, max_model_len))

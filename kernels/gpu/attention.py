@@ -31,6 +31,7 @@ class Device:
     invariant: bool = False  # the bits of a row depend on that row alone
     k_scale: float = 1.0  # a cached key times this is the key
     v_scale: float = 1.0
+    roomy: bool = True  # has as much shared memory as the largest tiles need
 
 
 @dataclass
@@ -65,9 +66,9 @@ class Step:
         if not self.device.invariant:
             self._rows(q, decode_tiles(d, group, q.dtype), 0, only_rows, *rest)
             if not only_rows:
-                self._prompts(q, prefill_tiles(d, group, q.dtype, window), 0, 1, *rest, fresh)
+                self._prompts(q, prefill_tiles(d, group, q.dtype, window, self.device.roomy), 0, 1, *rest, fresh)
             return
-        of_rows, of_prompts = invariant_tiles(d, group, q.dtype, window)
+        of_rows, of_prompts = invariant_tiles(d, group, q.dtype, window, self.device.roomy)
         piece = 0 if window else INVARIANT_PIECE
         if window or q.dtype.itemsize == 4:
             self._prompts(q, of_rows if only_rows and group <= of_rows.rows else of_prompts, piece, 0, *rest)

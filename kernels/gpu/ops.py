@@ -27,7 +27,7 @@ from kernels.gpu.logits import argmax_kernel
 from kernels.gpu.rope import rope_and_cache_kernel
 from kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
 from kernels.gpu.sampling import sample_kernel
-from kernels.gpu.tiles import power_of_2
+from kernels.gpu.tiles import ROOMY_BYTES, power_of_2
 from kernels.layers import Stack
 from kernels.ops import DecoderLayer
 
@@ -58,13 +58,14 @@ class TritonOps:
         if self.device.type == "cuda":
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
-            multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            found = torch.cuda.get_device_properties(self.device)
+            multiprocessors, shared_bytes = found.multi_processor_count, found.shared_memory_per_block_optin
         elif triton.knobs.runtime.interpret:
-            multiprocessors = 3
+            multiprocessors, shared_bytes = 3, ROOMY_BYTES
         else:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
         scales = (k_scale, v_scale) if self.kv_dtype == limits.FP8 else (1.0, 1.0)
-        self._launch = Device(multiprocessors, batch_invariant, *scales)
+        self._launch = Device(multiprocessors, batch_invariant, *scales, shared_bytes >= ROOMY_BYTES)
         self.row_invariant = batch_invariant
         self.check_ids = check_ids
 

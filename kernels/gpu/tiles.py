@@ -3,7 +3,8 @@
 The numbers aim at an H200: 132 multiprocessors, 228 KB of shared memory each. Decoding streams the cache, so what
 counts is bytes in flight: `stages - 1` tiles of keys and of values for each of `per_sm` programs. Prefill is bound by
 the tensor cores, so what counts is the number of rows that share a tile of keys. float32 takes three products for one
-(tf32x3) and more registers, so its tiles are small.
+(tf32x3) and more registers, so its tiles are small. Devices with less shared memory than Hopper (`ROOMY_BYTES`) have
+smaller tiles where those for an H200 need more than 99 KB; what has less than that is not served.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Tiles:
 
 
 MIN_ROWS = 16  # the least that a matrix instruction takes
+ROOMY_BYTES = 227 << 10  # of shared memory for one program: compute capability 9.0, 10.0
 
 
 def power_of_2(n: int) -> int:
@@ -46,9 +48,14 @@ def decode_tiles(head_dim: int, group: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows, keys, 4, stages, 2)
 
 
-def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int = 0) -> Tiles:
+def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int = 0, roomy: bool = True) -> Tiles:
     """window: of the layer, 0 for none; it takes one more loop, and its registers."""
     width = power_of_2(head_dim) * dtype.itemsize
+    if not roomy and width > 256 and group <= 64:
+        if dtype.itemsize == 2:
+            return Tiles(64, 32, 8, 2)
+        rows = max(32 if width <= 512 else MIN_ROWS, power_of_2(group))
+        return Tiles(rows, 32 if rows <= 32 and width <= 512 else 16, 4, 2)
     if dtype.itemsize == 4:
         tiles = Tiles(64, 32, 4, 2) if width <= 256 else Tiles(64, 32, 8, 2) if width <= 512 else Tiles(64, 16, 8, 2)
     elif width <= 128:
@@ -69,14 +76,17 @@ def prefill_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int = 0
 INVARIANT_PIECE = 2048
 
 
-def invariant_tiles(head_dim: int, group: int, dtype: torch.dtype, window: int) -> tuple[Tiles, Tiles]:
+def invariant_tiles(
+    head_dim: int, group: int, dtype: torch.dtype, window: int, roomy: bool = True
+) -> tuple[Tiles, Tiles]:
     """For rows and for prompts. Their instructions, and what a warp does with them, are the same: a tile for rows has
     the least rows that Hopper's matrix instructions take, which a prompt's tile has once for each four warps."""
-    tiles = prefill_tiles(head_dim, group, dtype, window)
+    tiles = prefill_tiles(head_dim, group, dtype, window, roomy)
     if dtype.itemsize == 4:
         return tiles, tiles
     if head_dim > 128:  # pieces are added up in registers
-        return Tiles(64, 32, 8, 3), Tiles(64, 32, 8, 3)
+        tiles = Tiles(64, 32, 8, 3 if roomy else 2)
+        return tiles, tiles
     if head_dim > 64:
         tiles = Tiles(128, 64, 8, 3)
     return Tiles(64, tiles.keys, 4, tiles.stages, 2), tiles

@@ -6,10 +6,10 @@ make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny 
 
 Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
 speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
-card's own rates), stack (Redis, worker, gateway, client), invariance (what --batch-invariant costs), peers (Hugging Face
-on the same card), tiles (what the table of tiles could hold instead). A part that lacks something, fails or
-takes too long says so and the rest goes on; what it had found by then is kept. Logs and results.json go into the folder
-named by OUT, or ops/bench/results/gpu. Exit code 1 if anything failed.
+card's own rates), stack (Redis, worker, gateway, client), invariance (what --batch-invariant costs), peers (Hugging
+Face on the same card), tiles (what the table of tiles could hold instead). A part that lacks something, fails or takes
+too long says so and the rest goes on; what it had found by then is kept. Logs and results.json go into the folder named
+by OUT, or ops/bench/results/gpu. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
