@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ def measure(
         while engine.prepare():
             pass
         run(engine, prompts)  # compiles, and warms up
-        prompts_ms = 1e3 * run(engine, prompts)["seconds"]
+        prompts_ms = 1e3 * statistics.median(run(engine, prompts)["seconds"] for _ in range(5))
         step_ms = decode_steps(engine, sequences, context)["step_ms"]
         found["modes"].append({"model": name, "invariant": invariant, "step_ms": step_ms, "prompts_ms": prompts_ms})
         print(found["modes"][-1], flush=True)
