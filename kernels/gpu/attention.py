@@ -11,6 +11,7 @@ does float32, in which two tiles of this size are more than the registers hold.
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -32,6 +33,21 @@ class Device:
     k_scale: float = 1.0  # a cached key times this is the key
     v_scale: float = 1.0
     roomy: bool = True  # has as much shared memory as the largest tiles need
+
+
+class Call(NamedTuple):
+    """Of one layer: q, out [T, H, D]; caches [blocks, H_kv, block size, D]; scale: of the scores, in base 2."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    scale: float
+    window: int
+    out: Tensor
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.k_cache.shape[1]
 
 
 @dataclass
@@ -57,72 +73,55 @@ class Step:
         fresh: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step, with `split` only."""
-        tokens, heads, d = q.shape
+        tokens, _, d = q.shape
         if tokens == 0 or len(self.seq_lens) == 0:
             return
         only_rows = tokens <= len(self.seq_lens)
-        group = heads // k_cache.shape[1]
-        rest = k_cache, v_cache, scale * LOG2_E, window, out
+        call = Call(q, k_cache, v_cache, scale * LOG2_E, window, out)
+        shape = d, call.group, q.dtype
         if not self.device.invariant:
-            self._rows(q, decode_tiles(d, group, q.dtype), 0, only_rows, *rest)
+            self._rows(call, decode_tiles(*shape), 0, only_rows)
             if not only_rows:
-                self._prompts(q, prefill_tiles(d, group, q.dtype, window, self.device.roomy), 0, 1, *rest, fresh)
+                self._prompts(call, prefill_tiles(*shape, window, self.device.roomy), 0, 1, fresh)
             return
-        of_rows, of_prompts = invariant_tiles(d, group, q.dtype, window, self.device.roomy)
+        of_rows, of_prompts = invariant_tiles(*shape, window, self.device.roomy)
         piece = 0 if window else INVARIANT_PIECE
         if window or q.dtype.itemsize == 4:
-            self._prompts(q, of_rows if only_rows and group <= of_rows.rows else of_prompts, piece, 0, *rest)
+            self._prompts(call, of_rows if only_rows and call.group <= of_rows.rows else of_prompts, piece, 0)
             return
-        self._rows(q, of_rows, piece, only_rows, *rest)
+        self._rows(call, of_rows, piece, only_rows)
         if not only_rows:
-            self._prompts(q, of_prompts, piece, 1, *rest)
+            self._prompts(call, of_prompts, piece, 1)
 
-    def _rows(
-        self,
-        q: Tensor,
-        tiles: Tiles,
-        piece: int,
-        each_token: bool,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        scale: float,
-        window: int,
-        out: Tensor,
-    ) -> None:
-        device, kv_heads = self.device, k_cache.shape[1]
-        capacity = self.block_tables.shape[1] * k_cache.shape[2]
-        key = (window, kv_heads, capacity, len(q), tiles)
+    def _rows(self, call: Call, tiles: Tiles, piece: int, each_token: bool) -> None:
+        """Every token, or the sequences with one query."""
+        device, kv_heads = self.device, call.k_cache.shape[1]
+        lengths = self._lengths(call)
+        key = (*lengths[2:], kv_heads, tiles)
         if (plan := self._decode.get(key)) is None:
-            lengths = self.seq_lens, self.query_start, len(q), capacity, window
             plan = plan_decode(*lengths, each_token, tiles, kv_heads, device.multiprocessors, piece)
             self._decode[key] = plan
-        where = k_cache, v_cache, self.block_tables, plan
-        decode(q, *where, out, tiles, scale * device.k_scale, device.v_scale, device.multiprocessors)
+        where = call.k_cache, call.v_cache, self.block_tables, plan
+        scales = call.scale * device.k_scale, device.v_scale
+        decode(call.q, *where, call.out, tiles, *scales, device.multiprocessors)
 
     def _prompts(
-        self,
-        q: Tensor,
-        tiles: Tiles,
-        piece: int,
-        longest: int,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        scale: float,
-        window: int,
-        out: Tensor,
-        fresh: tuple[Tensor, Tensor] | None = None,
+        self, call: Call, tiles: Tiles, piece: int, longest: int, fresh: tuple[Tensor, Tensor] | None = None
     ) -> None:
         """Sequences with more queries than `longest`."""
-        device, group = self.device, q.shape[1] // k_cache.shape[1]
+        device, lengths = self.device, self._lengths(call)
         split = self.split and not device.invariant  # one kernel for all
-        capacity = self.block_tables.shape[1] * k_cache.shape[2]
-        key = (window, group, capacity, len(q), tiles)
+        key = (*lengths[2:], call.group, tiles)
         if (plan := self._prefill.get(key)) is None:
-            lengths = self.seq_lens, self.query_start, len(q), capacity, window
-            plan = self._prefill[key] = plan_prefill(*lengths, longest, tiles.rows // group, split)
+            plan = self._prefill[key] = plan_prefill(*lengths, longest, tiles.rows // call.group, split)
         where = self.block_tables, self.seq_lens, self.query_start, plan
-        scales = scale * device.k_scale, device.v_scale
-        prefill(q, k_cache, v_cache, *where, CACHED, out, tiles, *scales, window, device.invariant, piece)
+        paged = call.k_cache, call.v_cache, *where, CACHED, call.out, tiles
+        prefill(call.q, *paged, call.scale * device.k_scale, device.v_scale, call.window, device.invariant, piece)
         if split:
             assert fresh is not None
-            prefill(q, *fresh, *where, FRESH, out, tiles, scale, 1.0, window)
+            prefill(call.q, *fresh, *where, FRESH, call.out, tiles, call.scale, 1.0, call.window)
+
+    def _lengths(self, call: Call) -> tuple[Tensor, Tensor, int, int, int]:
+        """What a plan is made of. The host knows the last three: tokens, keys that a table has room for, the window."""
+        capacity = self.block_tables.shape[1] * call.k_cache.shape[2]
+        return self.seq_lens, self.query_start, len(call.q), capacity, call.window
