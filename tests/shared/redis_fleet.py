@@ -219,8 +219,11 @@ class Watched:
         wait(lambda: replica.info("replication")["master_link_status"] == "down")
 
     def swap(self) -> None:
-        """Make the replica the master and the master its replica, and the one Sentinel say so."""
+        """Make the replica, once it has all that was written, the master and the master its replica, and the one
+        Sentinel say so."""
         old, new = self.nodes
+        written = old.info("replication")["master_repl_offset"]
+        wait(lambda: new.info("replication")["slave_repl_offset"] >= written)
         new.ask("REPLICAOF", "NO", "ONE")
         (sentinel,) = self.sentinels
         sentinel.ask("SENTINEL", "REMOVE", SERVICE)
