@@ -27,7 +27,8 @@ from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.errors import StartError
 from worker.memory import available_memory
-from worker.models.decoder import Decoder
+from worker.models.config import read_config
+from worker.models.decoder import Decoder, least_weight_bytes
 from worker.models.loader import resolve
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
 from worker.settings import WorkerSettings
@@ -61,8 +62,21 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         kernels.set_num_threads(threads)
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
     log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], ops.name, where)
-    model = Decoder.load(path, ops, dtype, device, settings.max_model_len, LoadingLog())
-    if isinstance(ops, kernels.CpuOps):
+    check_weights(path, dtype, device)
+    try:
+        model = Decoder.load(path, ops, dtype, device, settings.max_model_len, LoadingLog())
+        return make_engine(settings, name, model, texts, device)
+    except torch.OutOfMemoryError as error:
+        raise StartError(
+            f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "
+            f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
+            "--max-num-batched-tokens, or take a smaller model"
+        ) from error
+
+
+def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: ModelTexts, device: torch.device) -> Engine:
+    """An engine over a loaded model, warmed up."""
+    if isinstance(model.ops, kernels.CpuOps):
         # What is left for torch is small, and its idle threads would spin against those of the kernels.
         torch.set_num_threads(1)
     limits = choose_limits(settings, model, device)
@@ -97,27 +111,42 @@ def check(settings: WorkerSettings, device: torch.device) -> None:
         )
 
 
+def check_weights(path: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise StartError, before minutes go into loading them, for weights that do not fit."""
+    needed, free = least_weight_bytes(read_config(path), dtype), devices.free_memory(device)
+    if needed > free:
+        where = "GPU" if device.type == "cuda" else "machine"
+        narrower = ", take --dtype bfloat16 or float16" if dtype.itemsize > 2 else ""
+        raise StartError(
+            f"{path}: its weights take {needed / GIB:.2f} GiB as {str(dtype)[6:]}, and {free / GIB:.2f} GiB of the "
+            f"{where}'s memory are free: end what else uses it{narrower}, or take a smaller model or a larger {where}"
+        )
+
+
 def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device) -> EngineLimits:
     """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
     max_model_len = settings.max_model_len or model.config.max_position_embeddings
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     if device.type == "cuda":
-        room, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
-        remedy = "raise --gpu-memory-utilization, take --kv-cache-dtype fp8"
+        room, most, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
+        narrower = (
+            "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
+        )
+        remedy = f"raise --gpu-memory-utilization, {narrower}lower --max-num-batched-tokens (now {tokens})"
     else:
         longest = -(-max_model_len // settings.block_size)
-        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * available_memory()))
-        room = min(budget, sequences * longest * bytes_per_block)
+        most = available_memory()
+        room = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * most), sequences * longest * bytes_per_block)
         remedy = "raise --kv-cache-gb"
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, room, remedy)
-    num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
-    if num_device_bytes > (free := available_memory()):
+    if num_blocks * bytes_per_block > most:
         asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
         raise StartError(
-            f"{asked}: that takes {num_device_bytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; lower it, or "
-            "leave it out, and it is chosen"
+            f"{asked}: that takes {num_blocks * bytes_per_block / GIB:.2f} GiB, and {most / GIB:.2f} GiB are free; "
+            "lower it, or leave it out, and it is chosen"
         )
+    num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
     return EngineLimits(
         num_blocks=num_blocks,
         num_host_blocks=choose_num_host_blocks(settings, bytes_per_block, num_device_bytes, sequences, max_model_len),
@@ -218,8 +247,8 @@ def choose_num_blocks(
         need = longest * bytes_per_block / GIB
         raise StartError(
             f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
-            f"{longest} blocks ({need:.2f} GiB): {remedy}, or lower --max-model-len to "
-            f"{max(blocks, 1) * settings.block_size}"
+            f"{longest} blocks ({need:.2f} GiB): {remedy}"
+            + (f", or lower --max-model-len to {blocks * settings.block_size}" if blocks else "")
         )
     return blocks
 

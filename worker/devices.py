@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,7 @@ import kernels
 from worker.capture import measure_graphs, release
 from worker.engine.limits import EngineLimits
 from worker.errors import StartError
+from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
 from worker.settings import WorkerSettings
 
@@ -66,6 +67,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.float32
 
 
+def has_fp8(device: torch.device) -> bool:
+    """Whether a CUDA device converts 8-bit floats."""
+    return torch.cuda.get_device_capability(device) >= FP8_SINCE
+
+
 def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> kernels.Ops:
     """The operations of --kernels for a device. Raises StartError."""
     prefer, is_cuda = settings.kernels, device.type == "cuda"
@@ -76,7 +82,7 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
     if settings.kv_cache_dtype == "fp8":
         if not is_cuda:
             raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
-        if torch.cuda.get_device_capability(device) < FP8_SINCE:
+        if not has_fp8(device):
             raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
     try:
         if is_cuda and prefer != "reference":
@@ -84,6 +90,11 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
         return kernels.select_ops(str(device), dtype, prefer)
     except kernels.Unavailable as error:
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free where the model runs."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def max_num_seqs(settings: WorkerSettings, device: torch.device) -> int:
@@ -134,12 +145,18 @@ def _prompts(num_tokens: int, num_rows: int, longest: int, block_size: int) -> F
     )
 
 
-def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> tuple[int, int]:
-    """Bytes for the cache, and the token budget of a step, which is halved until the largest step fits.
+class CudaMemory(NamedTuple):
+    """cache: bytes for it, within --gpu-memory-utilization; most: bytes that it could have beyond that, with all that
+    is free. tokens: the token budget of a step."""
 
-    The cache takes --gpu-memory-utilization of the card, less weights, the largest step, CUDA graphs, and what others
-    use.
-    """
+    cache: int
+    most: int
+    tokens: int
+
+
+def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> CudaMemory:
+    """What weights, the largest step, CUDA graphs and other processes leave. The budget of a step is halved until the
+    largest step fits."""
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
     while True:
@@ -169,12 +186,13 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
         graphs = measure_graphs(model, EngineLimits(1, settings.block_size, rows, tokens, max_model_len))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    room = int(total * settings.gpu_memory_utilization) - others - torch.cuda.memory_allocated(device)
+    # What torch has set aside is its own, and of that the cache may have what is not in use.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    room = free - (total - int(total * settings.gpu_memory_utilization))
     sizes = (free / 2**30, total / 2**30, step / 2**30, graphs / 2**30)
     log.info("device memory: %.1f of %.1f GiB free, largest step %.2f GiB, CUDA graphs %.2f GiB", *sizes)
-    room -= step + graphs
-    return max(0, room), tokens
+    taken = step + graphs
+    return CudaMemory(max(0, room - taken), max(0, free - taken), tokens)
 
 
 def describe(device: torch.device) -> str:

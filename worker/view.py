@@ -239,7 +239,7 @@ def read(engine: Engine, log: StepLog) -> Reading:
         limits.num_host_blocks,
         limits.max_model_len,
         limits.max_num_seqs,
-        limits.max_num_batched_tokens,
+        scheduler.max_num_batched_tokens,
     )
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
     known, happened = blocks.known_blocks(), log.take()

@@ -85,7 +85,7 @@ def make_engine(
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     room = 1 << 26
     if device.type == "cuda":
-        room, tokens = devices.plan_cuda_memory(settings, model, longest)
+        room, _, tokens = devices.plan_cuda_memory(settings, model, longest)
     limits = EngineLimits(
         num_blocks=room // model.kv_bytes_per_block(BLOCK_SIZE),
         block_size=BLOCK_SIZE,

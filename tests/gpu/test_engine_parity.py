@@ -69,7 +69,7 @@ def test_launching_a_step_waits_for_nothing(
     expected = generate(engine, prompts(), params)
     launch, launched = engine._launch, []
 
-    def watched(step: Step) -> Flight | None:
+    def watched(step: Step) -> tuple[Step, Flight | None]:
         launched.append(step)
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -20,7 +20,7 @@ from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
-from worker.engine.graphs import Graph
+from worker.engine.graphs import Graph, Record
 from worker.engine.limits import EngineLimits
 from worker.engine.rows import Rows
 from worker.engine.runner import NOWHERE, Runner
@@ -119,12 +119,14 @@ class MockModel:
 
     branches: its logits are not one-hot but spread over all tokens at random, each context's its own, so that beams
     branch and scores differ.
+    fits: tokens of a step that there is memory for.
     """
 
     vocab_size = VOCAB
 
-    def __init__(self, ops: Any = None, branches: bool = False) -> None:
+    def __init__(self, ops: Any = None, branches: bool = False, fits: int = 1 << 30) -> None:
         self.ops = ops or MockOps()
+        self.fits = fits
         self.num_computed = 0
         self.num_written = 0
         self.branches = branches
@@ -133,6 +135,8 @@ class MockModel:
         return MockCache(num_blocks, block_size, num_host_blocks)
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
+        if len(batch.token_ids) > self.fits:
+            raise torch.OutOfMemoryError
         size = cache.device.shape[1]
         slots_of_cache = cache.device.reshape(-1, 2)
         slots, token_ids = batch.slot_mapping.tolist(), batch.token_ids.tolist()
@@ -214,7 +218,7 @@ def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
     return CalledAgain(launch), pool
 
 
-def graphed(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+def graphed(model: Any, limits: EngineLimits, rows: Rows, record: Record = record) -> DeviceRunner:
     """A runner ahead of the device that has all its graphs."""
     rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
     runner = DeviceRunner(model, limits, rows, rooms, record)
@@ -223,7 +227,7 @@ def graphed(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
     return runner
 
 
-def make_engine(branches: bool = False, runner: Any = Runner, **limits: Any) -> Engine:
+def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel | None = None, **limits: Any) -> Engine:
     """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
     roomy = {
         "num_blocks": 64,
@@ -233,7 +237,7 @@ def make_engine(branches: bool = False, runner: Any = Runner, **limits: Any) -> 
         "max_model_len": 128,
         "prefix_caching": False,
     }
-    model = MockModel(branches=branches)
+    model = model or MockModel(branches=branches)
     engine = Engine(model, EngineLimits(**(roomy | limits)), (EOS,), Letters(), runner=runner)
     engine.checks_itself = True
     return engine

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import kernels
 from tests.kernels.conftest import HAS_TRITON
-from worker import devices
+from tests.worker.checkpoints import make_checkpoint
+from worker import build, devices
+from worker.build import check_weights, choose_limits
+from worker.engine.limits import EngineLimits
 from worker.errors import StartError
+from worker.models.decoder import Decoder, least_weight_bytes
 from worker.settings import WorkerSettings
 
 GIB = 1 << 30
-MODEL = SimpleNamespace(ops=SimpleNamespace(device=torch.device("cuda", 0)))
+CUDA = torch.device("cuda", 0)
+MODEL = SimpleNamespace(
+    ops=SimpleNamespace(device=CUDA),
+    config=SimpleNamespace(max_position_embeddings=4096),
+    kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
+)
 
 
 @pytest.fixture
@@ -23,6 +34,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 1 * GIB)
 
 
@@ -40,21 +52,21 @@ def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[
     return tried
 
 
-def plan(**settings: object) -> tuple[int, int]:
+def plan(**settings: object) -> devices.CudaMemory:
     return devices.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("card")
 def test_the_cache_takes_what_weights_step_graphs_and_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
-    assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB, 8192)
-    assert plan(cuda_graphs=False)[0] == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
+    assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB, (80 - 2 - 16 - 3 - 1) * GIB, 8192)
+    assert plan(cuda_graphs=False).cache == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
 
 
 @pytest.mark.usefixtures("card")
 def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = steps(monkeypatch, 2500, torch.OutOfMemoryError("no"))
-    assert plan(max_num_seqs=8)[1] == 2048
+    assert plan(max_num_seqs=8).tokens == 2048
     assert tried == [8192, 4096, 2048]
 
 
@@ -76,3 +88,59 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypa
     steps(monkeypatch, 0, ValueError("a fault of ours"))
     with pytest.raises(ValueError, match="ours"):
         plan()
+
+
+def limits(**settings: object) -> EngineLimits:
+    return choose_limits(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, CUDA)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("card")
+def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 8192, RuntimeError())
+    assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
+    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 49 * GIB)
+    with pytest.raises(StartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
+        limits()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 60 * GIB)
+    with pytest.raises(StartError, match="a KV cache of 0 blocks") as none:
+        limits()
+    assert "fp8" not in str(none.value)
+    assert "--max-model-len" not in str(none.value)
+
+
+@pytest.mark.usefixtures("card")
+def test_a_cache_that_is_asked_for_must_fit_beside_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 8192, RuntimeError())
+    assert limits(kv_cache_gb=58).num_blocks == 58 * 64
+    with pytest.raises(StartError, match=r"--kv-cache-gb 59: that takes 59.00 GiB, and 58.00 GiB are free"):
+        limits(kv_cache_gb=59)
+    with pytest.raises(StartError, match=r"--num-blocks 6400: that takes 100.00 GiB, and 58.00 GiB are free"):
+        limits(num_blocks=6400)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
+    needed = least_weight_bytes(model.config, torch.float32)
+    assert needed == model.weight_bytes
+    monkeypatch.setattr(devices, "available_memory", lambda: needed)
+    check_weights(path, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
+    with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
+        check_weights(path, torch.float32, torch.device("cpu"))
+    check_weights(path, torch.float16, torch.device("cpu"))
+
+
+def test_memory_that_runs_out_at_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
+
+    monkeypatch.setattr(build, "make_engine", fails)
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    with pytest.raises(
+        StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
+    ):
+        build.build_engine(settings, "llama")

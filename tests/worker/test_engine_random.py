@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -21,6 +22,7 @@ from worker.engine.engine import Engine
 from worker.engine.limits import RequestRefused
 from worker.engine.runner import Runner
 from worker.engine.sequence import GroupState
+from worker.engine.step import Step
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.
@@ -66,6 +68,19 @@ def undisturbed(prompt: tuple[int, ...], params: SamplingParams) -> tuple[Delta,
     return tuple(alone(GenerationRequest("alone", "mock", prompt, params), branches=True))
 
 
+class Stumbling(DeviceRunner):
+    """Finds no memory for a step at every other try."""
+
+    num_tries = 0
+
+    def execute(self, step: Step) -> torch.Tensor | None:
+        self.num_tries += 1
+        if self.num_tries % 2:
+            return super().execute(step)
+        self.move_blocks(step)
+        return None
+
+
 class EngineUnderLoad(RuleBasedStateMachine):
     engine: Engine
 
@@ -87,7 +102,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         prefix_caching=st.booleans(),
         pinned=st.sampled_from([(), (), (5,), (8, 11)]),
-        runner=st.sampled_from([Runner, DeviceRunner, graphed]),
+        runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling]),
     )
     def start(
         self,
@@ -102,9 +117,8 @@ class EngineUnderLoad(RuleBasedStateMachine):
         pinned: tuple[int, ...],
         runner: Callable[..., Runner],
     ) -> None:
-        self.engine = make_engine(
-            branches=True,
-            runner=runner,
+        self.engine = self.make_engine(
+            runner,
             num_blocks=-(-slots // block_size),
             block_size=block_size,
             num_host_blocks=num_host_blocks,
@@ -121,6 +135,9 @@ class EngineUnderLoad(RuleBasedStateMachine):
             except RequestRefused:
                 continue
             self.num_pinned += 1
+
+    def make_engine(self, runner: Callable[..., Runner], **limits: object) -> Engine:
+        return make_engine(True, runner, **limits)
 
     @rule(
         prompt=PROMPTS,

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import torch
 
 from shared.messages import Delta, Outcome, StepItem
-from tests.worker.mock_model import EOS, assert_idle, continuation, graphed, make_engine, request, run, steps
+from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
+from worker.engine.usage import usage
 
 
 @pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
@@ -171,6 +173,26 @@ def test_what_ended_does_not_pile_up_while_every_step_is_waited_for(ahead: Calla
         steps(engine, 4)
         assert len(engine._gone) <= 1
     run(engine)
+
+
+def test_steps_are_smaller_once_device_memory_has_run_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = MockModel(fits=9)
+    engine = make_engine(runner=DeviceRunner, model=model, max_num_batched_tokens=64, max_num_seqs=4)
+    prompts = {name: tuple(range(1, length)) for name, length in (("r", 60), ("s", 31), ("t", 7))}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=12, ignore_eos=True))
+    items = run(engine)
+    for name, prompt in prompts.items():
+        assert tokens(items, name) == continuation(prompt, 12, ignore_eos=True)
+    sizes = [record.args for record in caplog.records if record.name == "worker.engine.engine"]
+    assert sizes == [(64, 32), (32, 16), (16, 8)]
+    assert usage(engine).max_prefill_tokens == 8
+
+    model.fits = 3  # fewer than one for each sequence: nothing can be done
+    for name in ("a", "b", "c", "d"):
+        engine.add(request(name, (1, 2), max_tokens=12))
+    with pytest.raises(torch.OutOfMemoryError):
+        run(engine)
 
 
 def test_a_step_that_fails_loses_no_token_of_the_one_before(

@@ -13,8 +13,6 @@ it is launched, before it has run. And nothing here may wait for the device: wha
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,11 +25,9 @@ from worker.engine.randomness import uniform
 from worker.engine.rows import Rows
 from worker.engine.runner import NOWHERE, Inputs, Runner
 from worker.engine.sequence import PENDING
-from worker.engine.staging import IN_FLIGHT, Field, Staging, Tokens, padded
-from worker.engine.step import Active, Step
+from worker.engine.staging import Field, Staging, Tokens, padded, pinned_buffers
+from worker.engine.step import Step
 from worker.models.batch import ForwardBatch, send
-
-log = logging.getLogger(__name__)
 
 # Of a row of padding, which keeps nothing: one token, and the draw that takes least. The rest is 0.
 FILLERS = {"lengths": 1, "top_ps": 1}
@@ -94,8 +90,7 @@ class DeviceRunner(Runner):
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
         self._all = torch.arange(count + 1, dtype=torch.int64, device=self.device)
         self._drawn = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
-        pinned = self.device.type == "cuda"
-        self._hosts = deque(torch.zeros(count + 1, dtype=torch.int32, pin_memory=pinned) for _ in range(IN_FLIGHT))
+        self._hosts = pinned_buffers(count + 1, torch.int32, self.device)
         # Where graphs leave their logits: outside of their pool, in which another graph may overwrite everything.
         widest = max((room.sequences for room in rooms if room.kind == MIXED), default=0)
         self._logits = torch.zeros((widest, model.vocab_size), dtype=torch.float32, device=self.device)
@@ -182,20 +177,17 @@ class DeviceRunner(Runner):
         self._drawn[: len(tokens)].copy_(tokens)
 
     def _fetch(self, count: int) -> Tokens:
-        host = self._hosts[0]
+        host, copied = self._hosts[0]
         self._hosts.rotate(-1)
         host[:count].copy_(self._drawn[:count], non_blocking=True)
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        return Tokens(host, count, event)
+        copied.set()
+        return Tokens(host, count, copied)
 
     # --- any step -----------------------------------------------------------------------------------------------------
 
-    def execute(self, step: Step) -> torch.Tensor:
+    def execute(self, step: Step) -> torch.Tensor | None:
         """Compute a step; the logits of its sampled rows, decodes first: [R, vocab] float32, on the device, until the
-        next step."""
+        next step. None if there is no device memory for so many tokens: then its blocks are moved, and no more."""
         self.move_blocks(step)
         self._send_tables()
         inputs = self._inputs(step)
@@ -209,14 +201,10 @@ class DeviceRunner(Runner):
         try:
             return self._forward(inputs)
         except torch.OutOfMemoryError:
-            if len(step.chunks) + bool(step.decodes) < 2:
+            if step.num_tokens <= self.limits.max_num_seqs:
                 raise
-        # Activations are what a step needs beside weights and cache: in parts it needs less.
-        log.warning("out of device memory in a step of %d tokens: computing it in parts", step.num_tokens)
-        torch.cuda.empty_cache()
-        parts = [Step(step.decodes)] if step.decodes else []
-        parts += [Step(Active.of([]), chunks=[chunk]) for chunk in step.chunks]
-        return torch.cat([self._forward(self._inputs(part)) for part in parts])
+        torch.cuda.empty_cache()  # not where the error is caught: its traceback still holds activations
+        return None
 
     def _forward(self, inputs: Inputs) -> torch.Tensor:
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)

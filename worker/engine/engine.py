@@ -11,6 +11,7 @@ next step (beams, penalties, best_of) every step is waited for.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -39,6 +40,8 @@ from worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from worker.engine.staging import Tokens
 from worker.engine.step import Step
 from worker.engine.timing import StepTimes
+
+log = logging.getLogger(__name__)
 
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
 STANDARD = 1
@@ -203,12 +206,12 @@ class Engine:
             self._landed += self._land()
             return self._take_landed()
         if is_ahead:
-            flight = self._launch(step)
+            step, flight = self._launch(step)
             executed = times.clock()
             self._landed += self._land()
             self._flight = flight
         else:
-            logits = self.runner.execute(step)
+            step, logits = self._execute(step)
             executed = times.clock()
             self._landed += self._commit(self._book(step, logits))
         times.note(step, began, to_schedule, scheduled, executed)
@@ -223,8 +226,17 @@ class Engine:
         items, self._landed = self._landed, []
         return items
 
-    def _launch(self, step: Step) -> Flight | None:
-        """Have the device compute a step, without waiting for it. None if nobody draws a token."""
+    def _execute(self, step: Step) -> tuple[Step, torch.Tensor]:
+        """Compute a step, or a smaller one instead if device memory runs out; that one, and its logits."""
+        while (logits := self.runner.execute(step)) is None:
+            tokens = max(step.num_tokens // 2, self.limits.max_num_seqs)
+            log.warning("out of device memory in a step of %d tokens: from now on %d at most", step.num_tokens, tokens)
+            self.scheduler.max_num_batched_tokens = tokens
+            step = self.scheduler.schedule()
+        return step, logits
+
+    def _launch(self, step: Step) -> tuple[Step, Flight | None]:
+        """Have the device compute a step, without waiting for it: what it is then, and None if nobody draws a token."""
         assert isinstance(self.runner, DeviceRunner)
         tokens = self.runner.decode(step)
         if tokens is not None:
@@ -232,16 +244,17 @@ class Engine:
             self.num_steps += 1
             self.num_decode_tokens += len(active)
         else:
-            active, logits = self._book(step, self.runner.execute(step))
+            step, logits = self._execute(step)
+            active, logits = self._book(step, logits)
             if not active:
-                return None
+                return step, None
             tokens = self.runner.draw(logits, active.rows)
         flight = Flight.take_off(active, tokens, self.rows)
         self.rows.last_tokens[active.rows] = PENDING
         deque(map(list.append, active.token_ids, repeat(PENDING)), maxlen=0)
         for index in np.flatnonzero(flight.is_last).tolist():
             self._leave(active.sequences[index])
-        return flight
+        return step, flight
 
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence that draws its last token out of the next step. Its blocks are free for later ones."""

@@ -34,6 +34,8 @@ class Scheduler(Groups):
                 f"({limits.max_num_seqs}): every running sequence decodes one token in each step"
             )
         super().__init__(limits, blocks)
+        # Tokens of a step; fewer than the limit once device memory has run out.
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
         # Prompt tokens of a step in which others decode; the engine may change it from step to step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._reserve = max(1, int(WATERMARK * limits.num_blocks))
@@ -83,7 +85,7 @@ class Scheduler(Groups):
         self._make_room(step)
         self._refresh()
         step.decodes = self.decodes
-        budget = self.limits.max_num_batched_tokens - len(self.decodes)
+        budget = self.max_num_batched_tokens - len(self.decodes)
         if self.decodes:
             budget = min(budget, self.max_prefill_tokens)
         prefills = self._prefills
@@ -209,9 +211,9 @@ class Scheduler(Groups):
         """What the cache has of the group, if it can start now."""
         if self.rows.num_free < group.num_rows:
             return None
+        if _is_under_way(group):
+            return None
         leader = group.unfinished[0]
-        if leader.token_ids[-1] == PENDING:
-            return None  # displaced in this step: only its old row on the device has the token that it goes on with
         prefix = self.blocks.find_prefix(leader, self._goal(leader))
         return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._reserve_for(group)) else None
 
@@ -238,6 +240,8 @@ class Scheduler(Groups):
         return self._add_chunk(step, leader, budget)
 
     def _can_swap_in(self, group: SequenceGroup) -> bool:
+        if _is_under_way(group):
+            return False
         needed = self.blocks.blocks_to_swap_in(group.unfinished) + self._reserve_for(group)
         return needed <= self.blocks.num_free and group.num_rows <= self.rows.num_free
 
@@ -291,6 +295,12 @@ class Scheduler(Groups):
 
 def _is_resumed_beam(sequence: Sequence) -> bool:
     return sequence.group.beams is not None and sequence.num_output_tokens > 0
+
+
+def _is_under_way(group: SequenceGroup) -> bool:
+    """Whether the group was preempted in this step: only its old rows on the device have the tokens that it goes on
+    with."""
+    return any(sequence.token_ids[-1] == PENDING for sequence in group.unfinished)
 
 
 def _steps_left(group: SequenceGroup) -> int:

@@ -25,6 +25,25 @@ class Field(NamedTuple):
     length: int
 
 
+class Mark:
+    """A place in the order of a device's stream, and whether the device has passed it. On a CPU it always has."""
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        # Asked for once: for the current stream torch looks at the environment, each time.
+        self._stream = torch.cuda.current_stream(device) if is_cuda else None
+        self._event = torch.cuda.Event() if is_cuda else None
+
+    def set(self) -> None:
+        """Behind all that is launched by now."""
+        if self._event is not None:
+            self._event.record(self._stream)
+
+    def wait(self) -> None:
+        if self._event is not None and not self._event.query():
+            self._event.synchronize()
+
+
 class Staging:
     """Columns in one buffer: filled on the host, pinned, and copied to the device in one go."""
 
@@ -34,12 +53,8 @@ class Staging:
         self._spans = [
             (field, start, start + size) for field, start, size in zip(fields, starts[:-1], sizes, strict=True)
         ]
-        self._is_cuda = device.type == "cuda"
         self._device_bytes = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-        hosts = (torch.zeros(starts[-1], dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(IN_FLIGHT))
-        self._hosts: deque[tuple[torch.Tensor, Any]] = deque(
-            (host, torch.cuda.Event() if self._is_cuda else None) for host in hosts
-        )
+        self._hosts = pinned_buffers(starts[-1], torch.uint8, device)
         # Views that stay where they are: graphs read them.
         self.on_device = {
             field.name: self._device_bytes[start:end].view(_TORCH[field.numpy]) for field, start, end in self._spans
@@ -49,15 +64,19 @@ class Staging:
         """Copy columns to the device, each as long as its field or shorter. What is not named may be anything."""
         host, copied = self._hosts[0]
         self._hosts.rotate(-1)
-        if copied is not None and not copied.query():
-            copied.synchronize()
+        copied.wait()
         whole = host.numpy()
         for field, start, end in self._spans:
             if (column := columns.get(field.name)) is not None:
                 whole[start:end].view(field.numpy)[: len(column)] = column
         self._device_bytes.copy_(host, non_blocking=True)
-        if copied is not None:
-            copied.record()
+        copied.set()
+
+
+def pinned_buffers(length: int, dtype: torch.dtype, device: torch.device) -> deque[tuple[torch.Tensor, Mark]]:
+    """Host memory of the steps under way, each with the mark behind its copy from or to the device."""
+    is_pinned = device.type == "cuda"
+    return deque((torch.zeros(length, dtype=dtype, pin_memory=is_pinned), Mark(device)) for _ in range(IN_FLIGHT))
 
 
 def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
@@ -70,12 +89,11 @@ def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
 class Tokens:
     """Tokens that were drawn on the device, on their way to the host."""
 
-    def __init__(self, host: torch.Tensor, count: int, event: Any) -> None:
-        self._host, self._count, self._event = host, count, event
+    def __init__(self, host: torch.Tensor, count: int, copied: Mark) -> None:
+        self._host, self._count, self._copied = host, count, copied
 
     def wait(self) -> np.ndarray:
         """int32 [R], once the device has drawn them."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._copied.wait()
         tokens: np.ndarray = self._host[: self._count].numpy().copy()
         return tokens

@@ -110,7 +110,7 @@ def usage(engine: Engine) -> Usage:
         steps=engine.num_steps,
         prefill_tokens=engine.num_prefill_tokens,
         decode_tokens=engine.num_decode_tokens,
-        max_prefill_tokens=scheduler.max_prefill_tokens,
+        max_prefill_tokens=min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
     )
 
 

@@ -6,6 +6,7 @@ the embeddings and the head is `kernels.layers.run`; a backend may run it as one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -223,6 +224,12 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
             shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
     return shapes
+
+
+def least_weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory of the weights before any is loaded; a backend that packs them may take more (`Decoder.weight_bytes`)."""
+    tables = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
+    return (tables + sum(math.prod(shape) for shape in tensor_shapes(config).values())) * dtype.itemsize
 
 
 def load_layer(
