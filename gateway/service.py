@@ -8,16 +8,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from redis.exceptions import RedisError
 
 from gateway import answers, chat, completions, joining, sse
 from gateway.answers import ANSWER, Answer
 from gateway.calls import Call, Limits, request_id
 from gateway.delivery import Delivery, send_whole
-from gateway.errors import REQUEST_ID
+from gateway.errors import REQUEST_ID, BrokerDown
 from gateway.events import Events
 from gateway.fanout import Fanout
 from gateway.fleet import Fleet
@@ -27,9 +27,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.model import ServedModel
 from gateway.outputs import Outputs
 from gateway.parsing import read_object
+from gateway.patience import Patience, down
 from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
-from gateway.submission import Submission, down
+from gateway.submission import Submission
 from gateway.subscription import Subscription
 from gateway.terms import read_terms
 from gateway.tracing import SPAN
@@ -74,7 +75,8 @@ class Gateway:
         self.fleet = Fleet(self.broker, self.id, self.model, settings.max_model_len, self.fanout)
         self.subscription = Subscription(self._pubsub, self.broker.keys.channel(self.id), self.fanout)
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
-        self.submission = Submission(self.broker, self.id, bounds, self.fleet, self.subscription.ready, self.fanout.has)
+        self.patience = Patience(self.subscription)
+        self.submission = Submission(self.broker, self.id, bounds, self.fleet, self.patience, self.fanout.has)
         self._lag = LoopLag()
         self.metrics = GatewayMetrics(
             self.broker,
@@ -189,7 +191,7 @@ class Gateway:
         after = joining.read_event_id(request)
         meter.tokens = after.tokens
         call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
-        self.submission.check_subscribed()
+        await self.patience.check_subscribed()
         with self._listening([call_id]) as outputs:
             known = await self._look_up([call_id], format_.dialect)
             if known is None:
@@ -212,13 +214,11 @@ class Gateway:
         """End a call that runs, also one that runs in the background. Of one that has ended nothing changes."""
         call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
         try:
-            known = await joining.look_up(self.broker, call_id)
+            known = await self.patience(partial(joining.look_up, self.broker, call_id))
             if known is None or known.about.dialect != format_.dialect:
                 raise joining.not_found()
             for index in range(known.about.requests):
-                await self.broker.cancel(request_id(call_id, index))
-        except (RedisError, OSError) as error:
-            raise down(str(error)) from error
+                await self.patience(partial(self.broker.cancel, request_id(call_id, index)))
         except MessageError as error:
             self._note_corrupt_about(call_id, error)
             raise joining.not_found() from error
@@ -230,9 +230,7 @@ class Gateway:
         Raises BrokerDown or InvalidRequest.
         """
         try:
-            known = await joining.look_up(self.broker, ids[0])
-        except (RedisError, OSError) as error:
-            raise down(str(error)) from error
+            known = await self.patience(partial(joining.look_up, self.broker, ids[0]))
         except MessageError as error:
             self._note_corrupt_about(ids[0], error)
             return None
@@ -245,10 +243,10 @@ class Gateway:
     async def _attach(self, outputs: Outputs, known: Known) -> bool:
         """Have the requests of a call published to this gateway from now on; False if they are gone."""
         try:
-            attachments = [await self.broker.attach(id_, self.id) for id_ in outputs.cursors]
-        except (RedisError, OSError) as error:
+            attachments = [await self.patience(partial(self.broker.attach, id_, self.id)) for id_ in outputs.cursors]
+        except BrokerDown:
             outputs.is_responsible = False  # the client will come again
-            raise down(str(error)) from error
+            raise
         if attachments[0] is None:
             return False
         outputs.accept(known.left_s, is_logged=True)

@@ -7,22 +7,22 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from redis.exceptions import RedisError, WatchError
 
 from gateway import calls
-from gateway.errors import BrokerDown, IdempotencyKeyReused, QueueIsFull
+from gateway.errors import IdempotencyKeyReused, QueueIsFull
 from gateway.fleet import Fleet
+from gateway.patience import Patience
 from gateway.terms import Terms
 from shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from shared.messages import GenerationRequest
 
 log = logging.getLogger("gateway")
 
-# A submission whose reply was lost may have been carried out; making it again is harmless.
+# How often an idempotency key is tried whose call was cancelled meanwhile.
 ATTEMPTS = 3
-# No further attempt after so long without an answer, if the subscription has ended too: Redis is silent.
-SILENCE_S = 2.0
 # How long cancellations are tried while Redis is away, and how many may wait.
 CANCEL_PAUSE_S = 0.5
 MAX_CANCELLATIONS = 100_000
@@ -120,20 +120,15 @@ class Submission:
         gateway_id: str,
         bounds: QueueBounds,
         fleet: Fleet,
-        subscribed: asyncio.Event,
+        patience: Patience,
         is_wanted: Callable[[str], bool],
     ) -> None:
         self._broker = broker
         self._gateway_id = gateway_id
         self._bounds = bounds
         self._fleet = fleet
-        self._subscribed = subscribed
+        self._patience = patience
         self.canceller = Canceller(broker, gateway_id, is_wanted)
-
-    def check_subscribed(self) -> None:
-        """Raises BrokerDown while nothing that is emitted would be heard."""
-        if not self._subscribed.is_set():
-            raise down("not connected")
 
     async def submit(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
         """Accept the requests of a call into the queue.
@@ -141,7 +136,7 @@ class Submission:
         Returns the id of the first one, which is another where the idempotency key was used before: then the requests
         of that call are all there. Raises BrokerDown, QueueIsFull or IdempotencyKeyReused; then nothing of them runs.
         """
-        self.check_subscribed()
+        await self._patience.check_subscribed()
         ids = [request.id for request in requests]
         # A submission that has begun is finished even if the client leaves, so that it is known what to cancel.
         work = asyncio.ensure_future(self._submit_all(requests, about, terms))
@@ -182,11 +177,8 @@ class Submission:
             first = await self._submit(request, about, terms)
             if first == request.id:
                 break
-            try:
-                if not await self._free_cancelled(terms.idempotency_key, first):
-                    break
-            except (RedisError, OSError) as error:
-                raise down(str(error)) from error
+            if not await self._patience(partial(self._free_cancelled, terms.idempotency_key, first)):
+                break
         return first
 
     async def _free_cancelled(self, key: str, first: str) -> bool:
@@ -205,35 +197,22 @@ class Submission:
         return True
 
     async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms, beside: str = "") -> str:
-        body, cost = request.encode(), request.cost
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        attempt = 1
-        while True:
-            try:
-                return await self._broker.submit(
-                    request.id,
-                    body,
-                    gateway=self._gateway_id,
-                    cost=cost,
-                    bounds=self._bounds,
-                    priority_class=terms.priority_class,
-                    deadline_ms=terms.deadline_ms,
-                    about=about,
-                    is_background=terms.is_background,
-                    idempotency_key=terms.idempotency_key,
-                    fingerprint=terms.fingerprint,
-                    traceparent=terms.traceparent,
-                    beside=beside,
-                )
-            except (RedisError, OSError) as error:
-                # That is no lost reply: the client need not wait for more of it.
-                is_silent = loop.time() - began > SILENCE_S and not self._subscribed.is_set()
-                if attempt == ATTEMPTS or is_silent:
-                    raise down(str(error)) from error
-                attempt += 1
-
-
-def down(why: str) -> BrokerDown:
-    log.warning("a request cannot be queued: %s", why)
-    return BrokerDown("The queue cannot be reached now. Try again in a moment.", headers={"Retry-After": "2"})
+        # One whose reply was lost may have been carried out; making it again is harmless.
+        return await self._patience(
+            partial(
+                self._broker.submit,
+                request.id,
+                request.encode(),
+                gateway=self._gateway_id,
+                cost=request.cost,
+                bounds=self._bounds,
+                priority_class=terms.priority_class,
+                deadline_ms=terms.deadline_ms,
+                about=about,
+                is_background=terms.is_background,
+                idempotency_key=terms.idempotency_key,
+                fingerprint=terms.fingerprint,
+                traceparent=terms.traceparent,
+                beside=beside,
+            )
+        )

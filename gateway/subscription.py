@@ -38,11 +38,13 @@ class Subscription:
         self._task: asyncio.Task[None] | None = None
         self._heard_at = 0.0
         self.ready = asyncio.Event()
+        self.lost_at = 0.0  # by the clock of the loop, while it is not ready
         self.subscribes = 0
         self.frames = 0
         self.corrupt = 0
 
     def start(self) -> None:
+        self.lost_at = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._read_forever())
 
     async def close(self) -> None:
@@ -60,6 +62,8 @@ class Subscription:
                     log.warning("the subscription is broken, connecting again: %s", error)
                     pause = RECONNECT_S[0]
             finally:
+                if self.ready.is_set():
+                    self.lost_at = asyncio.get_running_loop().time()
                 self.ready.clear()
             check_cancelled()
             await asyncio.sleep(pause * random.uniform(0.5, 1))

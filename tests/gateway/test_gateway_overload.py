@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.patience import PATIENCE_S
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, tokens, until
@@ -72,10 +73,32 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
     assert int(reply.headers["retry-after"]) >= 1
     await until(unready)
     assert (await gateway.get("/healthz")).status == 200
+    # Who comes later does not wait for what has been waited for.
+    async with asyncio.timeout(PATIENCE_S / 2):
+        assert (await gateway.chat()).status == 503
     own_redis.start()
     await asyncio.wait_for(gateway.gateway.subscription.ready.wait(), 10)
     async with gateway.worker(emit(tokens("a"))):
         assert (await gateway.chat()).status == 200
+
+
+async def test_a_redis_that_is_soon_back_costs_new_calls_a_wait_and_no_error(
+    own_redis: RedisServer, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 20.0)  # however long a start takes here
+    gateway = await start_gateway(redis_url=own_redis.url)
+    own_redis.kill()
+    first = asyncio.create_task(gateway.chat())
+
+    async def lost() -> bool:
+        return not gateway.gateway.subscription.ready.is_set()
+
+    await until(lost)
+    calls = [first, *(asyncio.create_task(gateway.chat()) for _ in range(3))]
+    assert not (await asyncio.wait(calls, timeout=0.5))[0]
+    own_redis.start()
+    async with gateway.worker(emit(tokens("a"))):
+        assert [reply.status for reply in await asyncio.gather(*calls)] == [200] * 4
 
 
 async def test_a_stream_lives_through_a_restart_of_redis(own_redis: RedisServer, start_gateway: Start) -> None:

@@ -39,7 +39,8 @@ async def long_answers(route: Route) -> None:
     return await route.continue_(post_data=json.dumps({**body, "ignore_eos": True}))
 
 
-def expected(url: str) -> str:
+@pytest.fixture(scope="module")
+def wanted(stack: QuireProcess) -> str:
     """The same answer, to a client that nothing happens to."""
     body = {
         "model": "demo",
@@ -48,7 +49,8 @@ def expected(url: str) -> str:
         "max_tokens": LENGTH,
         "ignore_eos": True,
     }
-    request = urllib.request.Request(url + CHAT, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    url = stack.wait_ready() + CHAT
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as reply:
         text: str = json.load(reply)["choices"][0]["message"]["content"]
     return text
@@ -70,10 +72,9 @@ async def text_of(page: Page) -> str:
 
 
 @pytest.mark.parametrize("what", ["gateway", "worker", "page"])
-async def test_an_answer_survives(page: Page, stack: QuireProcess, what: str) -> None:
+async def test_an_answer_survives(page: Page, stack: QuireProcess, wanted: str, what: str) -> None:
     """Killed with SIGKILL in mid-stream, or reloaded: the same text, token for token."""
     url = stack.wait_ready()
-    wanted = expected(url)
     await page.route(f"**{CHAT}", long_answers)
     await open_chat(page, url)
     await set_field(page, temperature="0", max_tokens=str(LENGTH))
