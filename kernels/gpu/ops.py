@@ -136,7 +136,8 @@ class TritonOps:
         out, width = torch.empty_like(x), x.shape[-1]
         if x.numel():
             padded = power_of_2(width)
-            warps = 4 if padded <= 2048 else 8 if padded <= 8192 else 16
+            # In place: were there more threads than values, several would read one, and one of them perhaps the sum.
+            warps = max(1, min(4, padded // 32)) if padded <= 2048 else 8 if padded <= 8192 else 16
             grid = (x.numel() // width,)
             rms_norm_kernel[grid](x, residual, weight, out, eps, WIDTH=width, PADDED=padded, ADD=add, num_warps=warps)
         return out

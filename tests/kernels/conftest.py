@@ -13,10 +13,12 @@ import torch
 
 import kernels
 from kernels.cpu.library import LEVELS
+from tests.kernels.accesses import Accesses
 from tests.kernels.interpreter import patch_once
 
 ON_CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+ACCESSES = Accesses()
 if HAS_TRITON and not ON_CUDA:
     # Read when functions are decorated, Triton's own among them; so it must not have been imported before.
     with pytest.MonkeyPatch.context() as patch:
@@ -27,6 +29,7 @@ if HAS_TRITON and not ON_CUDA:
     HAS_TRITON = not isinstance(triton.language.sum, triton.JITFunction)
     if HAS_TRITON:
         patch_once()
+        ACCESSES.install()
 TRITON_DTYPES = () if not HAS_TRITON else (torch.float32, torch.float16) + ((torch.bfloat16,) if ON_CUDA else ())
 
 
@@ -88,7 +91,10 @@ def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(7)
+    if not ON_CUDA:
+        torch.use_deterministic_algorithms(True)  # what torch.empty gives is NaN, or the largest number
     yield
+    torch.use_deterministic_algorithms(False)
     torch.set_default_device(None)
     if ON_CUDA:
         end_if_lost()

@@ -1,0 +1,167 @@
+"""What a GPU does not forgive and an interpreter does: accesses of a launch that race, or miss their tensors.
+
+An interpreter runs the programs of a launch one after the other, and each of their operations to its end. On a GPU
+programs run at once, and so do the threads of one, which wait for each other nowhere that the kernel does not say. Here
+every address is noted, byte by byte, and an AssertionError names the kernel
+
+- that touches what belongs to no tensor,
+- one of whose programs reads or writes what another one of the launch writes,
+- whose program reads what it has written itself (there is no barrier in these kernels), or writes it twice,
+- whose program writes where it has read with fewer values than it has threads: several threads then read the same
+  value, and one may be so late that it finds the new one.
+
+What a load leaves out and names no other value for is garbage on a GPU, and NaN or the largest number here.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+
+THREADS_OF_WARP, DEFAULT_WARPS = 32, 4
+
+
+class Accesses:
+    """Of the launch that runs, after `install`."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.bytes = 0
+        self._begin(np.empty((0, 2), np.int64), 0)
+
+    def install(self) -> None:
+        """Watch all launches of the interpreter from now on, in this process."""
+        from triton.runtime import interpreter
+        from triton.runtime.errors import InterpreterError
+
+        builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+        load, store, place = builder.create_masked_load, builder.create_masked_store, builder.set_grid_idx
+        launch, to_host = executor.__call__, executor._init_args_hst
+
+        def watched_load(self_: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+            self.read(ptrs, mask)
+            if other is None:
+                type_ = ptrs.get_element_ty()
+                other = interpreter.TensorHandle(_garbage(ptrs.data.shape, interpreter._get_np_dtype(type_)), type_)
+            return load(self_, ptrs, mask, other, *rest)
+
+        def watched_store(self_: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.write(ptrs, mask)
+            return store(self_, ptrs, value, mask, *rest)
+
+        def watched_place(self_: Any, *index: int) -> None:
+            self.next_program()
+            place(self_, *index)
+
+        def watched_arguments(self_: Any, *arguments: Any) -> Any:
+            positional, named = to_host(self_, *arguments)
+            self._begin(_extents([*positional, *named.values()]), self._launch_threads)
+            return positional, named
+
+        def watched_launch(self_: Any, *arguments: Any, **named: Any) -> Any:
+            self._launch_threads = THREADS_OF_WARP * named.get("num_warps", DEFAULT_WARPS)
+            try:
+                launch(self_, *arguments, **named)
+                self.finish()
+            except (AssertionError, InterpreterError) as error:
+                # The interpreter packs what happens in a kernel into an error of its own.
+                cause = error.__cause__ or error
+                if not isinstance(cause, AssertionError):
+                    raise
+                raise AssertionError(f"{self_.fn.__name__}: {cause}") from error
+
+        builder.create_masked_load, builder.create_masked_store = watched_load, watched_store
+        builder.set_grid_idx, executor.__call__ = watched_place, watched_launch
+        executor._init_args_hst = watched_arguments
+
+    def _begin(self, extents: np.ndarray, threads: int) -> None:
+        self._extents = extents  # [n, 2]: first byte and the one behind the last of each tensor
+        self._threads = threads
+        self._read: list[np.ndarray] = []
+        self._shared: list[np.ndarray] = []  # of what was read, what several threads have read
+        self._written: list[np.ndarray] = []
+        self._reads: list[np.ndarray] = []  # of each program that has ended
+        self._writes: list[np.ndarray] = []
+
+    def read(self, ptrs: Any, mask: Any) -> None:
+        touched = self._bytes(ptrs, mask)
+        for written in self._written:
+            assert not np.isin(touched, written).any(), "a program reads what it has written"
+        self._read.append(touched)
+        if ptrs.data.size < self._threads:
+            self._shared.append(touched)
+
+    def write(self, ptrs: Any, mask: Any) -> None:
+        touched = self._bytes(ptrs, mask)
+        assert len(np.unique(touched)) == len(touched), "one store writes to a place twice"
+        for written in self._written:
+            assert not np.isin(touched, written).any(), "a program writes to a place twice"
+        for read in self._shared:
+            assert not np.isin(touched, read).any(), "a program writes where several of its threads have read"
+        self._written.append(touched)
+
+    def next_program(self) -> None:
+        self._reads.append(_unique(self._read))
+        self._writes.append(_unique(self._written))
+        self._read, self._shared, self._written = [], [], []
+
+    def finish(self) -> None:
+        self.next_program()
+        self.launches += 1
+        written, writer = _flat(self._writes)
+        order = np.argsort(written, kind="stable")
+        written, writer = written[order], writer[order]
+        assert not (written[1:] == written[:-1]).any(), "two programs write to one place"
+        read, reader = _flat(self._reads)
+        self.bytes += len(read) + len(written)
+        if len(written):
+            at = np.minimum(np.searchsorted(written, read), len(written) - 1)
+            assert not ((written[at] == read) & (writer[at] != reader)).any(), "a program reads what another one writes"
+
+    def _bytes(self, ptrs: Any, mask: Any) -> np.ndarray:
+        """Addresses of all bytes that an operation touches."""
+        first = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64).reshape(-1)
+        size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+        self._check_owned(first, size)
+        return (first[:, None] + np.arange(size)).reshape(-1)
+
+    def _check_owned(self, first: np.ndarray, size: int) -> None:
+        if not len(first):
+            return
+        if _all_inside(first, size, self._extents):
+            return
+        # Where a kernel finds its tensors by pointers that are in a tensor.
+        self._extents = _extents([one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)])
+        assert _all_inside(first, size, self._extents), "a program touches what belongs to no tensor"
+
+
+def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """What a masked load without a value for the rest may find there."""
+    return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max, dtype)
+
+
+def _extents(tensors: list[Any]) -> np.ndarray:
+    """[n, 2]: the memory of tensors, in the order of addresses, none inside another."""
+    storages = [one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+    found = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages if one.nbytes()})
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _all_inside(first: np.ndarray, size: int, extents: np.ndarray) -> bool:
+    if not len(extents):
+        return False
+    at = np.searchsorted(extents[:, 0], first, side="right") - 1
+    return bool(((at >= 0) & (first + size <= extents[at, 1])).all())
+
+
+def _unique(parts: list[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+
+def _flat(programs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses of all programs, and the program of each."""
+    owners = [np.full(len(one), number, np.int64) for number, one in enumerate(programs)]
+    return np.concatenate(programs), np.concatenate(owners)
