@@ -62,13 +62,16 @@ class Accesses:
             return positional, named
 
         def watched_launch(self_: Any, *arguments: Any, **named: Any) -> Any:
-            self._launch_threads = THREADS_OF_WARP * named.get("num_warps", DEFAULT_WARPS)
+            warps = named.get("num_warps", DEFAULT_WARPS)
+            self._launch_threads = THREADS_OF_WARP * warps if warps > 1 else 0  # those of one warp load together
             try:
                 launch(self_, *arguments, **named)
                 self.finish()
             except (AssertionError, InterpreterError) as error:
-                # The interpreter packs what happens in a kernel into an error of its own.
-                cause = error.__cause__ or error
+                # The interpreter packs what happens in a kernel into errors of its own.
+                cause: BaseException = error
+                while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
+                    cause = cause.__cause__
                 if not isinstance(cause, AssertionError):
                     raise
                 raise AssertionError(f"{self_.fn.__name__}: {cause}") from error

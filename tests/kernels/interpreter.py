@@ -23,6 +23,9 @@ def patch_once() -> None:
     # A GPU does not say when a result is infinite.
     interpreter.GridExecutor.__call__ = np.errstate(all="ignore")(interpreter.GridExecutor.__call__)
 
+    # Tensors of the CPU are read and written in place, and need not be copied onto themselves, whole caches at a time.
+    interpreter.GridExecutor._restore_args_dev = lambda *arguments: None
+
     # Its own conversion loses the carry where rounding up fills the mantissa of an 8-bit number.
     convert = interpreter._convert_float
 

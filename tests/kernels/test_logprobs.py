@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.conftest import make_ops, of_each_kind
+from tests.kernels.conftest import fewer, make_ops, of_each_kind
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,7 +46,7 @@ def test_the_best_are_found_and_normalised(logit_ops, vocabulary, count):
 def test_of_equals_the_lower_id_comes_first(logit_ops, vocabulary):
     check(logit_ops, torch.randint(-3, 3, (20, vocabulary)).float(), 33)
     check(logit_ops, torch.zeros(2, vocabulary), 5)
-    check(logit_ops, torch.randn(3, vocabulary).round(decimals=1), vocabulary)
+    check(logit_ops, torch.randn(3, vocabulary).round(decimals=1), max(2, fewer(logit_ops, vocabulary)))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
