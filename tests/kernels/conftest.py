@@ -1,8 +1,7 @@
 """Every implementation that this machine runs, at every instruction-set level and in every type, as one fixture.
 
-The Triton kernels run on a CUDA device where there is one, in every type, and else in Triton's interpreter, which is
-slow and multiplies matrices of bfloat16 wrongly: there the tests that all implementations share run with `-m soak`, and
-test_gpu_*.py, with shapes made for it, always.
+The Triton kernels run on a CUDA device where there is one, and else in Triton's interpreter, which is slow: there the
+tests that all implementations share run with `-m soak`, and test_gpu_*.py, with shapes made for it, always.
 """
 
 import importlib.util
@@ -30,7 +29,7 @@ if HAS_TRITON and not ON_CUDA:
     if HAS_TRITON:
         patch_once()
         ACCESSES.install()
-TRITON_DTYPES = () if not HAS_TRITON else (torch.float32, torch.float16) + ((torch.bfloat16,) if ON_CUDA else ())
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HAS_TRITON else ()
 
 
 def implementations() -> list:
@@ -94,10 +93,11 @@ def seed():
     if not ON_CUDA:
         torch.use_deterministic_algorithms(True)  # what torch.empty gives is NaN, or the largest number
     yield
-    torch.use_deterministic_algorithms(False)
     torch.set_default_device(None)
     if ON_CUDA:
         end_if_lost()
+    else:
+        torch.use_deterministic_algorithms(False)
 
 
 def end_if_lost() -> None:

@@ -41,6 +41,8 @@ CASES = [
     Case(torch.float16, 7, 1, 128, 128, window=300),
     Case(torch.float32, 2, 1, 256, 32),
     Case(torch.float16, 20, 1, 64, 64, window=1),
+    Case(torch.bfloat16, 8, 2, 128, 16),
+    Case(torch.bfloat16, 5, 1, 64, 32, window=40),
 ]
 
 
