@@ -159,6 +159,7 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
     largest step fits."""
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
+    log.info("running the largest step once, to measure it; the first start on a machine compiles kernels for a while")
     while True:
         release()  # what was here before, or did not fit: nothing can be released where that is caught
         try:
