@@ -641,7 +641,10 @@ BUGS: dict[str, Patch] = {
         # The worker's name serves as the token: its second attempt has that of its first.
         ("KEYS[1], 'state', 'running', 'attempt', attempt,", "KEYS[1], 'state', 'running', 'attempt', worker,"),
         ("if req[8] ~= attempt then", "if req[8] ~= worker then"),
-        ("if state[1] ~= attempt or (state[2]", "if state[1] ~= worker or (state[2]"),
+        (
+            "if state[1] ~= attempt or (state[2]",
+            "if state[1] ~= string.match(KEYS[1], 'worker:(.+):mailbox') or (state[2]",
+        ),
         ("if req[1] == ARGV[i + 1] and req[2] == 'running' then", "if req[2] == 'running' then"),
         ("elseif req[1] ~= ARGV[i + 1] then", "elseif req[1] ~= worker then"),
     ),
@@ -654,7 +657,7 @@ BUGS: dict[str, Patch] = {
         ("                table.insert(frames[gateway], item)\n", ""),
     ),
     "the start index is ignored": (
-        ("if first > emitted or (first < emitted and tonumber(last) > emitted) then", "if false then"),
+        ("if first > emitted or (first < emitted and last > emitted) then", "if false then"),
         ("elseif first == emitted and (", "elseif ("),
     ),
     "a notice is gone once it was read": (
