@@ -151,8 +151,6 @@ class Committer:
                 # What is still behind after that will not be mended by sending it once more.
                 for request_id in self._obey(await self._commit(again, is_new=False), again, engine):
                     self._lose(request_id, engine)
-            if not self._attempts:
-                self._ended.set()
 
     async def all_ended(self) -> None:
         """Wait until no request runs here."""
@@ -163,8 +161,6 @@ class Committer:
         for request_id, token in list(attempts):
             if self._token(request_id) == token:
                 self._forget(request_id).trace_end("released")
-        if not self._attempts:
-            self._ended.set()
 
     def stop(self) -> None:
         self._stopping = True
@@ -271,7 +267,10 @@ class Committer:
     def _forget(self, request_id: str) -> Attempt:
         self._first_awaited.pop(request_id, None)
         self._unproven.discard(request_id)
-        return self._attempts.pop(request_id)
+        attempt = self._attempts.pop(request_id)
+        if not self._attempts:
+            self._ended.set()
+        return attempt
 
     def _token(self, request_id: str) -> str | None:
         attempt = self._attempts.get(request_id)

@@ -102,6 +102,14 @@ async def test_what_another_attempt_of_this_worker_computed_falls_away(redis_url
         assert not lane.engine.dropped
 
 
+async def test_who_loses_the_last_attempt_without_a_commit_has_nothing_to_wait_for(redis_url: str) -> None:
+    """Its leases were not renewed, and its engine has no further step."""
+    async with committing(redis_url) as lane:
+        claim = await lane.start("r")
+        lane.committer.lose([("r", claim.attempt)], lane.engine)  # type: ignore[arg-type]
+        await asyncio.wait_for(lane.committer.all_ended(), 5)
+
+
 async def test_a_log_that_lost_its_end_gets_it_again_cut_as_it_was(redis_url: str) -> None:
     async with committing(redis_url) as lane:
         claim = await lane.start("r")

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from shared.keys import LaneKeys
 from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
@@ -137,6 +139,26 @@ async def test_a_suspect_that_is_cancelled_while_it_waits_never_begins(redis_url
             assert await lane.until_started(2) == [first, last]
             assert (await lane.state(cancelled))[:2] == [b"done", b"cancelled"]
             assert not lane.committer.runs(cancelled)
+
+
+async def test_a_worker_whose_last_suspect_never_began_has_nothing_to_wait_for(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin: Any = Broker.begin
+
+    async def too_late(broker: Broker, claim: Claim) -> bool:
+        assert await broker.cancel(claim.request_id) == "flagged"
+        return bool(await begin(broker, claim))
+
+    monkeypatch.setattr(Broker, "begin", too_late)
+    async with consuming(redis_url) as lane:
+        await lane.suspect("a")
+        async with at_work(lane):
+            async with asyncio.timeout(10):
+                while (await lane.state("a"))[0] != b"done":  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                await lane.committer.all_ended()
+            assert not lane.engine.started
 
 
 async def test_the_reply_of_an_attempt_that_is_over_clears_nothing(redis_url: str) -> None:
