@@ -49,7 +49,8 @@ class NameVerbs(Lane):
         """
         keys = [self.keys.worker(worker_id), self.keys.workers]
         ttl_s = max(WORKER_TTL_S, math.ceil(3 * beat_s))
-        return bool(await self._beat(keys=keys, args=[worker_id, incarnation, home, beat_s, "", ttl_s, before]))
+        args: list[Any] = [worker_id, incarnation, home, beat_s, "", ttl_s, before, self.keys.prefix]
+        return bool(await self._beat(keys=keys, args=args))
 
     async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0, home: str = "", beat_s: float = BEAT_S) -> bool:
         """Publish the worker's card and its progress; False if another incarnation has the name by now.
@@ -58,10 +59,10 @@ class NameVerbs(Lane):
         """
         keys = [self.keys.worker(card.worker_id), self.keys.workers]
         ttl_s = max(WORKER_TTL_S, math.ceil(3 * max(beat_s, slowest_step_s)))
-        args: list[Any] = [card.worker_id, card.incarnation, home, beat_s, card.encode(), ttl_s, ""]
+        args: list[Any] = [card.worker_id, card.incarnation, home, beat_s, card.encode(), ttl_s, "", self.keys.prefix]
         return bool(await self._beat(keys=keys, args=args))
 
     async def retire(self, worker_id: str, incarnation: str) -> None:
         """A worker that ends stops counting as live at once, and its name is free."""
         keys = [self.keys.worker(worker_id), self.keys.mailbox(worker_id), self.keys.workers]
-        await self._retire(keys=keys, args=[worker_id, incarnation])
+        await self._retire(keys=keys, args=[worker_id, incarnation, self.keys.prefix])

@@ -88,6 +88,21 @@ local function notify(prefix, worker, id, notice, retention_s)
     redis.call('EXPIRE', mailbox, retention_s)
 end
 
+-- Have the queues forget a worker that is gone. False where something is still pending for it: it goes with that.
+local function forget_consumer(prefix, worker)
+    local is_gone = true
+    for _, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
+        local stream = prefix .. 'queue:' .. name
+        local pending = try('XPENDING', stream, 'workers', '-', '+', 1, worker)
+        if #pending > 0 then
+            is_gone = false
+        elseif not pending.err then
+            redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', worker)
+        end
+    end
+    return is_gone
+end
+
 -- End a request: outcome, entry off the queue, counter, expiry. The caller has checked that it is not done yet.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id

@@ -1,7 +1,7 @@
 -- A worker lives under its name: the only one, or the one that follows a dead one.
 --   KEYS  the worker's hash, the set of workers
 --   ARGV  worker, incarnation of its process, where that process runs, seconds between beats, card ('' before the first
---         beat), life of the hash (s), incarnation of the dead one that it follows ('' = none)
+--         beat), life of the hash (s), incarnation of the dead one that it follows ('' = none), prefix
 --   ->    1 | 0 (another process lives under the name: nothing was done)
 -- Repeatable.
 local worker, incarnation, home, every, card, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -19,7 +19,11 @@ redis.call('HSET', KEYS[1], 'incarnation', incarnation, 'home', home, 'every', e
 if card ~= '' then
     redis.call('HSET', KEYS[1], 'card', card)
     redis.call('ZADD', KEYS[2], now, worker)
-    redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now - FORGOTTEN_MS)
+    for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], 0, now - FORGOTTEN_MS)) do
+        if forget_consumer(ARGV[8], gone) then
+            redis.call('ZREM', KEYS[2], gone)
+        end
+    end
 end
 redis.call('EXPIRE', KEYS[1], ttl)
 return 1

@@ -749,6 +749,46 @@ async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis)
     assert await client.zcard(KEYS.workers) == 0
 
 
+async def consumers(client: Redis) -> set[str]:
+    """Who is known to the groups of the queues."""
+    found = [one for name in QUEUES for one in await client.xinfo_consumers(KEYS.queue(name), GROUP)]
+    return {one["name"].decode() for one in found}
+
+
+async def test_workers_that_are_gone_leave_no_consumers_behind(broker: Broker, client: Redis) -> None:
+    """Where each process has a name of its own they would be as many as there were processes."""
+    ended, killed, last = (
+        WorkerCard(name, "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7) for name in ("ended", "killed", "last")
+    )
+    await broker.create_groups()
+    for card in (ended, killed, last):
+        await broker.beat(card)
+        await QueueReader(client, "lane", card.worker_id).pending()
+    assert await consumers(client) == {"ended", "killed", "last"}
+    await broker.retire("ended", "1")
+    assert await consumers(client) == {"killed", "last"}
+    await client.zadd(KEYS.workers, {"killed": 1})  # beat last very long ago
+    await broker.beat(last)
+    assert await consumers(client) == {"last"}
+    assert await client.zrange(KEYS.workers, 0, -1) == [b"last"]
+
+
+async def test_what_is_pending_for_a_worker_that_is_gone_keeps_its_consumer(broker: Broker, client: Redis) -> None:
+    ended = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    heir = replace(ended, worker_id="heir")
+    await broker.beat(ended)
+    claim = await start(broker)
+    await broker.retire("w", "1")
+    await client.zadd(KEYS.workers, {"w": 1})
+    await broker.beat(heir)
+    assert await consumers(client) == {"w"}
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("heir", 1000, 1)
+    assert delivery.request_id == claim.request_id
+    await broker.beat(heir)
+    assert await consumers(client) == {"heir"}
+
+
 async def test_a_name_is_of_one_incarnation_at_a_time(broker: Broker, client: Redis) -> None:
     card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
     assert await broker.holder("w") is None
