@@ -17,7 +17,7 @@ class ClaimCounts:
 
     def note(self, claim: Claim) -> None:
         """A claim that was granted."""
-        if claim.emitted or claim.deaths:
+        if claim.deliveries > 1:
             self.migrated += 1
             return
         self.first += 1
