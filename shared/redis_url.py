@@ -35,6 +35,7 @@ _TLS = {
     "ssl_check_hostname",
 }
 _CERT_REQS = ("none", "optional", "required")
+_CUT = "it has no redis:// before its @, or a / or ? between them; write / ? and [ of a password as %2F %3F and %5B"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -75,17 +76,27 @@ def parse_redis_url(text: str) -> RedisUrl:
     try:
         return _parse(text)
     except ValueError as error:
-        raise BrokerUnavailable(
-            f"{redact(text)!r} is not a Redis URL: {error}. Give --redis-url (QUIRE_REDIS_URL) as {FORMS}."
-        ) from error
+        why = _CUT if _is_cut(text) else str(error)
+    raise BrokerUnavailable(
+        f"{redact(text)!r} is not a Redis URL: {why}. Give --redis-url (QUIRE_REDIS_URL) as {FORMS}."
+    )
 
 
 def redact(url: str) -> str:
     """A Redis URL without its passwords."""
-    url = re.sub(r"(?<=password=)[^&]*", "***", url)
-    scheme, separator, rest = url.partition("://")
+    url = re.sub(r"(?<=password=)[^&]*", "***", url, flags=re.IGNORECASE)
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     credentials, at, host = rest.rpartition("@")
     return f"{scheme}{separator}{credentials.split(':')[0] + ':***@' if at else ''}{host}"
+
+
+def _is_cut(text: str) -> bool:
+    """Whether what is wrong may be a piece of a password, which nobody may be shown."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # a bracket
+        return "@" in text
+    return parts.scheme != "unix" and "@" in re.sub("password=[^&]*", "", f"{parts.path}?{parts.query}")
 
 
 def _parse(text: str) -> RedisUrl:

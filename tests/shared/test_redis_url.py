@@ -78,3 +78,33 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(BrokerUnavailable) as raised:
         parse_redis_url("redis://:secret@host:x")
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hid/den@host:6379/0",
+        "redis://:12/hidden@host",
+        "redis://:hid?den@host",
+        "redis://:hid?den=1@host",
+        "redis://user:p@hidden/hidden@host",
+        "redis://user:hid[den@host",
+        "redis+sentinel://:hid/den@host/s",
+        "redis:/:hidden@host",
+        ":hidden@host:6379",
+        "user:hidden@host:6379",
+        "redis://host?PASSWORD=hidden",
+    ],
+)
+def test_no_part_of_a_password_that_is_not_written_as_it_must_be_is_shown(url: str) -> None:
+    with pytest.raises(BrokerUnavailable) as raised:
+        parse_redis_url(url)
+    shown = str(raised.value)
+    assert not any(part in shown for part in ("hid/", "hid?", "'hid", ":hid", "hidden", "den@", "den=")), shown
+    assert "%2F" in shown or "PASSWORD is not an option" in shown
+
+
+def test_an_at_sign_is_no_end_of_a_password_in_the_query() -> None:
+    assert parse_redis_url("redis://host/0?password=a@b").options["password"] == "a@b"
+    with pytest.raises(BrokerUnavailable, match="'one' is not the number of a database"):
+        parse_redis_url("redis://host/one?password=a@b")
