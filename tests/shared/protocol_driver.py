@@ -126,6 +126,19 @@ return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load')
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 
 
+# Key, value and life of all that there is.
+SAVE = """
+local saved = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+    saved[#saved + 1] = key
+    saved[#saved + 1] = redis.call('DUMP', key)
+    saved[#saved + 1] = redis.call('PTTL', key)
+end
+return saved
+"""
+Saved = list[tuple[bytes, bytes, int]]
+
+
 class Snapshot:
     """What Redis holds for a lane at one moment."""
 
@@ -241,6 +254,18 @@ class Lane:
         for entry, item in kept:
             pipe.xadd(KEYS.output(request_id), {"item": item}, id=entry)
         pipe.hset(KEYS.request(request_id), "emitted", emitted)
+        pipe.execute()
+
+    def save(self) -> Saved:
+        """All that Redis holds."""
+        parts: Any = self.client.eval(SAVE, 0)
+        return [tuple(parts[index : index + 3]) for index in range(0, len(parts), 3)]
+
+    def restore(self, saved: Saved) -> None:
+        pipe = self.client.pipeline(transaction=True)
+        pipe.flushdb()
+        for key, value, ttl_ms in saved:
+            pipe.restore(key, max(0, ttl_ms), value)
         pipe.execute()
 
     def close(self) -> None:

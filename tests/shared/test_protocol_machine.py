@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count, product
@@ -31,7 +32,7 @@ from shared.broker import (
 )
 from shared.keys import PRIORITY_CLASSES, QUEUES
 from shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from tests.shared.protocol_driver import KEYS, Lane, Patch, Snapshot, finished
+from tests.shared.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
 from tests.shared.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.shared.redis_server import RedisServer
 
@@ -116,6 +117,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         # What a gateway has of each request that was ever published.
         self.seen: defaultdict[str, int] = defaultdict(int)
         self.ends_seen: Counter[str] = Counter()
+        self.remembered: tuple[Saved, tuple[ProtocolModel, dict[str, int], Counter[str]]] | None = None
         self.walks.append(0)
 
     # --- calling ------------------------------------------------------------------------------------------------------
@@ -451,6 +453,20 @@ class ProtocolMachine(RuleBasedStateMachine):
         if request.state == "running":
             self.model.cut_log(request, kept)
             self.lane.cut_log(request.request_id, request.log, request.emitted)
+
+    @rule()
+    def remember(self) -> None:
+        """What Redis holds now is on its disk."""
+        self.remembered = self.lane.save(), deepcopy((self.model, self.settled, self.ends_seen))
+
+    @precondition(lambda machine: machine.remembered is not None)
+    @rule()
+    def come_back_older(self) -> None:
+        """Redis comes back with what it held some time ago. What workers have and clients saw stays as it was."""
+        assert self.remembered is not None
+        saved, state = self.remembered
+        self.lane.restore(saved)
+        self.model, self.settled, self.ends_seen = deepcopy(state)
 
     @precondition(has_requests)
     @rule(which=picks, key=st.sampled_from(("", "k0", "k1")))
