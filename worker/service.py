@@ -22,7 +22,7 @@ from worker.engine.engine import Engine
 from worker.engine_loop import EngineLoop
 from worker.internal import Inside
 from worker.metrics import WorkerMetrics
-from worker.names import NameTaken, home, take_name
+from worker.names import NameTaken, home, is_gone, take_name
 from worker.orphans import Orphans
 from worker.viewer import Viewer
 from worker.watch import Watch
@@ -198,7 +198,8 @@ class WorkerService:
 
     async def _heartbeat(self, broker: Broker, engine: EngineLoop, committer: Committer, consumer: Consumer) -> None:
         """Beat and renew leases, but only if the engine has ticked since the last time: a worker that hangs does not
-        count as live, and loses its requests. Raises NameTaken if another worker has this one's name by now.
+        count as live, and loses its requests. Raises NameTaken if another worker that may live has this one's name by
+        now.
 
         Ends by a flag: redis-py can swallow a cancellation that arrives inside a command.
         """
@@ -214,7 +215,12 @@ class WorkerService:
                         self._card(engine), engine.status.slowest_step_s, self._home, self._leases.beat_s
                     )
                     if not beats and (holder := await broker.holder(self._worker_id)):
-                        raise NameTaken(self._worker_id, holder)
+                        if not is_gone(holder.home):
+                            raise NameTaken(self._worker_id, holder)
+                        # Redis came back older than this process, with the dead one that had the name before.
+                        await broker.enlist(
+                            self._worker_id, self._incarnation, self._home, self._leases.beat_s, holder.incarnation
+                        )
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
                     consumer.redis_was_away()

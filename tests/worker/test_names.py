@@ -101,6 +101,24 @@ async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) 
         assert (await gateway.client.hget(KEYS.worker("w1"), "incarnation")) == b"new"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what tells processes apart is Linux's /proc")
+async def test_one_that_finds_its_predecessor_again_in_redis_keeps_the_name(redis_url: str) -> None:
+    """Redis came back as it was when the one before had just died."""
+    ended = (await asyncio.to_thread(homes))[0]
+    async with Gateway(redis_url) as gateway:
+        worker = service(redis_url)
+        task = asyncio.create_task(worker.run(1.0))
+        await gateway.result(await gateway.submit((4, 2)))
+        holder = await gateway.broker.holder("w1")
+        assert holder is not None
+        assert await gateway.broker.enlist("w1", "dead", ended, BEAT_S, before=holder.incarnation)
+        async with asyncio.timeout(10):
+            while not await gateway.broker.live_workers() and not task.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        worker.stop()
+        await task
+
+
 async def test_the_name_of_a_dead_process_is_free_at_once_and_of_a_silent_one_soon(redis_url: str) -> None:
     client = command_client(redis_url)
     try:
