@@ -7,9 +7,11 @@ import logging
 import os
 import time
 
+from redis.exceptions import RedisError
+
 from shared.logs import give_up, setup_logging
 from shared.naming import InvalidModelName, served_name
-from shared.redis_clients import BrokerUnavailable, check_redis
+from shared.redis_clients import BrokerUnavailable, check_redis, redact
 from shared.settings import with_sources
 from shared.tokenizer import ModelError
 from shared.tracing import TracingError
@@ -31,6 +33,14 @@ def run(settings: WorkerSettings) -> int:
         return 0
     except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
         give_up("quire worker", with_sources(str(error), settings, os.environ))
+        return 1
+    except RedisError as error:  # at the start; a running worker waits for its Redis
+        why = (
+            f"the Redis at {redact(settings.redis_url)} fails where it must hold the queue: {error}. It must be the "
+            "master, have memory left, and let its user run all commands on quire:*. Mend that, or give another with "
+            "--redis-url (QUIRE_REDIS_URL)."
+        )
+        give_up("quire worker", with_sources(why, settings, os.environ))
         return 1
     except RuntimeError as error:
         # The traceback is in the log; the last line says what it was.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import QuireProcess, StartQuire
+from tests.shared.redis_server import running_redis
 from worker import build
 from worker.build import GIB, check, choose_num_host_blocks
 from worker.errors import StartError
@@ -84,6 +85,20 @@ def test_no_redis(start_quire: StartQuire, tiny_model: Path, tmp_path: Path) -> 
     line = refusal(start_quire, str(tiny_model), "--redis-url", f"unix://{tmp_path}/none.sock")
     assert "no Redis at" in line
     assert "--redis-url" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(("--maxmemory", "1"), "OOM command not allowed"), (("--replicaof", "127.0.0.1", "1"), "read only replica")],
+)
+def test_a_redis_that_refuses(start_quire: StartQuire, tiny_model: Path, options: tuple[str, ...], why: str) -> None:
+    with running_redis(*options) as server:
+        line = refusal(start_quire, str(tiny_model), "--redis-url", server.url)
+    assert why in line
+    assert "unexpected failure" not in line
+    assert server.url in line
+    assert "--redis-url (QUIRE_REDIS_URL)" in line
 
 
 @pytest.mark.slow
