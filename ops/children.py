@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ops.embedded_redis import EmbeddedRedis
+from ops.errors import CommandError
 from ops.processes import spawn
 
 FIRST_BACKOFF_S = 0.5
@@ -53,9 +54,16 @@ class Service:
         self._log_start = 0
 
     def start(self) -> subprocess.Popen[bytes]:
-        if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
-        with self.log_path.open("ab") as log:
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
+            log = self.log_path.open("ab")
+        except OSError as error:
+            raise CommandError(
+                f"cannot write the log {self.log_path}: {error.strerror}; make room there, or pass another --state-dir"
+            ) from error
+        with log:
             self._log_start = log.tell()
             return spawn(self._command, environ=self._environ, output=log)
 
@@ -75,10 +83,13 @@ class Service:
         return ""
 
     def _lines(self, tail: int = 65536) -> list[str]:
-        with self.log_path.open("rb") as log:
-            size = log.seek(0, 2)
-            log.seek(max(self._log_start, size - tail))
-            return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, 2)
+                log.seek(max(self._log_start, size - tail))
+                return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
+        except OSError:  # somebody tidied up
+            return []
 
 
 def _as_text(line: str) -> str:

@@ -7,6 +7,7 @@ what a killed run left behind is taken over.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -185,7 +186,8 @@ class EmbeddedRedis:
 
     def why_it_ended(self) -> str:
         """What the log says about the end of the server, as one line with the remedy where one is known."""
-        with self.log_path.open("rb") as log:
+        lines: list[str] = []
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:  # somebody may have tidied up
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
         said = [line for line in lines if re.search(r"error|fatal|bad file|can't|failed|#", line, re.IGNORECASE)]

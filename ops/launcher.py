@@ -56,10 +56,13 @@ def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[A
     try:
         settings = dataclasses.replace(settings, port=check_port(settings.host, settings.port))
         launcher = Launcher(settings, environ, known, state_dir)
-        lock.write(f"{os.getpid()} {launcher.url}")
+        # It is for the message to a second one only: without room for it, what needs room says so better.
+        with contextlib.suppress(OSError):
+            lock.write(f"{os.getpid()} {launcher.url}")
         return launcher.run()
     finally:
-        lock.write("")
+        with contextlib.suppress(OSError):
+            lock.write("")
         lock.close()
 
 
@@ -114,7 +117,6 @@ class Launcher:
 
     def _start(self) -> bool:
         """Start everything and wait until it serves; False if we were told to stop. Raises CommandError."""
-        (self._state_dir / "logs").mkdir(exist_ok=True)
         if self._redis is None:
             check_redis(self._settings.redis_url)
         else:

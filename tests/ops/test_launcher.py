@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -168,6 +169,37 @@ def test_a_child_that_cannot_start_ends_the_start_with_its_last_word(serve, tmp_
     assert re.search(r"worker-1 ended, exit code 1: .*raise --num-blocks.*\(log: .*worker-1.log\)", line)
     assert "from the environment" not in line, "it was a flag"
     assert "Traceback" not in process.stderr
+
+
+def test_logs_that_somebody_removed_cost_no_server(serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    process = serve()
+    url = process.wait_ready()
+    shutil.rmtree(tmp_path / "state" / "logs")
+    for name in ("worker", "redis-server"):
+        [pid] = children(process, name)
+        os.kill(pid, signal.SIGTERM)
+        process.wait_for(rf"^{name.removesuffix('-server')}\S* ended, exit code 0; starting it again in 0.5 s$")
+    assert complete(url, max_tokens=4), "it waits for the worker"
+    assert (tmp_path / "state" / "logs" / "worker-1.log").is_file()
+    assert process.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("full", "said"),
+    [
+        ("redis/redis.conf", r"cannot start Redis below \S+/redis: No space left on device; pass another --state-dir"),
+        ("logs/gateway.log/x", r"cannot write the log \S+/gateway.log: Is a directory; make room there"),
+    ],
+)
+def test_a_state_folder_that_takes_no_more_is_one_line(serve, tmp_path: Path, full: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    for name in (full, "lock"):
+        path = tmp_path / "state" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/full")
+    process = serve()
+    assert process.wait() == 1
+    [line] = [line for line in process.stderr.splitlines() if line.startswith("quire serve:")]
+    assert re.search(said, line)
 
 
 def test_ctrl_c_while_starting_ends_cleanly(serve) -> None:  # type: ignore[no-untyped-def]
