@@ -26,18 +26,24 @@ const shelfDrawer = new Drawer("shelf", "shelf-button", { onOpen: drawShelf });
 // --- turns ----------------------------------------------------------------------------------------------------------
 
 function say(text) {
-  const options = optionsOfRuns();
-  if (options === null) {
-    settingsDrawer.toggle(true);
-    wrongField().reportValidity();
-    return false;
-  }
+  const options = checkedOptions();
+  if (options === null) return false;
   const turn = newTurn(conversation, text, options);
   addView(turn);
   for (const record of turn.runs) start(turn, record);
   announce("Answering.");
   showTurn(turn);
   return true;
+}
+
+// What the next runs get; null where a field is wrong, which then is shown.
+function checkedOptions() {
+  const options = optionsOfRuns();
+  if (options === null) {
+    settingsDrawer.toggle(true);
+    wrongField().reportValidity();
+  }
+  return options;
 }
 
 function addView(turn) {
@@ -100,8 +106,8 @@ function retry(view, record) {
 
 function regenerate(view) {
   const { turn } = view;
-  const options = optionsOfRuns();
-  if (options === null) return settingsDrawer.toggle(true);
+  const options = checkedOptions();
+  if (options === null) return;
   stopTurn(turn);
   turn.runs = options.map(newRun);
   turn.chosen = [0, 0];
@@ -113,6 +119,7 @@ function regenerate(view) {
 
 // What came after the edited turn was said in another conversation, so to speak: it goes.
 function edit(view, text) {
+  if (checkedOptions() === null) return;
   const at = views.indexOf(view);
   for (const gone of views.splice(at)) {
     stopTurn(gone.turn);

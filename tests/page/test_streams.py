@@ -213,6 +213,24 @@ async def test_regenerate_and_edit(chat: Page, stub: Stub) -> None:
     await expect(chat.locator(".text")).to_have_text(["three"])
 
 
+async def test_an_edit_that_cannot_be_sent_loses_nothing(chat: Page, stub: Stub) -> None:
+    for number, said in enumerate(("first", "second"), start=1):
+        await send(chat, said)
+        await Script(f"{number:032x}").play(await stub.call(), ["answer"])
+        await expect(chat.locator("#send")).to_be_visible()
+    await set_field(chat, temperature="9")
+    await chat.locator(".said button").first.click()
+    await chat.fill(".editor textarea", "changed")
+    await chat.press(".editor textarea", "Enter")
+    await expect(chat.locator("#temperature")).to_be_focused()
+    await expect(chat.locator(".editor textarea")).to_have_value("changed")
+    await expect(chat.locator(".text")).to_have_text(["answer", "answer"])
+    await chat.fill("#temperature", "1")
+    await chat.press(".editor textarea", "Enter")
+    await Script("03" * 16).play(await stub.call(), ["another"])
+    await expect(chat.locator(".text")).to_have_text(["another"])
+
+
 async def test_a_conversation_goes_on_from_the_chosen_answer(chat: Page, stub: Stub) -> None:
     await set_field(chat, sweep="0, 1.5")
     await send(chat, "Hello")
