@@ -142,7 +142,7 @@ function stop() {
 // --- conversations --------------------------------------------------------------------------------------------------
 
 function open(next, { isKept = true } = {}) {
-  if (isKept) save();
+  if (isKept) saveChanges();
   // They go on at the server, and their streams are taken up again when this conversation is.
   for (const run of running.values()) run.leave();
   running.clear();
@@ -179,6 +179,18 @@ function save() {
   clearTimeout(saveTimer);
   saveTimer = null;
   saveConversation(conversation);
+}
+
+// Only what this tab has changed: another one may show the same conversation, and have said more.
+function saveChanges() {
+  if (saveTimer !== null) save();
+}
+
+// What another tab has said meanwhile.
+function refresh() {
+  if (running.size || saveTimer !== null) return;
+  const kept = loadConversation(conversation.id);
+  if (kept && kept.changed > conversation.changed) open(kept);
 }
 
 function saveSoon() {
@@ -296,8 +308,9 @@ $("new").addEventListener("click", () => {
 });
 $("export").addEventListener("click", () => exportConversation(conversation));
 $("model").addEventListener("change", () => ($("model-name").textContent = $("model").value));
-addEventListener("pagehide", save);
-document.addEventListener("visibilitychange", () => document.hidden && save());
+addEventListener("pagehide", saveChanges);
+document.addEventListener("visibilitychange", () => document.hidden && saveChanges());
+addEventListener("focus", refresh);
 
 initSettings();
 open(loadConversation(current.get()) ?? newConversation());

@@ -285,6 +285,30 @@ async def test_conversations_are_kept_opened_and_forgotten(chat: Page, stub: Stu
     await expect(chat.locator(".conversation .title")).to_have_text(["The second one"])
 
 
+async def test_two_tabs_of_one_conversation_keep_what_either_says(chat: Page, stub: Stub) -> None:
+    await send(chat, "first")
+    await Script("01" * 16).play(await stub.call(), ["one"])
+    await expect(chat.locator("#send")).to_be_visible()
+    other = await chat.context.new_page()
+    await open_chat(other, stub.url)
+    await other.click("#shelf-button")
+    await other.click("text=first")
+    await expect(other.locator(".text")).to_have_text(["one"])
+    await send(chat, "second")
+    await Script("02" * 16).play(await stub.call(), ["two"])
+    await expect(chat.locator("#send")).to_be_visible()
+    # The other tab comes to the front, and goes on from what there is.
+    await other.evaluate("dispatchEvent(new Event('focus'))")
+    await expect(other.locator(".text")).to_have_text(["one", "two"])
+    await send(chat, "third")
+    await Script("03" * 16).play(await stub.call(), ["three"])
+    await expect(chat.locator("#send")).to_be_visible()
+    # It is closed, and has nothing of its own to keep.
+    await other.goto("about:blank")
+    await open_chat(chat, stub.url)
+    await expect(chat.locator(".text")).to_have_text(["one", "two", "three"])
+
+
 async def test_a_wrong_setting_is_said_at_its_field(chat: Page, stub: Stub) -> None:
     await set_field(chat, temperature="9")
     await send(chat, "Hello")
