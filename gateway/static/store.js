@@ -28,6 +28,7 @@ export function loadConversation(id) {
 export function saveConversation(conversation) {
   if (!conversation.turns.length) return;
   const text = JSON.stringify(conversation);
+  if (text.length > MOST_CHARACTERS) return; // it would drive out all others
   const kept = entries().filter((entry) => entry.id !== conversation.id);
   let characters = text.length + kept.reduce((sum, entry) => sum + entry.size, 0);
   while (kept.length && (kept.length >= MOST_CONVERSATIONS || characters > MOST_CHARACTERS)) {

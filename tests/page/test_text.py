@@ -166,3 +166,19 @@ async def test_storage_of_another_making_does_no_harm(chat: Page, stub: Stub) ->
     await send(chat, "Hello")
     await Script().play(await stub.call(), ["fine"])
     await expect(chat.locator(".text")).to_have_text("fine")
+
+
+async def test_what_is_too_large_to_be_kept_drives_nothing_out(chat: Page, stub: Stub) -> None:
+    await send(chat, "small")
+    await Script("01" * 16).play(await stub.call(), ["one"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await chat.click("#new")
+    await chat.evaluate("""() => {
+      const input = document.getElementById("input");
+      input.value = "large ".repeat(600_000);
+      input.dispatchEvent(new Event("input"));
+    }""")
+    await chat.press("#input", "Enter")
+    await expect(chat.locator(".trouble span")).to_have_text("The server answered with 413.")
+    await chat.click("#shelf-button")
+    await expect(chat.locator(".conversation .title")).to_have_text(["small"])
