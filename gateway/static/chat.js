@@ -296,7 +296,7 @@ $("input").addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running.size) stop();
+  if (event.key === "Escape" && !event.isComposing && running.size) stop();
 });
 $("stop").addEventListener("click", () => {
   stop();

@@ -160,6 +160,21 @@ async def test_stop_ends_the_request_at_the_server_too(chat: Page, stub: Stub) -
     assert stub.calls.empty()
 
 
+async def test_escape_that_an_input_method_takes_stops_nothing(chat: Page, stub: Stub) -> None:
+    await send(chat, "Hello")
+    call = await stub.call()
+    script = Script()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(chat.locator(".text")).to_have_text("One")
+    press = "(event) => document.getElementById('input').dispatchEvent(new KeyboardEvent('keydown', event))"
+    await chat.evaluate(press, {"key": "Escape", "bubbles": True, "isComposing": True})
+    await call.write(script.text(2, " two"))
+    await expect(chat.locator(".text")).to_have_text("One two")
+    await chat.evaluate(press, {"key": "Escape", "bubbles": True})
+    assert await asyncio.wait_for(stub.cancelled.get(), 15) == script.call_id
+
+
 async def test_a_reload_in_mid_stream_takes_the_answer_up_again(chat: Page, stub: Stub) -> None:
     script = Script(n=2)
     await set_field(chat, n="2")
