@@ -3,7 +3,7 @@
 
 import { models } from "/api.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
-import { $ } from "/dom.js";
+import { $, directionOf } from "/dom.js";
 import { Drawer } from "/drawer.js";
 import { around } from "/frame.js";
 import { Run } from "/run.js";
@@ -260,6 +260,7 @@ async function send() {
 function resize() {
   const input = $("input");
   input.rows = Math.min(8, input.value.split("\n").length);
+  input.dir = directionOf(input.value);
 }
 
 const log = $("log");

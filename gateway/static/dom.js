@@ -8,3 +8,7 @@ export function el(name, properties, ...children) {
   element.append(...children);
   return element;
 }
+
+// Of a field with this text: that of its first letter. Chromium takes seconds to lay out megabytes so, and with any other
+// value does not.
+export const directionOf = (text) => (text.length < 20_000 ? "auto" : "");

@@ -91,12 +91,18 @@ function nodeOf(block) {
     return pre;
   }
   if (block.kind === "ul" || block.kind === "ol") {
-    const list = element(block.kind, ...block.lines.map((line) => element("li", ...inline(line))));
+    const list = inItsDirection(element(block.kind, ...block.lines.map((line) => element("li", ...inline(line)))));
     if (block.kind === "ol" && block.start !== 1) list.start = block.start;
     return list;
   }
   const node = element(block.kind === "heading" ? `h${Math.min(block.level + 2, 6)}` : "p");
   node.append(...inline(block.lines.join("\n")));
+  return inItsDirection(node);
+}
+
+// That of its own first letter.
+function inItsDirection(node) {
+  node.dir = "auto";
   return node;
 }
 

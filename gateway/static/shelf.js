@@ -12,7 +12,7 @@ export function showShelf(actions) {
     const link = el(
       "button",
       { type: "button", className: "plain conversation", onclick: () => actions.open(id) },
-      el("span", { className: "title", textContent: name }),
+      el("span", { className: "title", dir: "auto", textContent: name }),
       el("time", { className: "quiet", textContent: changed ? when.format(changed) : "" }),
     );
     if (id === actions.currentId) link.setAttribute("aria-current", "true");

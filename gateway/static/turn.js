@@ -1,7 +1,7 @@
 // One turn on the page: what was said, and the answers to it side by side.
 
 import { AnswerCard } from "/answer.js";
-import { el } from "/dom.js";
+import { directionOf, el } from "/dom.js";
 
 export class TurnView {
   #actions;
@@ -55,7 +55,7 @@ export class TurnView {
   }
 
   #showSaid() {
-    const text = el("p", { className: "bubble", textContent: this.turn.said });
+    const text = el("p", { className: "bubble", dir: "auto", textContent: this.turn.said });
     const edit = el("button", {
       type: "button",
       className: "plain",
@@ -67,7 +67,7 @@ export class TurnView {
   }
 
   #showEditor() {
-    const box = el("textarea", { value: this.turn.said, rows: Math.min(this.turn.said.split("\n").length + 1, 10) });
+    const box = el("textarea", { dir: directionOf(this.turn.said), value: this.turn.said, rows: Math.min(this.turn.said.split("\n").length + 1, 10) });
     box.setAttribute("aria-label", "Edit what you said");
     const close = () => this.#showSaid().focus();
     const form = el(

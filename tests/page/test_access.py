@@ -179,6 +179,34 @@ async def test_a_narrow_page_does_not_scroll_sideways(chat: Page, stub: Stub, wi
     assert min(sizes) >= 24  # WCAG 2.2, 2.5.8
 
 
+async def test_what_is_written_from_right_to_left_begins_at_the_right(chat: Page, stub: Stub) -> None:
+    await send(chat, "שלום, עולם!")
+    await Script().play(await stub.call(), ["שלום, עולם!\n\n- אחד!\n- שתיים!\n\nHello, world!"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await chat.fill("#input", "שלום, עולם!")
+    # Where the mark at the end of a line is: behind what it ends.
+    sides = await chat.evaluate("""() => [...document.querySelectorAll(".bubble, .text p, .text li")].map((element) => {
+      const range = document.createRange();
+      const at = (first, last) => {
+        range.setStart(element.firstChild, first);
+        range.setEnd(element.firstChild, last);
+        return range.getBoundingClientRect().left;
+      };
+      const length = element.textContent.length;
+      return at(length - 1, length) < at(0, 1) ? "right" : "left";
+    })""")
+    assert sides == ["right", "right", "right", "right", "left"]
+    # An answer's lines begin at that side of the page, too.
+    lefts = await chat.evaluate("""() => [...document.querySelectorAll(".text p")].map((element) => {
+      const range = document.createRange();
+      range.selectNodeContents(element);
+      return range.getBoundingClientRect().left - element.getBoundingClientRect().left;
+    })""")
+    assert lefts[0] > 100
+    assert lefts[1] == 0
+    assert await chat.evaluate("getComputedStyle(document.getElementById('input')).direction") == "rtl"
+
+
 async def test_less_motion_means_none(chat: Page, stub: Stub) -> None:
     await chat.emulate_media(reduced_motion="reduce")
     await send(chat, "Hello")
