@@ -265,3 +265,12 @@ def test_rules_of_this_project_are_taken() -> None:
     for path in [*folder.glob("*.yml"), *folder.glob("*.yaml")]:
         (found,) = of_kind(render("monitoring", f"--set-file=monitoring.rules={path}"), "PrometheusRule").values()
         assert found["spec"]["groups"] == yaml.safe_load(path.read_text())["groups"]
+
+
+def test_files_of_rules_can_be_given_one_behind_the_other(tmp_path: Path) -> None:
+    paths = sorted((PROJECT_ROOT / "ops/prometheus/rules").glob("*.yml"))
+    assert len(paths) > 1
+    (tmp_path / "rules.yml").write_text("".join(path.read_text() for path in paths))
+    objects = render("monitoring", f"--set-file=monitoring.rules={tmp_path / 'rules.yml'}")
+    (found,) = of_kind(objects, "PrometheusRule").values()
+    assert found["spec"]["groups"] == [group for path in paths for group in yaml.safe_load(path.read_text())["groups"]]

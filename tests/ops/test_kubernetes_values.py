@@ -94,6 +94,9 @@ def test_helm_refuses_what_the_schema_refuses(tmp_path: Path) -> None:
             "worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=5",
             "worker.autoscaling.minReplicas: 5 is more than maxReplicas, 4; lower it",
         ),
+        # The name of a file instead of its text, and what is no YAML.
+        ("monitoring.enabled=true,monitoring.rules=rules.yml", "monitoring.rules: there are no groups in it; give"),
+        ("monitoring.enabled=true,monitoring.rules=groups: [", "monitoring.rules: error converting YAML"),
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused(values: str, complaint: str) -> None:
