@@ -131,6 +131,7 @@ async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
     for number, pieces in enumerate(([whole], list(whole)), start=1):
         await send(chat, "\n".join(CORPUS))
         await Script(f"{number:032x}").play(await stub.call(), pieces)
+        await expect(chat.locator(".live")).to_have_count(0)  # what came last is drawn in a frame of its own
         await expect(chat.locator("#send")).to_be_visible()
         shown = bare(await chat.locator(".text").last.inner_text())
         for line in CORPUS:
