@@ -246,6 +246,18 @@ def test_the_way_out_is_open_only_to_download_a_model() -> None:
     assert out["to"] == [{"ipBlock": {"cidr": "192.0.2.0/24"}}]
 
 
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://collector.observe:4318", 4318), ("https://[::1]:43/x", 43), ("https://traces", 443), ("http://c/", 80)],
+)
+def test_spans_reach_their_collector(url: str, port: int) -> None:
+    for setting, components in (("settings", ["gateway", "worker"]), ("worker.settings", ["worker"])):
+        policies = of_kind(render(f"--set-string={setting}.QUIRE_OTLP_ENDPOINT={url}"), "NetworkPolicy")
+        for component in ("gateway", "worker"):
+            ports = [port["port"] for rule in policies[component]["spec"]["egress"] for port in rule["ports"]]
+            assert ports == ([6379, port] if component in components else [6379])
+
+
 # --- monitoring -------------------------------------------------------------------------------------------------------
 
 

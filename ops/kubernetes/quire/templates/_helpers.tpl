@@ -115,6 +115,12 @@ priorityClassName: {{ . }}
 {{ printf "%s://%s%s:%s/%d" $scheme $login (include "quire.redisHost" .) (include "quire.redisPort" .) (int $database) }}
 {{- end -}}
 
+{{/* The port that a URL names, or that of its scheme. */}}
+{{- define "quire.urlPort" -}}
+{{- $url := urlParse . -}}
+{{ regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary "443" "80" (eq $url.scheme "https")) }}
+{{- end -}}
+
 {{/* A model that is not a folder is downloaded. */}}
 {{- define "quire.downloads" -}}
 {{- if not (hasPrefix "/" .Values.model.path) }}true{{ end -}}
