@@ -13,6 +13,8 @@ import hashlib
 import http.client
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -207,7 +209,7 @@ class Launcher:
             f"  API    {self.url}/v1",
             f"  model  {self._model_name}",
             f"  logs   {self._state_dir / 'logs'}",
-            "  chat   quire chat" + ("" if self._settings.port == 8000 else f" --url {self.url}"),
+            f"  chat   {_quire()} chat" + ("" if self._settings.port == 8000 else f" --url {self.url}"),
             "  stop   Ctrl-C",
             "",
             f"curl -N {self.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
@@ -280,6 +282,14 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def _command(name: str) -> list[str]:
     # -P: what lies in the folder that `quire serve` was called from is none of our modules.
     return [sys.executable, "-P", "-m", "ops.cli", name]
+
+
+def _quire() -> str:
+    """How the user calls us: by name, or in a checkout by the path in its virtual environment."""
+    script = Path(sys.executable).with_name("quire")
+    if shutil.which("quire") or not script.is_file():
+        return "quire"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
 
 
 def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dict[str, str]:

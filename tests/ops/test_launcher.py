@@ -76,7 +76,7 @@ def test_it_says_what_a_user_needs(server: QuireProcess) -> None:
     assert f"page   {url}/" in server.stdout
     assert "model  tiny" in server.stdout
     assert re.search(r"logs   /.*/state/logs\n", server.stdout)
-    assert f"chat   quire chat --url {url}\n" in server.stdout
+    assert re.search(rf"chat   \S*quire chat --url {url}\n", server.stdout)
     assert "stop   Ctrl-C" in server.stdout
 
 
@@ -85,6 +85,14 @@ def test_the_line_to_paste_streams_an_answer(server: QuireProcess) -> None:
     answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True, timeout=60).stdout
     assert answer.count("data: {") > 2
     assert "data: [DONE]" in answer
+
+
+def test_the_line_to_chat_works_where_it_was_shown(server: QuireProcess) -> None:
+    """In a checkout whose virtual environment is not activated, too."""
+    server.wait_for(r"^curl ")
+    chat = server.wait_for(r"^  chat   (.*)")[1]
+    done = subprocess.run(["bash", "-c", f"{chat} --max-tokens 4 Hello"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_second_one_with_the_same_state_folder_names_the_first(server: QuireProcess, start_quire: StartQuire) -> None:
