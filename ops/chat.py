@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ops.completions import Answer, ChatClient, Interrupted
 from ops.errors import CommandError
@@ -31,7 +31,7 @@ def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
     client = ChatClient(settings.url, settings.api_key)
     prompt = settings.prompt
     if prompt == "-" or (not prompt and not sys.stdin.isatty()):
-        prompt = sys.stdin.read().strip()
+        prompt = _read_all(sys.stdin)
         if not prompt:
             raise CommandError("standard input is empty; give a prompt as an argument, or call it in a terminal")
     conversation = Conversation(client, settings)
@@ -136,6 +136,15 @@ class Conversation:
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}; give another file") from error
         print(dim(f"Saved {len(self.messages)} messages to {path}"))
+
+
+def _read_all(stream: TextIO) -> str:
+    try:
+        text = stream.read().strip()
+        text.encode()  # in some locales bytes that are no text have come through
+    except UnicodeError as error:
+        raise CommandError("standard input is not UTF-8; convert it, as with iconv -f latin1 -t utf-8") from error
+    return text
 
 
 def dim(text: str, stream: Any = None) -> str:

@@ -131,6 +131,15 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_and_key_by_name(server: F
     assert ask("-", "--url", server.url, stdin="dash").stdout.strip() == "dash"
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+def test_a_pipe_that_is_no_utf8_is_one_line(server: FakeServer, errors: str) -> None:
+    command = [sys.executable, "-m", "ops.cli", "chat", "--url", server.url]
+    environ = clean_environ(PYTHONIOENCODING=f"utf-8:{errors}")
+    done = subprocess.run(command, env=environ, input=b"caf\xe9", capture_output=True, timeout=30, check=False)
+    said = b"quire chat: standard input is not UTF-8; convert it, as with iconv -f latin1 -t utf-8\n"
+    assert (done.returncode, done.stderr, server.requests) == (1, said, [])
+
+
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
