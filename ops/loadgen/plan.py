@@ -89,7 +89,8 @@ def make_plan(settings: BenchSettings) -> Plan:
         requests = DEFAULT_REQUESTS
     rounds = settings.rounds if settings.against else 1
     if requests is not None and requests < rounds:
-        raise SettingError(f"requests: {requests} are fewer than the {rounds} blocks; give --rounds {requests} or more")
+        remedy = f"give --requests {rounds} or more, or --rounds {requests} or fewer"
+        raise SettingError(f"requests: {requests} are fewer than the {rounds} blocks; {remedy}")
     concurrency = settings.concurrency
     if rate is None and concurrency is None:
         concurrency = DEFAULT_CONCURRENCY

@@ -127,7 +127,7 @@ def test_limits_are_read_with_their_units() -> None:
         ({"endpoint": "chat", "prompts": "ids"}, "prompts: ids .* give"),
         ({"save_requests": True}, "save_requests: .* give --json"),
         ({"against_model": "m"}, "against_model: 'm' .* give --against"),
-        ({"against": "http://x", "requests": 3}, "requests: 3 .* give --rounds"),
+        ({"against": "http://x", "requests": 3}, "requests: 3 .* give --requests 4 or more, or --rounds 3 or fewer"),
         ({"json": "/no/such/folder/x.json"}, "json: .* give"),
     ],
 )
