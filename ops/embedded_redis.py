@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ MINIMUM_VERSION = (6, 2)
 MAX_SOCKET_PATH = 103
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+TORN = "Truncating the AOF"  # in the log of a server that found the end of its file torn
 
 
 class EmbeddedRedis:
@@ -88,11 +90,26 @@ class EmbeddedRedis:
                     keep=[self._lock.fd],
                 )
             self._lock.write(str(self.process.pid))
+            threading.Thread(target=self._mend_file, args=(self.process,), daemon=True).start()
         except OSError as error:
             raise CommandError(
                 f"cannot start Redis below {self.folder}: {error.strerror or error}; pass another --state-dir, or the "
                 "URL of a running Redis with --redis-url"
             ) from error
+
+    def _mend_file(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the append-only file written anew where its end was torn.
+
+        Redis cuts off the command that was torn, but not the beginning of the transaction, such as a script's, that it
+        was in: what is written behind that would be dropped at the next start, or be carried out in part.
+        """
+        while process.poll() is None:
+            with contextlib.suppress(RedisError, OSError), contextlib.closing(self._client()) as client:
+                client.ping()
+                if TORN in self._said():
+                    client.bgrewriteaof()
+                return
+            time.sleep(0.05)
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the server answers, or `give_up()` says not to wait.
@@ -184,12 +201,16 @@ class EmbeddedRedis:
     def _client(self) -> Redis:
         return Redis.from_url(self.url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
 
+    def _said(self) -> str:
+        """The log of the server since it was started."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as text:  # somebody may have tidied up
+            text.seek(self._log_start)
+            return text.read().decode(errors="replace")
+        return ""
+
     def why_it_ended(self) -> str:
         """What the log says about the end of the server, as one line with the remedy where one is known."""
-        lines: list[str] = []
-        with contextlib.suppress(OSError), self.log_path.open("rb") as log:  # somebody may have tidied up
-            log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()
+        lines = self._said().splitlines()
         said = [line for line in lines if re.search(r"error|fatal|bad file|can't|failed|#", line, re.IGNORECASE)]
         # `12345:M 01 Jan 2026 00:00:00.000 # Bad file format reading the append only file: ...`
         reason = re.sub(r"^\d+:\S+ .*?\d\d:\d\d:\d\d\.\d+ \S ", "", (said or lines or ["no reason given"])[-1])

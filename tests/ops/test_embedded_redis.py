@@ -44,6 +44,12 @@ def config(server: EmbeddedRedis, name: str) -> str:
         return str(client.config_get(name)[name])
 
 
+def kill(server: EmbeddedRedis) -> None:
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+
+
 def test_it_listens_on_a_socket_that_only_its_user_can_open(server: EmbeddedRedis) -> None:
     server.start()
     path = Path(server.url.removeprefix("unix://"))
@@ -91,12 +97,34 @@ def test_data_survives_a_clean_restart(server: EmbeddedRedis) -> None:
 def test_data_survives_kill_9(server: EmbeddedRedis) -> None:
     server.start()
     put(server, "kept")
-    assert server.process is not None
-    server.process.kill()
-    server.process.wait()
+    kill(server)
     assert Path(server.url.removeprefix("unix://")).exists()  # a stale socket, which must be no obstacle
     server.start()
     assert get(server) == b"kept"
+
+
+def test_what_follows_a_torn_end_of_the_file_survives(server: EmbeddedRedis) -> None:
+    """Redis leaves the beginning of the transaction whose end was torn, and would drop what is written behind it."""
+    server.start()
+    put(server, "kept")
+    with Redis.from_url(server.url) as client:
+        client.eval("redis.call('SET', 'half', 1) redis.call('SET', 'other half', 1)", 0)
+    kill(server)
+    [file] = server.folder.rglob("*.aof")
+    written = file.read_bytes()
+    file.write_bytes(written[: written.index(b"other half") + 5])
+    server.start()
+    assert get(server) == b"kept"
+    deadline = time.monotonic() + 10
+    with Redis.from_url(server.url) as client:
+        while client.info("persistence")["aof_last_rewrite_time_sec"] < 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    put(server, "changed")
+    kill(server)
+    server.start()
+    assert get(server) == b"changed"
+    with Redis.from_url(server.url) as client:
+        assert not client.exists("half", "other half")
 
 
 def test_one_that_is_killed_while_it_rewrites_its_file_is_back_at_once(server: EmbeddedRedis) -> None:
@@ -111,8 +139,7 @@ def test_one_that_is_killed_while_it_rewrites_its_file_is_back_at_once(server: E
             pass
     assert server.process is not None
     [child] = children_of(server.process.pid)
-    server.process.kill()
-    server.process.wait()
+    kill(server)
     began = time.monotonic()
     server.start()
     assert time.monotonic() - began < 2
