@@ -242,6 +242,8 @@ class Gateway:
 
     async def _attach(self, outputs: Outputs, known: Known) -> bool:
         """Have the requests of a call published to this gateway from now on; False if they are gone."""
+        # Even if the client leaves while Redis is asked, which may have put this gateway down as listening by then.
+        outputs.is_responsible = not known.about.is_background
         try:
             attachments = [await self.patience(partial(self.broker.attach, id_, self.id)) for id_ in outputs.cursors]
         except BrokerDown:
@@ -250,7 +252,6 @@ class Gateway:
         if attachments[0] is None:
             return False
         outputs.accept(known.left_s, is_logged=True)
-        outputs.is_responsible = not known.about.is_background
         return True
 
     def _note_corrupt_about(self, call_id: str, error: MessageError) -> None:

@@ -149,8 +149,10 @@ class Submission:
     def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: Terms) -> None:
         failed = work.cancelled() or work.exception() is not None
         if failed or not terms.is_background:
-            # Who came with the same Idempotency-Key meanwhile, here or at another gateway, has it still.
-            self.canceller.cancel(ids)
+            # Who came with the same Idempotency-Key meanwhile, here or at another gateway, has it still. Where the key
+            # stood for another call this gateway may be among those that listen to its requests.
+            first = ids[0] if failed else work.result()
+            self.canceller.cancel([calls.request_id(first, index) for index in range(len(ids))])
 
     async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
         try:

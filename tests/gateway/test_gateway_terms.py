@@ -285,6 +285,42 @@ async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_bef
     assert await count(here, "cancelled") == 0
 
 
+@pytest.mark.parametrize(
+    ("verb", "prompts"), [("attach", ["one"]), ("attach", ["one", "two"]), ("submit", ["one", "two"])]
+)
+async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch, verb: str, prompts: list[str]
+) -> None:
+    """Redis has noted that somebody listens at the second gateway, which has not heard so yet."""
+    here, there = await start_gateway(), await start_gateway()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    real = getattr(there.gateway.broker, verb)
+
+    async def delayed(request_id: str, *args: Any, **kwargs: Any) -> Any:
+        found = await real(request_id, *args, **kwargs)
+        if verb == "attach" or request_id.endswith("-1"):
+            reached.set()
+            await go_on.wait()
+        return found
+
+    monkeypatch.setattr(there.gateway.broker, verb, delayed)
+    asks = {**STREAM, "prompt": prompts}
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, asks, Idempotency_Key="key") as first:
+            await first.take(len(prompts))
+            second = asyncio.create_task(keyed_events(there, asks))
+            await reached.wait()
+            second.cancel()
+
+            async def left() -> bool:
+                return there.gateway.fanout.calls == 0
+
+            await until(left)
+            go_on.set()
+        for _ in prompts:
+            await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
