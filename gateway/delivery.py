@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Iterable
 
 from aiohttp import web
 
-from gateway import sse
+from gateway import errors, sse
 from gateway.answers import Answer
 from gateway.events import Events
 from gateway.meter import METER
@@ -63,13 +63,18 @@ class Delivery:
                 self._write(beginning)
                 self._meter.wrote(self._answer.tokens, 0.0)
             self._outputs.sink = self._on_items
-            while not self._answer.ended and self._failure is None:
-                await self._outputs.ready()
-                self._give()
-                if protocol.writing_paused:
-                    await self._in_time(writer.drain())
-            if self._failure is not None:
-                raise self._failure
+            try:
+                while not self._answer.ended and self._failure is None:
+                    await self._outputs.ready()
+                    self._give()
+                    if protocol.writing_paused:
+                        await self._in_time(writer.drain())
+                if self._failure is not None:
+                    raise self._failure
+            except ConnectionError:
+                raise
+            except Exception as error:  # the head has left, so that it can only be told as an event
+                self._last = sse.event(errors.body(errors.unexpected(error, self._request)))
             await self._in_time(response.write_eof(self._last.encode("ascii")))
             if self._last:
                 self._meter.wrote(self._answer.tokens, self._outputs.came_at)

@@ -195,6 +195,8 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
         raise  # the client has gone
     except Exception as error:
         refusal = unexpected(error, request)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun; it cannot become an error") from error
     request[REASON] = reason(refusal)
     return response(refusal)
 
@@ -203,4 +205,6 @@ def unexpected(error: Exception, request: web.Request) -> ApiError:
     """A fault of this program: the traceback goes to the log, the client gets the id to ask about."""
     request_id = request.get(REQUEST_ID, "")
     log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})
-    return ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")
+    refusal = ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")
+    request[REASON] = reason(refusal)
+    return refusal
