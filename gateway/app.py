@@ -73,6 +73,10 @@ async def _close(app: web.Application) -> None:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     if request_id := request.get(REQUEST_ID):
         response.headers["x-request-id"] = request_id
+    _add_common(response)
+
+
+def _add_common(response: web.StreamResponse) -> None:
     response.headers["Server"] = "quire"  # not which versions of what
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
@@ -168,6 +172,7 @@ class _Protocol(RequestHandler):
         assert isinstance(self._manager, Server)
         self._manager.meters.refused("other", str(error.status), errors.reason(error))
         response = errors.response(error)
+        _add_common(response)
         response.force_close()
         return response
 

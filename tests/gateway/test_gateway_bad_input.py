@@ -385,6 +385,8 @@ async def test_what_is_not_http(server: RunningGateway, data: bytes, status: int
     reply = await server.send(data)
     assert reply.status == status
     assert reply.error["type"] == "invalid_request_error"
+    # As of every answer: not which versions of what.
+    assert (reply.headers["server"], reply.headers["x-content-type-options"]) == ("quire", "nosniff")
 
 
 async def test_a_broken_chunk_is_the_clients_fault(server: RunningGateway) -> None:
