@@ -79,7 +79,8 @@ class Subscription:
             link.write("SUBSCRIBE", self._channel)
             while await self._client.is_current(link):
                 now = loop.time()
-                if pinged_at < self._heard_at:
+                # Also of the same time: uvloop's clock has milliseconds, and an answer takes less.
+                if pinged_at <= self._heard_at:
                     if now - self._heard_at > PING_AFTER_S:
                         pinged_at = now
                         link.write("PING")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -62,5 +63,26 @@ async def test_a_connection_is_not_given_up_before_it_was_pinged(
     async with subscription(client) as one:
         await one.ready.wait()
         for _ in range(6):
+            await looks.acquire()
+        assert one.subscribes == 1
+
+
+async def test_an_answer_within_a_tick_of_the_clock_is_one(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks of event loops have milliseconds, and a Redis on the same machine answers a ping in less."""
+    monkeypatch.setattr("gateway.subscription.PING_AFTER_S", 0.2)
+    monkeypatch.setattr("gateway.subscription.LOOK_S", 0.05)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: int(10 * time.monotonic()) / 10)
+    client = pubsub_client(redis_url)
+    is_current = client.is_current
+    looks = asyncio.Semaphore(0)
+
+    async def counted(link: object) -> bool:
+        looks.release()
+        return await is_current(link)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client, "is_current", counted)
+    async with subscription(client) as one:
+        await one.ready.wait()
+        for _ in range(30):  # several pings
             await looks.acquire()
         assert one.subscribes == 1
