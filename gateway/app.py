@@ -195,7 +195,9 @@ class Runner(web.AppRunner):
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=settings.http_keepalive_s,
-            shutdown_timeout=settings.drain_s,
+            # aiohttp waits for so long twice: for handlers to end, and for those that still read a body to be told so.
+            # It takes 0 for ever.
+            shutdown_timeout=max(settings.drain_s, 0.001) / 2,
             auto_decompress=False,
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,

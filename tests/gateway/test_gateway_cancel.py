@@ -153,6 +153,34 @@ async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_can
         await broker.cancel(running)
 
 
+@pytest.mark.alone
+async def test_streams_that_are_open_when_the_gateway_ends_get_as_long_as_it_says(start_gateway: Start) -> None:
+    first = await start_gateway()
+    clock, drain_s = asyncio.get_running_loop().time, 1.0
+    async with first.worker(endless(65)) as worker:
+        async with running_gateway(replace(first.settings, drain_s=drain_s)) as second:
+            reader, writer = await second.connect(call(stream=True))
+            await started(worker)
+            told_at = clock()
+            cut = asyncio.create_task(reader.read())
+            cut.add_done_callback(lambda _: took.append(clock() - told_at))
+            took: list[float] = []
+        await cut
+        writer.close()
+        await first.gateway.broker.cancel(worker.claimed[0].id)
+    assert 0.9 * drain_s < took[0] < 1.5 * drain_s
+
+
+async def test_without_time_for_open_streams_a_gateway_ends_at_once(start_gateway: Start) -> None:
+    first = await start_gateway()
+    async with first.worker(endless(65)) as worker:
+        async with asyncio.timeout(10), running_gateway(replace(first.settings, drain_s=0)) as second:
+            _, writer = await second.connect(call(stream=True))
+            await started(worker)
+        writer.close()
+        await first.gateway.broker.cancel(worker.claimed[0].id)
+
+
 async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
     async with (
         gateway.worker(endless(65)) as worker,
