@@ -41,6 +41,8 @@ class Canceller:
         self.cancelled = 0
         # By request id: what ends it.
         self._waiting: dict[str, Callable[[str], Awaitable[object]]] = {}
+        # Those of which Redis is being asked.
+        self._asked: dict[str, Callable[[str], Awaitable[object]]] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -67,7 +69,8 @@ class Canceller:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("%d requests could not be cancelled: Redis does not answer", len(self._waiting))
+            left = len(self._waiting.keys() | self._asked.keys())
+            log.warning("%d requests could not be cancelled: Redis does not answer", left)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -78,7 +81,9 @@ class Canceller:
             while self._waiting:
                 # Taken out first: what is added while Redis is asked is asked again, for its listener may be another.
                 batch = {request_id: self._waiting.pop(request_id) for request_id in list(self._waiting)[:16]}
+                self._asked = batch
                 results = await asyncio.gather(*(end(id_) for id_, end in batch.items()), return_exceptions=True)
+                self._asked = {}
                 failed = False
                 for (request_id, end), result in zip(batch.items(), results, strict=True):
                     if isinstance(result, (RedisError, OSError)):

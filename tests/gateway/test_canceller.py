@@ -18,6 +18,7 @@ from shared.redis_clients import command_client
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, tokens, until
+from tests.shared.redis_server import RedisServer
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=10, tokens=100)
@@ -100,3 +101,15 @@ async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_w
         reply = await second
     assert reply.status == 200, reply.body
     assert reply.json["choices"][0]["text"] == "The quick brown fox"
+
+
+async def test_what_cannot_be_cancelled_in_time_is_counted(
+    redis_url: str, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also what Redis has been asked, and has not answered."""
+    async with lane(redis_url) as broker:
+        canceller = Canceller(broker, "g", lambda _: False)
+        with redis_server.stopped():
+            canceller.cancel([str(index) for index in range(20)])
+            await canceller.close(0.1)
+    assert "20 requests could not be cancelled" in caplog.text
