@@ -217,12 +217,13 @@ class Gateway:
             known = await self.patience(partial(joining.look_up, self.broker, call_id))
             if known is None or known.about.dialect != format_.dialect:
                 raise joining.not_found()
-            for index in range(known.about.requests):
-                await self.patience(partial(self.broker.cancel, request_id(call_id, index)))
+            ids = [request_id(call_id, index) for index in range(known.about.requests)]
+            found = [await self.patience(partial(self.broker.cancel, id_)) for id_ in ids]
         except MessageError as error:
             self._note_corrupt_about(call_id, error)
             raise joining.not_found() from error
-        return web.json_response({"id": format_.prefix + call_id, "cancelled": not known.is_done})
+        ran = not known.is_done or "cancelled" in found or "flagged" in found
+        return web.json_response({"id": format_.prefix + call_id, "cancelled": ran})
 
     async def _look_up(self, ids: Sequence[str], dialect: str) -> Known | None:
         """What is known of the call with these requests; None if it is unknown or of another dialect.

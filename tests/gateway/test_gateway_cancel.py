@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.keys import LaneKeys
-from shared.messages import Delta, GenerationRequest
+from shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import FakeWorker, Steps, emit, endless
 from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
@@ -213,3 +213,24 @@ async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: Runnin
         assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
         await stream.rest()
     assert await outcome(gateway, "cancelled") == 2
+
+
+async def test_a_call_of_which_one_prompt_has_ended_is_cancelled_all_the_same(gateway: RunningGateway) -> None:
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("a"))),), None
+        if not request.id.endswith("-1"):
+            yield (Delta(0, tuple(tokens("b")), "stop"),), Outcome("stop")
+        while True:
+            yield (Delta(0, tuple(tokens("a"))),), None
+
+    body = {"model": MODEL, "prompt": ["one", "two"], "stream": True, "background": True}
+    path = "/v1/completions"
+    async with gateway.worker(script), gateway.stream(path, body) as stream:
+        event = await stream.next()
+        call_id = event.data["id"]
+        while not event.data["choices"][0]["finish_reason"]:
+            event = await stream.next()
+        assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
+        await stream.rest()
+    assert [await outcome(gateway, name) for name in ("stop", "cancelled")] == [1, 1]
+    assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is False
