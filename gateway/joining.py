@@ -51,6 +51,13 @@ def read_event_id(request: web.Request) -> EventId:
 
     Raises InvalidRequest.
     """
+    if unknown := request.query.keys() - {STARTING_AFTER}:
+        name = min(unknown)[:80]
+        raise InvalidRequest(
+            f"{name!r} is not a parameter of a stream that is taken up again; it has {STARTING_AFTER}.",
+            param=name,
+            code="unknown_parameter",
+        )
     for name, values in (
         (LAST_EVENT_ID, request.headers.getall(LAST_EVENT_ID, [])),
         (STARTING_AFTER, request.query.getall(STARTING_AFTER, [])),

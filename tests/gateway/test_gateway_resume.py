@@ -221,6 +221,10 @@ async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGa
                 assert "its last one is 3." in error["message"]
     async with gateway.stream(f"{path}?starting_after=1&starting_after=2") as stream:
         assert "2 values" in (await stream.response.json())["error"]["message"]
+    # Taken for nothing, it would give the whole stream to who has most of it.
+    async with gateway.stream(f"{path}?start_after=1") as stream:
+        error = (await stream.response.json())["error"]
+    assert (stream.response.status, error["code"], error["param"]) == (400, "unknown_parameter", "start_after")
 
 
 async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_while(
