@@ -157,17 +157,16 @@ class EngineView:
             raise ApiError("This gateway is shutting down.", code="shutting_down")
         if sum(len(watch.viewers) for watch in self.watches.values()) >= MAX_VIEWERS:
             raise TooManyViewers(f"{MAX_VIEWERS} look at engines through this gateway already; close one, or wait.")
-        settings = self._gateway.settings
         watch = self.watches.get(worker_id)
         if watch is None:
-            watch = Watch(settings.redis_url, self._gateway.broker, worker_id)
+            watch = Watch(self._gateway.settings.redis_url, self._gateway.broker, worker_id)
             self.watches[worker_id] = watch
         viewer = Viewer()
         watch.viewers.add(viewer)
         response = web.StreamResponse(headers=sse.HEADERS)
         try:
             await response.prepare(request)
-            await self._send(response, viewer, settings.keepalive_s, settings.write_timeout_s)
+            await self._send(request, response, viewer)
         finally:
             watch.viewers.discard(viewer)
             if not watch.viewers and self.watches.get(worker_id) is watch:
@@ -175,20 +174,25 @@ class EngineView:
                 await watch.close()
         return response
 
-    async def _send(
-        self, response: web.StreamResponse, viewer: Viewer, keepalive_s: float, write_timeout_s: float
-    ) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):
+    async def _send(self, request: web.Request, response: web.StreamResponse, viewer: Viewer) -> None:
+        settings = self._gateway.settings
+        with contextlib.suppress(ConnectionError):
             while True:
                 try:
-                    async with asyncio.timeout(keepalive_s):
+                    async with asyncio.timeout(settings.keepalive_s):
                         event = await viewer.next()
                 except TimeoutError:
                     event = sse.KEEPALIVE
                 if event is None:
                     return
-                async with asyncio.timeout(write_timeout_s):
-                    await response.write(event)
+                try:
+                    async with asyncio.timeout(settings.write_timeout_s):
+                        await response.write(event)
+                except TimeoutError:
+                    # It counts no longer, so it must not keep its connection, nor what is buffered there.
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return
 
     def _read_worker(self, request: web.Request) -> str:
         unknown = sorted(request.query.keys() - {"worker"})

@@ -193,6 +193,13 @@ class RunningGateway:
         assert self._runner is not None
         await self._runner.shutdown()
 
+    @property
+    def connections(self) -> int:
+        """That clients have open."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return len(self._runner.server.connections)
+
     async def queued(self) -> int:
         return (await self.gateway.broker.queued())[0]
 

@@ -157,6 +157,24 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
     assert len(slow) < sent, "some were skipped"
 
 
+async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+    large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
+    async with worker(gateway) as fake:
+        await sees_workers(gateway)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await subscribed(fake)
+
+        async def closed() -> bool:
+            await fake.broker.publish_view("w1", large.encode())
+            return not gateway.connections
+
+        await until(closed)
+        writer.close()
+
+
 async def test_a_viewer_holds_one_view_at_the_most() -> None:
     viewer = Viewer()
     for number in range(1000):
