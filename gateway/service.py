@@ -168,6 +168,8 @@ class Gateway:
         meter.kind = "joined"
         ids = [request_id(first, index) for index in range(len(requests))]
         with self._listening(ids) as outputs:
+            # All but the first may have been submitted, or listened to, for this call.
+            outputs.is_responsible = not terms.is_background
             known = await self._look_up(ids, format_.dialect)
             if known is None or not await self._attach(outputs, known):
                 raise down(f"request {first} of an idempotency key is gone")
@@ -277,10 +279,13 @@ class Gateway:
             yield outputs
         finally:
             self.fanout.close(outputs)
-            if outputs.is_responsible and not (self.draining and can_return):
-                # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
-                self.submission.canceller.cancel([id_ for id_ in outputs.unfinished if not self.fanout.has(id_)])
-            self.submission.canceller.expire(outputs.late)
+            canceller = self.submission.canceller
+            if not (self.draining and can_return):
+                if outputs.is_responsible:
+                    # Nobody waits for what has not ended by now: the client has left, or another prompt failed.
+                    canceller.cancel(outputs.unfinished)
+                canceller.left(id_ for id_ in outputs.cursors if not self.fanout.has(id_))
+            canceller.expire(outputs.late)
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -43,6 +43,8 @@ class Canceller:
         self._waiting: dict[str, Callable[[str], Awaitable[object]]] = {}
         # Those of which Redis is being asked.
         self._asked: dict[str, Callable[[str], Awaitable[object]]] = {}
+        # Not cancelled because somebody here listens, who may leave before answering for it.
+        self._spared: set[str] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,6 +52,12 @@ class Canceller:
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         self._add(request_ids, self._cancel_unwanted)
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        """Nobody here listens to these any more. What was spared for who did is cancelled after all."""
+        spared = self._spared.intersection(request_ids)
+        self._spared -= spared
+        self.cancel(tuple(spared))
 
     def expire(self, request_ids: Sequence[str]) -> None:
         """End requests whose clients have been told that the deadline has passed."""
@@ -101,15 +109,21 @@ class Canceller:
             self._idle.set()
 
     async def _cancel_unwanted(self, request_id: str) -> None:
-        if self._is_wanted(request_id):
+        if self._spares(request_id):
             return
         others = await self._broker.detach(request_id, self._gateway_id)
-        if await self._broker.live_gateways(others) or self._is_wanted(request_id):
+        if await self._broker.live_gateways(others) or self._spares(request_id):
             return
         # Whoever has attached to it by now, at whichever gateway, keeps it alive. What was refused is unknown, and what
         # has ended meanwhile is done.
         if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
             self.cancelled += 1
+
+    def _spares(self, request_id: str) -> bool:
+        wanted = self._is_wanted(request_id)
+        if wanted:
+            self._spared.add(request_id)
+        return wanted
 
     async def _expire(self, request_id: str) -> None:
         if await self._broker.expire(request_id) == "early":

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from gateway import joining
 from gateway.about import About
 from gateway.answers import Answer
 from gateway.completions import Format
@@ -413,6 +414,38 @@ async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: Running
             request_id = (await first.next()).data["id"].removeprefix("cmpl-")
             await broker.attach(request_id, "dead")  # without a lease
         await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client leaves while another is being looked up, and then that one does."""
+    look_up, reached, go_on = joining.look_up, asyncio.Event(), asyncio.Event()
+
+    async def delayed(*arguments: Any) -> Any:
+        reached.set()
+        await go_on.wait()
+        return await look_up(*arguments)
+
+    monkeypatch.setattr(joining, "look_up", delayed)
+
+    def calls(count: int) -> Any:
+        async def open_() -> bool:
+            return gateway.gateway.fanout.calls == count
+
+        return until(open_)
+
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            second = asyncio.create_task(gateway.get(target))
+            await reached.wait()
+        await calls(1)
+        await gateway.gateway.submission.canceller._idle.wait()
+        assert worker.cancelled.empty()
+        second.cancel()
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+        await calls(0)
 
 
 async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway import outputs
+from gateway import joining, outputs
 from gateway.rates import ServiceRate
 from gateway.terms import fingerprint
 from shared.broker import Broker, QueueReader, new_id
@@ -286,7 +286,8 @@ async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_bef
 
 
 @pytest.mark.parametrize(
-    ("verb", "prompts"), [("attach", ["one"]), ("attach", ["one", "two"]), ("submit", ["one", "two"])]
+    ("verb", "prompts"),
+    [("attach", ["one"]), ("attach", ["one", "two"]), ("submit", ["one", "two"]), ("look_up", ["one", "two"])],
 )
 async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch, verb: str, prompts: list[str]
@@ -294,16 +295,17 @@ async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
     """Redis has noted that somebody listens at the second gateway, which has not heard so yet."""
     here, there = await start_gateway(), await start_gateway()
     reached, go_on = asyncio.Event(), asyncio.Event()
-    real = getattr(there.gateway.broker, verb)
+    holder = joining if verb == "look_up" else there.gateway.broker
+    real = getattr(holder, verb)
 
-    async def delayed(request_id: str, *args: Any, **kwargs: Any) -> Any:
-        found = await real(request_id, *args, **kwargs)
-        if verb == "attach" or request_id.endswith("-1"):
+    async def delayed(*args: Any, **kwargs: Any) -> Any:
+        found = await real(*args, **kwargs)
+        if verb != "submit" or args[0].endswith("-1"):
             reached.set()
             await go_on.wait()
         return found
 
-    monkeypatch.setattr(there.gateway.broker, verb, delayed)
+    monkeypatch.setattr(holder, verb, delayed)
     asks = {**STREAM, "prompt": prompts}
     async with here.worker(endless(65)) as worker:
         async with here.stream(COMPLETIONS, asks, Idempotency_Key="key") as first:
