@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -176,11 +177,28 @@ class _Protocol(RequestHandler):
         response.force_close()
         return response
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        # Answers in one piece are written here; what is streamed has its own care for clients that do not read.
+        server = self._manager
+        if not isinstance(server, Server):  # the client has left
+            return await super().finish_response(request, resp, start_time)
+        try:
+            async with asyncio.timeout(server.write_timeout_s):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            server.meters.slow_clients += 1
+            if self.transport is not None:
+                self.transport.abort()
+            return resp, True
+
 
 class Server(web.Server):
     """Connections whose handlers are cancelled when their clients leave."""
 
     meters: Meters
+    write_timeout_s: float
 
     def __call__(self) -> RequestHandler:
         return _Protocol(self, loop=self._loop, **self._kwargs)
@@ -211,6 +229,7 @@ class Runner(web.AppRunner):
         server.__class__ = Server
         assert isinstance(server, Server)
         server.meters = self.app[GATEWAY].meters
+        server.write_timeout_s = self.app[GATEWAY].settings.write_timeout_s
         return server
 
 

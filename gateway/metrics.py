@@ -119,7 +119,7 @@ class GatewayMetrics:
     def _streams(self) -> Iterator[Metric]:
         meters, fanout = self._meters, self._fanout
         yield gauge("quire_open_streams", "Streams of events that are open", meters.open_streams)
-        yield counter("quire_slow_clients", "Streams that were cut because nobody read them", meters.slow_clients)
+        yield counter("quire_slow_clients", "Connections that were cut because nobody read them", meters.slow_clients)
         yield counter("quire_gap_repairs", "Gaps in published output that the log filled", fanout.repairs)
         yield counter("quire_log_reads", "Reads of output logs", fanout.log_reads)
         yield counter("quire_cancellations", "Requests that this gateway cancelled", self._canceller.cancelled)

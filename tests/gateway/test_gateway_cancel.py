@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -234,3 +235,21 @@ async def test_a_call_of_which_one_prompt_has_ended_is_cancelled_all_the_same(ga
         await stream.rest()
     assert [await outcome(gateway, name) for name in ("stop", "cancelled")] == [1, 1]
     assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is False
+
+
+async def test_who_does_not_read_small_answers_loses_the_connection(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+    # Answers to what is asked at once, until sockets hold no more of them.
+    asks = 200 * raw_request("GET", "/v1/models")
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(20):
+            while True:
+                writer.write(asks)
+                await writer.drain()
+
+    async def closed() -> bool:
+        return not gateway.connections
+
+    await until(closed)
+    writer.transport.abort()
