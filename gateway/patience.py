@@ -44,7 +44,8 @@ class Patience:
     async def __call__(self, command: Callable[[], Awaitable[T]]) -> T:
         """The result of a command that may be made again where its reply was lost. Raises BrokerDown."""
         loop = asyncio.get_running_loop()
-        until, attempts, pause = loop.time() + PATIENCE_S, 0, PAUSE_S[0]
+        since = loop.time() if self._is_subscribed else self._subscription.lost_at
+        until, attempts, pause = since + PATIENCE_S, 0, PAUSE_S[0]
         while True:
             try:
                 return await command()

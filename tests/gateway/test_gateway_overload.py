@@ -76,6 +76,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
     # Who comes later does not wait for what has been waited for.
     async with asyncio.timeout(PATIENCE_S / 2):
         assert (await gateway.chat()).status == 503
+        assert (await gateway.post(f"/v1/completions/cmpl-{'0' * 32}/cancel", b"")).status == 503
     own_redis.start()
     await asyncio.wait_for(gateway.gateway.subscription.ready.wait(), 10)
     async with gateway.worker(emit(tokens("a"))):
