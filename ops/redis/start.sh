@@ -36,4 +36,11 @@ mv "$password_file.new" "$password_file"
   cat /etc/quire/redis.conf
   printf 'requirepass %s\nmaxmemory %s\n' "$password" "${REDIS_MAXMEMORY:-1gb}"
 } >/tmp/redis.conf
+# Where the end of the append-only file was torn Redis keeps the beginning of the transaction that it was in, and would
+# drop what is written behind it at the next start. So the file is written anew, as soon as it is loaded.
+(
+  REDISCLI_AUTH=$password
+  export REDISCLI_AUTH
+  while kill -0 $$ && ! redis-cli bgrewriteaof | grep '^Background'; do sleep 1; done
+) >/dev/null 2>&1 &
 exec redis-server /tmp/redis.conf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,16 @@ def test_redis_starts_with_the_configuration_of_the_chart(tmp_path: Path) -> Non
     script = (
         files["start.sh"].replace("/etc/quire/", f"{tmp_path}/").replace("/tmp/redis.conf", f"{tmp_path}/started.conf")
     )
+    # Redis' own client may not be here.
+    (tmp_path / "redis-cli").write_text(
+        f'#!/bin/sh\n[ -e {tmp_path}/asked ] || {{ echo "LOADING" >{tmp_path}/asked; exit; }}\n'
+        f'echo "$1 $REDISCLI_AUTH" >>{tmp_path}/asked\necho Background append only file rewriting started\n'
+    )
+    (tmp_path / "redis-cli").chmod(0o755)
     server = subprocess.Popen(
         ["sh", "-c", script],
         env={
-            "PATH": f"{Path(find_redis_server()).parent}:{os.environ['PATH']}",
+            "PATH": f"{tmp_path}:{Path(find_redis_server()).parent}:{os.environ['PATH']}",
             "REDISCLI_AUTH": PASSWORD,
             "LC_ALL": "C",
         },
@@ -98,6 +105,12 @@ def test_redis_starts_with_the_configuration_of_the_chart(tmp_path: Path) -> Non
             assert stranger.recv(100).startswith(b"-NOAUTH")
         assert (tmp_path / "started.conf").stat().st_mode & 0o077 == 0
         assert PASSWORD not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        asked = f"LOADING\nbgrewriteaof {PASSWORD}\n"
+        deadline = time.monotonic() + 10
+        while (tmp_path / "asked").read_text() != asked and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.5)  # it is asked until it has begun, and not again
+        assert (tmp_path / "asked").read_text() == asked
     finally:
         server.terminate()
         server.communicate(timeout=20)
