@@ -137,6 +137,12 @@ function stopTurn(turn) {
 function stop() {
   for (const run of running.values()) run.stop();
   announce("Stopped.");
+  showState();
+}
+
+// What is stopped may still wait for the server, to say so there too: nobody else need wait for that.
+function isAnswering() {
+  return [...running.keys()].some((record) => LIVE.has(record.state));
 }
 
 // --- conversations --------------------------------------------------------------------------------------------------
@@ -206,14 +212,14 @@ function announce(text) {
 
 function announceEnd({ record }) {
   if (record.state === "failed") announce(`No answer: ${record.trouble.message}`);
-  else if (record.state === "done" && !running.size) {
+  else if (record.state === "done" && !isAnswering()) {
     const [answer] = record.answers;
     announce(isSingle(conversation.turns.at(-1)) ? `Answer: ${answer.text.slice(0, SPOKEN_LENGTH)}` : "All answers are complete.");
   }
 }
 
 function showState() {
-  const isRunning = running.size > 0;
+  const isRunning = isAnswering();
   $("stop").hidden = !isRunning;
   $("send").hidden = isRunning;
   $("export").disabled = !conversation.turns.length;
@@ -248,7 +254,7 @@ async function loadModels() {
 async function send() {
   const input = $("input");
   const text = input.value.trim();
-  if (!text || running.size) return;
+  if (!text || isAnswering()) return;
   if (!$("model").value) return announce("The server cannot be reached yet.");
   if (say(text)) {
     input.value = "";
@@ -297,7 +303,7 @@ $("input").addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !event.isComposing && running.size) stop();
+  if (event.key === "Escape" && !event.isComposing && isAnswering()) stop();
 });
 $("stop").addEventListener("click", () => {
   stop();

@@ -160,6 +160,18 @@ async def test_stop_ends_the_request_at_the_server_too(chat: Page, stub: Stub) -
     assert stub.calls.empty()
 
 
+async def test_after_stop_one_can_go_on_before_the_server_knows(chat: Page, stub: Stub) -> None:
+    await send(chat, "first")
+    first = await stub.call()  # it does not answer
+    await chat.click("#stop")
+    await expect(chat.locator(".state")).to_have_text("Stopped.")
+    await send(chat, "second")
+    await Script("02" * 16).play(await stub.call(), ["two"])
+    await expect(chat.locator(".text")).to_have_text(["", "two"])
+    await first.accept("01" * 16)
+    assert await asyncio.wait_for(stub.cancelled.get(), 15) == "chatcmpl-" + "01" * 16
+
+
 async def test_escape_that_an_input_method_takes_stops_nothing(chat: Page, stub: Stub) -> None:
     await send(chat, "Hello")
     call = await stub.call()
