@@ -1,13 +1,13 @@
 // The chat: conversations, their turns, and the requests that run for them. Streams are taken up again after a reload,
 // after a gateway or a worker has died, and when a conversation is opened again in which something still runs.
 
-import { models } from "/api.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
-import { $, directionOf } from "/dom.js";
+import { $ } from "/dom.js";
 import { Drawer } from "/drawer.js";
 import { around } from "/frame.js";
+import { clearInput, focusInput, initInput, written } from "/input.js";
 import { Run } from "/run.js";
-import { initSettings, optionsOfRuns, showModels, wrongField } from "/settings.js";
+import { initSettings, loadModels, optionsOfRuns, wrongField } from "/settings.js";
 import { exportConversation, showShelf } from "/shelf.js";
 import { current, loadConversation, saveConversation } from "/store.js";
 import { TurnView } from "/turn.js";
@@ -127,7 +127,7 @@ function edit(view, text) {
   }
   conversation.turns.splice(at);
   say(text);
-  $("input").focus();
+  focusInput();
 }
 
 function stopTurn(turn) {
@@ -171,7 +171,7 @@ function drawShelf() {
       const found = loadConversation(id);
       if (found) open(found);
       shelfDrawer.toggle(false);
-      $("input").focus();
+      focusInput();
     },
     removed: (id) => {
       if (id !== conversation.id) return;
@@ -235,38 +235,16 @@ async function copy(text) {
   }
 }
 
-async function loadModels() {
-  for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
-    try {
-      const found = await models();
-      showModels(found);
-      $("model-name").textContent = $("model").value;
-      return;
-    } catch {
-      $("model-name").textContent = "not reachable";
-    }
-    await new Promise((resolve) => setTimeout(resolve, wait));
-  }
-}
-
 // --- the form -------------------------------------------------------------------------------------------------------
 
-async function send() {
-  const input = $("input");
-  const text = input.value.trim();
+function send() {
+  const text = written();
   if (!text || isAnswering()) return;
   if (!$("model").value) return announce("The server cannot be reached yet.");
   if (say(text)) {
-    input.value = "";
-    resize();
+    clearInput();
     showState();
   }
-}
-
-function resize() {
-  const input = $("input");
-  input.rows = Math.min(8, input.value.split("\n").length);
-  input.dir = directionOf(input.value);
 }
 
 const log = $("log");
@@ -290,31 +268,19 @@ around(
   (isFollowed) => isFollowed && scrollToEnd(),
 );
 
-$("form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
-});
-$("input").addEventListener("input", resize);
-$("input").addEventListener("keydown", (event) => {
-  // Enter sends; a line break is Shift+Enter. While an input method composes, Enter is its own.
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    send();
-  }
-});
+initInput(send);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing && isAnswering()) stop();
 });
 $("stop").addEventListener("click", () => {
   stop();
-  $("input").focus();
+  focusInput();
 });
 $("new").addEventListener("click", () => {
   open(newConversation());
-  $("input").focus();
+  focusInput();
 });
 $("export").addEventListener("click", () => exportConversation(conversation));
-$("model").addEventListener("change", () => ($("model-name").textContent = $("model").value));
 addEventListener("pagehide", saveChanges);
 document.addEventListener("visibilitychange", () => document.hidden && saveChanges());
 addEventListener("focus", refresh);

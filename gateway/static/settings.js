@@ -1,5 +1,6 @@
 // The settings of the form: what is empty is left to the server, what is wrong is said at its field.
 
+import { models } from "/api.js";
 import { $, el } from "/dom.js";
 import { settings as stored } from "/store.js";
 
@@ -18,6 +19,7 @@ export function initSettings() {
     check();
     stored.set(Object.fromEntries(FIELDS.map((name) => [name, $(name).value])));
   });
+  $("model").addEventListener("change", () => ($("model-name").textContent = $("model").value));
   $("defaults").addEventListener("click", () => {
     for (const name of FIELDS) if (name !== "model") $(name).value = $(name).defaultValue ?? "";
     $("n").value = "1";
@@ -28,12 +30,26 @@ export function initSettings() {
   check();
 }
 
-export function showModels(models) {
+// Asks for them until the server says.
+export async function loadModels() {
+  for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
+    try {
+      showModels(await models());
+      $("model-name").textContent = $("model").value;
+      return;
+    } catch {
+      $("model-name").textContent = "not reachable";
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+function showModels(found) {
   const kept = stored.get().model;
   const wanted = $("model").value || kept;
-  $("model").replaceChildren(...models.map(({ id }) => el("option", { value: id, textContent: id })));
-  if (models.some(({ id }) => id === wanted)) $("model").value = wanted;
-  const context = models.find(({ id }) => id === $("model").value)?.context;
+  $("model").replaceChildren(...found.map(({ id }) => el("option", { value: id, textContent: id })));
+  if (found.some(({ id }) => id === wanted)) $("model").value = wanted;
+  const context = found.find(({ id }) => id === $("model").value)?.context;
   if (context) $("max_tokens").max = String(context);
 }
 
