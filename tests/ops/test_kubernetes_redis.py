@@ -114,3 +114,10 @@ def test_redis_starts_with_the_configuration_of_the_chart(tmp_path: Path) -> Non
     finally:
         server.terminate()
         server.communicate(timeout=20)
+
+
+def test_a_redis_that_cannot_write_is_not_restarted() -> None:
+    """It answers PING with an error then, and what it could not write is in its memory alone."""
+    probes = of_kind(render(), "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
+    assert "PONG" in str(probes["readinessProbe"]["exec"]["command"])
+    assert probes["livenessProbe"]["exec"]["command"] == ["redis-cli", "ping"]
