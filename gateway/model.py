@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def _folder(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = textwrap.shorten(str(error), 200, placeholder=" ...")
         raise ModelError(
             f"{model} is neither a folder nor to be had from the Hugging Face Hub ({why}); {remedy}."
         ) from error
