@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
-from tests.page.stub import Stub
+from tests.page.stub import Call, Script, Stub
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -84,3 +84,14 @@ async def set_field(page: Page, **values: str) -> None:
     for name, value in values.items():
         await page.fill(f"#{name}", value)
     await page.click("#settings .close")
+
+
+async def begin(page: Page, stub: Stub) -> tuple[Call, Script]:
+    """Ask something, and have the answer begin with One."""
+    await send(page, "Hello")
+    call = await stub.call()
+    script = Script()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + script.text(1, "One"))
+    await expect(page.locator(".text")).to_have_text("One")
+    return call, script

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
-from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field
 from tests.page.stub import Script, Stub
 
 pytestmark = IN_BROWSER
@@ -209,12 +209,7 @@ async def test_what_is_written_from_right_to_left_begins_at_the_right(chat: Page
 
 async def test_less_motion_means_none(chat: Page, stub: Stub) -> None:
     await chat.emulate_media(reduced_motion="reduce")
-    await send(chat, "Hello")
-    call = await stub.call()
-    script = Script()
-    await call.accept(script.request_id)
-    await call.write(script.opening() + script.text(1, "One"))
-    await expect(chat.locator(".text")).to_have_text("One")
+    await begin(chat, stub)
     assert await chat.evaluate("document.getAnimations({ subtree: true }).length") == 0
 
 

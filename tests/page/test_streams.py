@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field
 from tests.page.stub import MODEL, Script, Stub
 
 pytestmark = IN_BROWSER
@@ -173,12 +173,7 @@ async def test_after_stop_one_can_go_on_before_the_server_knows(chat: Page, stub
 
 
 async def test_escape_that_an_input_method_takes_stops_nothing(chat: Page, stub: Stub) -> None:
-    await send(chat, "Hello")
-    call = await stub.call()
-    script = Script()
-    await call.accept(script.request_id)
-    await call.write(script.opening() + script.text(1, "One"))
-    await expect(chat.locator(".text")).to_have_text("One")
+    call, script = await begin(chat, stub)
     press = "(event) => document.getElementById('input').dispatchEvent(new KeyboardEvent('keydown', event))"
     await chat.evaluate(press, {"key": "Escape", "bubbles": True, "isComposing": True})
     await call.write(script.text(2, " two"))

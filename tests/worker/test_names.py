@@ -87,15 +87,21 @@ async def test_of_two_that_start_at_once_one_gets_the_name(redis_url: str) -> No
             await task
 
 
+async def started(gateway: Gateway, redis_url: str) -> tuple[WorkerService, asyncio.Task[None], str]:
+    """A worker that has served a request, what runs it, and its incarnation."""
+    worker = service(redis_url)
+    task = asyncio.create_task(worker.run(1.0))
+    await gateway.result(await gateway.submit((4, 2)))
+    holder = await gateway.broker.holder("w1")
+    assert holder is not None
+    return worker, task, holder.incarnation
+
+
 async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway:
-        first = service(redis_url)
-        task = asyncio.create_task(first.run(1.0))
-        await gateway.result(await gateway.submit((4, 2)))
-        holder = await gateway.broker.holder("w1")
-        assert holder is not None
+        _, task, incarnation = await started(gateway, redis_url)
         # As another one does that has not seen it beat.
-        assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=holder.incarnation)
+        assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=incarnation)
         with pytest.raises(NameTaken, match="--worker-id"):
             await asyncio.wait_for(task, 10)
         assert (await gateway.client.hget(KEYS.worker("w1"), "incarnation")) == b"new"
@@ -106,12 +112,8 @@ async def test_one_that_finds_its_predecessor_again_in_redis_keeps_the_name(redi
     """Redis came back as it was when the one before had just died."""
     ended = (await asyncio.to_thread(homes))[0]
     async with Gateway(redis_url) as gateway:
-        worker = service(redis_url)
-        task = asyncio.create_task(worker.run(1.0))
-        await gateway.result(await gateway.submit((4, 2)))
-        holder = await gateway.broker.holder("w1")
-        assert holder is not None
-        assert await gateway.broker.enlist("w1", "dead", ended, BEAT_S, before=holder.incarnation)
+        worker, task, incarnation = await started(gateway, redis_url)
+        assert await gateway.broker.enlist("w1", "dead", ended, BEAT_S, before=incarnation)
         async with asyncio.timeout(10):
             while not await gateway.broker.live_workers() and not task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
