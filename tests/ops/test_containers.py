@@ -172,12 +172,16 @@ async def test_it_scales(stack: Stack) -> None:
 
 async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     undisturbed["texts"] = await Clients(stack.gateway_urls[:2], "undisturbed", BODIES).texts()
-    clients = Clients(stack.gateway_urls[:2], "killed", BODIES)
-    await in_the_middle(clients)
-    counts = await asyncio.gather(
-        *(asyncio.to_thread(lambda w=w: (stack.running_requests(w), w)) for w in stack.containers("worker"))
-    )
-    running, victim = max(counts)
+    for attempt in range(5):  # where answers are quick they may have ended before it is known who has them
+        clients = Clients(stack.gateway_urls[:2], f"killed{attempt}", BODIES)
+        await in_the_middle(clients)
+        counts = await asyncio.gather(
+            *(asyncio.to_thread(lambda w=w: (stack.running_requests(w), w)) for w in stack.containers("worker"))
+        )
+        running, victim = max(counts)
+        if running:
+            break
+        assert await clients.texts() == undisturbed["texts"]
     assert running > 0
     docker("kill", "--signal", "KILL", victim)
     assert await clients.texts() == undisturbed["texts"]
