@@ -65,5 +65,5 @@ class Patience:
 
 
 def down(why: str) -> BrokerDown:
-    log.warning("a request cannot be queued: %s", why)
+    log.warning("a call is refused, the queue cannot be reached: %s", why)
     return BrokerDown("The queue cannot be reached now. Try again in a moment.", headers={"Retry-After": "2"})

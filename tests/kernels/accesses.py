@@ -28,8 +28,6 @@ class Accesses:
     """Of the launch that runs, after `install`."""
 
     def __init__(self) -> None:
-        self.launches = 0
-        self.bytes = 0
         self._begin(np.empty((0, 2), np.int64), 0)
 
     def install(self) -> None:
@@ -113,13 +111,11 @@ class Accesses:
 
     def finish(self) -> None:
         self.next_program()
-        self.launches += 1
         written, writer = _flat(self._writes)
         order = np.argsort(written, kind="stable")
         written, writer = written[order], writer[order]
         assert not (written[1:] == written[:-1]).any(), "two programs write to one place"
         read, reader = _flat(self._reads)
-        self.bytes += len(read) + len(written)
         if len(written):
             at = np.minimum(np.searchsorted(written, read), len(written) - 1)
             assert not ((written[at] == read) & (writer[at] != reader)).any(), "a program reads what another one writes"

@@ -17,7 +17,6 @@ from tests.kernels.interpreter import patch_once
 
 ON_CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-ACCESSES = Accesses()
 if HAS_TRITON and not ON_CUDA:
     # Read when functions are decorated, Triton's own among them; so it must not have been imported before.
     with pytest.MonkeyPatch.context() as patch:
@@ -28,7 +27,7 @@ if HAS_TRITON and not ON_CUDA:
     HAS_TRITON = not isinstance(triton.language.sum, triton.JITFunction)
     if HAS_TRITON:
         patch_once()
-        ACCESSES.install()
+        Accesses().install()
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HAS_TRITON else ()
 
 
