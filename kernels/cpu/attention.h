@@ -26,7 +26,8 @@ INLINE State state_at(float* memory, size_t rows) { return {memory, memory + row
 INLINE size_t state_size(size_t rows, size_t d) { return rows * (d + 2); }
 
 struct Workspace {
-    uint32_t *queries, *weights, *keys;  // tiles of packed rows; weights of a chunk; one chunk of keys in groups of 16
+    uint32_t *queries, *weights;  // tiles of packed rows; those of a chunk
+    uint32_t *keys, *values;      // one chunk of them in groups of 16, where blocks are smaller
     float* scores;                       // [rows, 128]
     State chunk, running;
 };
@@ -34,13 +35,14 @@ struct Workspace {
 INLINE Workspace workspace(size_t rows, size_t d) {
     const size_t state = (state_size(rows, d) + 15) / 16 * 16, query = rows * line_count(d) * 16;
     const size_t keys = kChunkKeys * word_count(d);
-    const size_t size = query + rows * kChunkWords + keys + rows * kChunkKeys + 2 * state;
+    const size_t size = query + rows * kChunkWords + 2 * keys + rows * kChunkKeys + 2 * state;
     uint32_t* at = (uint32_t*)quire::scratch(quire::kTile, size * 4);
     Workspace w;
     w.queries = at;
     w.weights = w.queries + query;
     w.keys = w.weights + rows * kChunkWords;
-    w.scores = (float*)(w.keys + keys);
+    w.values = w.keys + keys;
+    w.scores = (float*)(w.values + keys);
     w.chunk = state_at(w.scores + rows * kChunkKeys, rows);
     w.running = state_at(w.scores + rows * kChunkKeys + state, rows);
     return w;
@@ -48,11 +50,11 @@ INLINE Workspace workspace(size_t rows, size_t d) {
 
 // Where the keys and values of one chunk lie, and which of them this tile needs.
 struct Chunk {
-    int start, end;             // positions; `end` is one after the last key that any row of the tile sees
-    int first_group, groups;    // groups of 16 keys
-    int unit, first_unit;       // keys side by side in memory, and the first such unit that is needed
-    const uint32_t* keys[kChunkGroups];
-    const uint32_t* values[kChunkKeys / 8];
+    int start, end;           // positions; `end` is one after the last key that any row of the tile sees
+    int first_group, groups;  // groups of 16 keys
+    int skipped;              // keys at the start that no row sees
+    bool halves;              // blocks of 8 keys: groups have to be gathered
+    const uint32_t *keys[kChunkGroups], *values[kChunkGroups];
 };
 
 INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index) {
@@ -62,38 +64,43 @@ INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index) 
     Chunk c;
     c.start = index * kChunkKeys;
     c.end = last - c.start < kChunkKeys ? last : c.start + kChunkKeys;
-    const int skipped = lowest > c.start ? lowest - c.start : 0;
-    c.unit = s.block_size < 16 ? s.block_size : 16;
-    c.first_group = skipped / 16;
+    c.skipped = lowest > c.start ? lowest - c.start : 0;
+    c.halves = s.block_size < 16;
+    c.first_group = c.skipped / 16;
     c.groups = (c.end - c.start + 15) / 16;
-    c.first_unit = skipped / c.unit;
+    if (c.halves) return c;
     const int32_t* table = s.block_tables + size_t(item.sequence) * s.table_width;
     const auto at = [&](const act* cache, int position) {
         const size_t block = size_t(table[position / s.block_size]);
         return cache + ((block * s.kv_heads + item.kv_head) * s.block_size + position % s.block_size) * size_t(d);
     };
-    for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u)
-        c.values[u] = (const uint32_t*)at(job.v_cache, c.start + u * c.unit);
-    for (int g = c.first_group; g < c.groups && c.unit == 16; ++g)
+    for (int g = c.first_group; g < c.groups; ++g) {
         c.keys[g] = (const uint32_t*)at(job.k_cache, c.start + g * 16);
+        c.values[g] = (const uint32_t*)at(job.v_cache, c.start + g * 16);
+    }
     return c;
 }
 
-// Blocks of 8 keys: copies two into a group of 16. A missing half stays zero; its scores are masked.
-INLINE void gather_keys(const Attention& job, const AttentionItem& item, Chunk& c, uint32_t* packed) {
+// Blocks of 8 keys: copies two into a group of 16. A missing half is zero; its scores are masked.
+INLINE void gather(const Attention& job, const AttentionItem& item, const Workspace& w, Chunk& c) {
     const auto& s = job.shape;
-    const size_t words = word_count(s.head_dim);
+    const size_t d = size_t(s.head_dim), words = word_count(d), half_words = 4 * d * 2 / kPerWord;
     const int32_t* table = s.block_tables + size_t(item.sequence) * s.table_width;
     for (int g = c.first_group; g < c.groups; ++g) {
-        uint32_t* to = packed + g * words * 16;
-        c.keys[g] = to;
+        uint32_t *keys = w.keys + g * words * 16, *values = w.values + g * kUnitWords * d;
+        c.keys[g] = keys;
+        c.values[g] = values;
         for (int half = 0; half < 2; ++half) {
-            const int u = g * 2 + half;
-            const bool there = u >= c.first_unit && c.start + u * 8 < c.end;
-            const size_t block = there ? size_t(table[c.start / 8 + u]) : 0;
-            const auto* from = (const uint32_t*)(job.k_cache + (block * s.kv_heads + item.kv_head) * 8 * s.head_dim);
-            for (size_t w = 0; w < words; ++w)
-                for (int i = 0; i < 8; ++i) to[w * 16 + half * 8 + i] = there ? from[w * 8 + i] : 0;
+            const int first = g * 16 + half * 8;
+            if (first + 8 <= c.skipped || c.start + first >= c.end) {
+                for (size_t k = 0; k < words; ++k) memset(keys + k * 16 + half * 8, 0, 8 * 4);
+                memset(values + half * half_words, 0, half_words * 4);
+                continue;
+            }
+            const size_t at = (size_t(table[(c.start + first) / 8]) * s.kv_heads + item.kv_head) * 8 * d;
+            const auto* from = (const uint32_t*)(job.k_cache + at);
+            for (size_t k = 0; k < words; ++k) memcpy(keys + k * 16 + half * 8, from + k * 8, 8 * 4);
+            memcpy(values + half * half_words, job.v_cache + at, half_words * 4);
         }
     }
 }
@@ -145,7 +152,7 @@ INLINE float soften(const Attention& job, const Chunk& c, const Visible& seen, f
 
 INLINE Lookahead look_ahead(const Chunk& now, const Chunk& next, size_t d) {
     Lookahead ahead;
-    if (next.unit < 16) return ahead;
+    if (next.halves) return ahead;
     for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.keys[g];
     for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.values[g];
     ahead.words = 16 * word_count(d);
@@ -156,27 +163,27 @@ INLINE Lookahead look_ahead(const Chunk& now, const Chunk& next, size_t d) {
 }
 
 // The state of some rows after one chunk. While it is computed, the memory of the next chunk is asked for.
-INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, Chunk& c,
-                         Lookahead& ahead, const State& out) {
+INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, AttentionState& state,
+                         Chunk& c, Lookahead& ahead, const State& out) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
     const size_t words = word_count(d), query_words = line_count(d) * 16;
     const int rows = item.count * group;
-    if (c.unit < 16) gather_keys(job, item, c, w.keys);
+    if (c.halves) gather(job, item, w, c);
     const Tiling score_tiling{size_t(rows)};
     for (int g = c.first_group; g < c.groups; g += 2) {
         const int other = g + 1 < c.groups ? g + 1 : g;
         ahead.advance();
         for (size_t t = 0; t < score_tiling.tiles; ++t) {
             const size_t start = score_tiling.start(t);
-            kScoreTiles[score_tiling.rows(t)](w.queries + start * query_words, c.keys[g], c.keys[other], words,
-                                              w.scores + start * kChunkKeys + g * 16);
+            score_tile(state, w.queries + start * query_words, int(score_tiling.rows(t)), c.keys[g], c.keys[other],
+                       words, w.scores + start * kChunkKeys + g * 16);
         }
     }
-    const int per_unit = c.unit / kPerWord, begin = c.first_unit * per_unit;
-    const int end = (c.end - c.start + kPerWord - 1) / kPerWord;
+    const int begin = c.first_group * kUnitWords, end = (c.end - c.start + kPerWord - 1) / kPerWord;
     const bool odd = (c.end - c.start) % kPerWord != 0;
-    for (int start = 0; start < rows; start += kWeighRows) {
-        const int count = rows - start < kWeighRows ? rows - start : kWeighRows;
+    const Tiling weigh_tiling(size_t(rows), kWeighRows);
+    for (size_t t = 0; t < weigh_tiling.tiles; ++t) {
+        const int start = int(weigh_tiling.start(t)), count = int(weigh_tiling.rows(t));
         uint32_t* weights = w.weights + start * kChunkWords;
         // Two loops: each row is a long chain of dependent steps, and this way the chains of several rows overlap.
         Visible seen[kWeighRows];
@@ -187,14 +194,7 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
         for (int r = 0; r < count; ++r)
             out.total[start + r] = soften(job, c, seen[r], out.maximum[start + r], w.scores + (start + r) * kChunkKeys,
                                           (act*)(weights + r * 16), size_t(count) * 16);
-        for (int v = 0, vectors = d / W; v < vectors;) {
-            const int size = vectors - v >= 4 ? 2 : vectors - v >= 2 ? 1 : 0;
-            const uint32_t* units[kChunkKeys / 8];
-            for (int u = c.first_unit; c.start + u * c.unit < c.end; ++u) units[u] = c.values[u] + v * W;
-            kWeighTiles[count][size](weights, units, ahead, per_unit, begin, end, odd, size_t(d),
-                                     out.values + size_t(start) * d + v * W);
-            v += 1 << size;
-        }
+        weigh_tile(state, weights, count, c.values, ahead, begin, end, odd, size_t(d), out.values + size_t(start) * d);
     }
 }
 
@@ -258,6 +258,7 @@ INLINE void attend_items(const Attention& job, const AttentionItem* item, const 
                          float* partials) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
     const Workspace w = workspace(most_rows, d);
+    AttentionState state;
     Chunk now = locate(job, *item, item->chunk), next;
     for (; item < end; ++item) {
         const int rows = item->count * group;
@@ -272,9 +273,9 @@ INLINE void attend_items(const Attention& job, const AttentionItem* item, const 
             }
             if (item->partial >= 0) {
                 const size_t at = state_size(size_t(item->partial) + size_t(chunk - item->chunk) * rows, d);
-                attend_chunk(job, *item, w, now, ahead, state_at(partials + at, rows));
+                attend_chunk(job, *item, w, state, now, ahead, state_at(partials + at, rows));
             } else {
-                attend_chunk(job, *item, w, now, ahead, w.chunk);
+                attend_chunk(job, *item, w, state, now, ahead, w.chunk);
                 merge(w.running, w.chunk, rows, d, job.scale);
             }
             now = next;

@@ -8,9 +8,17 @@
 
 #include "gemm.h"
 
-#include "rows.h"
+#include "lookahead.h"
 
-#include "attention_tiles.h"
+#if defined(LEVEL_AMX)
+#include "products_amx.h"
+#else
+#include "products_vectors.h"
+#endif
+
+#include "linear.h"
+
+#include "rows.h"
 
 #include "attention.h"
 

@@ -22,10 +22,11 @@ class Level(IntEnum):
     avx2 = 0
     avx512 = 1
     avx512bf16 = 2
+    amx = 3
 
 
 # Best first. Each level computes with one type of activation.
-LEVELS = {torch.bfloat16: [Level.avx512bf16], torch.float32: [Level.avx512, Level.avx2]}
+LEVELS = {torch.bfloat16: [Level.amx, Level.avx512bf16], torch.float32: [Level.avx512, Level.avx2]}
 
 _SIZE, _POINTER = c_size_t, c_void_p
 _SIGNATURES = {

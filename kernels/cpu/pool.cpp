@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <cpuid.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -206,6 +207,19 @@ extern "C" __attribute__((visibility("default"))) void quire_set_threads(int cou
 
 extern "C" __attribute__((visibility("default"))) int quire_get_threads() { return quire::thread_count(); }
 
+namespace quire {
+
+// Linux gives the state of the tiles, 8 KiB for each thread, only to a process that asked for it.
+static bool has_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, and the feature's number in XCR0
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace quire
+
 // Whether this processor and operating system run the given instruction-set level.
 extern "C" __attribute__((visibility("default"))) int quire_has_level(int level) {
     __builtin_cpu_init();
@@ -214,6 +228,8 @@ extern "C" __attribute__((visibility("default"))) int quire_has_level(int level)
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (level == 0) return avx2;
     if (level == 1) return avx512;
-    if (level == 2) return avx512 && __builtin_cpu_supports("avx512bf16");
+    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (level == 2) return bf16;
+    if (level == 3) return bf16 && quire::has_amx();
     return 0;
 }

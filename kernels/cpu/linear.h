@@ -1,0 +1,41 @@
+// The loops of a linear layer around its tiles. Included inside a level's namespace; see level_*.cpp.
+
+// The panels of one range times all rows: rows in blocks that stay in the second-level cache, then panel by panel.
+INLINE void linear_range(const Linear& job, const Tiling& tiling, const uint32_t* packed, size_t begin, size_t end) {
+    const size_t words = word_count(job.K), row_words = line_count(job.K) * 16;
+    LinearState state;
+    size_t block = (384 << 10) / (row_words * 4 * kTileRows);
+    if (block < 1) block = 1;
+    for (size_t t0 = 0; t0 < tiling.tiles; t0 += block) {
+        const size_t t1 = t0 + block < tiling.tiles ? t0 + block : tiling.tiles;
+        for (size_t panel = begin; panel < end; ++panel)
+            for (size_t t = t0; t < t1; ++t) {
+                // While the first two tiles use this panel they fetch the next one, half each.
+                Fetch fetch = kFetchNothing;
+                const uint32_t* next = nullptr;
+                if (t1 - t0 == 1 || (panel == begin && t == t0)) {
+                    fetch = kFetchOwn;
+                } else if (t - t0 < 2 && panel + 1 < end) {
+                    fetch = kFetchNext;
+                    next = job.weight + ((panel + 1) * 2 + (t - t0)) * words * 16;
+                }
+                const size_t row = tiling.start(t);
+                linear_tile(job, state, packed + row * row_words, row, tiling.rows(t), panel, fetch, next);
+            }
+    }
+}
+
+INLINE void linear(const Linear& job) {
+    if (job.T == 0) return;
+    const Tiling tiling(job.T);
+    const size_t row_words = line_count(job.K) * 16;
+    uint32_t* packed = (uint32_t*)quire::scratch(quire::kPackedRows, job.T * row_words * 4);
+    quire::parallel_ranges(tiling.tiles, 128 / kTileRows, [&](size_t begin, size_t end) {
+        for (size_t t = begin; t < end; ++t)
+            pack_rows(job.x + tiling.start(t) * job.K, job.K, tiling.rows(t), job.K,
+                      packed + tiling.start(t) * row_words);
+    });
+    const size_t width = job.output == kSiluMul ? kPanel / 2 : kPanel;
+    quire::parallel_ranges((job.N + width - 1) / width, 2,
+                           [&](size_t begin, size_t end) { linear_range(job, tiling, packed, begin, end); });
+}
