@@ -239,19 +239,11 @@ INLINE void write_out(const Attention& job, const AttentionItem& item, const Sta
 
 INLINE void pack_queries(const Attention& job, const AttentionItem& item, uint32_t* out) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads, rows = item.count * group;
-    const size_t token = token_of(job, item), lines = line_count(d);
+    const size_t token = token_of(job, item);
     const Tiling tiling{size_t(rows)};
-    for (size_t t = 0; t < tiling.tiles; ++t) {
-        const size_t start = tiling.start(t), count = tiling.rows(t);
-        uint32_t* to = out + start * lines * 16;
-        for (size_t r = 0; r < count; ++r) {
-            const size_t row = start + r;
-            const act* from =
-                job.q + ((token + row / group) * job.shape.heads + item.kv_head * group + row % group) * d;
-            for (size_t i = 0; i < lines; ++i)
-                copy_line(to + (i * count + r) * 16, from + i * 16 * kPerWord, d - int(i) * 16 * kPerWord);
-        }
-    }
+    for (int r = 0; r < rows; ++r)
+        pack_row(tiling, size_t(r),
+                 job.q + ((token + r / group) * job.shape.heads + item.kv_head * group + r % group) * d, size_t(d), out);
 }
 
 INLINE void attend_items(const Attention& job, const AttentionItem* item, const AttentionItem* end, size_t most_rows,

@@ -31,18 +31,24 @@ struct Tiling {
     }
     size_t start(size_t tile) const { return tile * size + (tile < larger ? tile : larger); }
     size_t rows(size_t tile) const { return size + (tile < larger); }
+    size_t tile_of(size_t row) const {
+        const size_t in_larger = larger * (size + 1);
+        return row < in_larger ? row / (size + 1) : larger + (row - in_larger) / size;
+    }
 };
 
 INLINE size_t word_count(size_t k) { return (k + kPerWord - 1) / kPerWord; }
 INLINE size_t line_count(size_t k) { return (word_count(k) + 15) / 16; }
 
-INLINE void pack_rows(const act* x, size_t stride, size_t rows, size_t k, uint32_t* out) {
-    const size_t lines = line_count(k), per_line = 16 * kPerWord;
-    for (size_t r = 0; r < rows; ++r)
-        for (size_t i = 0; i < lines; ++i) {
-            const size_t left = k - i * per_line;
-            copy_line(out + (i * rows + r) * 16, x + r * stride + i * per_line, int(left < per_line ? left : per_line));
-        }
+// The `row`th of all rows of the tiles at `out`, filled up with zeros.
+INLINE void pack_row(const Tiling& tiling, size_t row, const act* x, size_t k, uint32_t* out) {
+    const size_t lines = line_count(k), per_line = 16 * kPerWord, tile = tiling.tile_of(row);
+    const size_t start = tiling.start(tile), rows = tiling.rows(tile);
+    out += (start * lines + row - start) * 16;
+    for (size_t i = 0; i < lines; ++i, x += per_line, out += rows * 16) {
+        const size_t left = k - i * per_line;
+        copy_line(out, x, int(left < per_line ? left : per_line));
+    }
 }
 
 enum Output { kAct, kFloat, kSiluMul };

@@ -30,10 +30,8 @@ INLINE void linear(const Linear& job) {
     const Tiling tiling(job.T);
     const size_t row_words = line_count(job.K) * 16;
     uint32_t* packed = (uint32_t*)quire::scratch(quire::kPackedRows, job.T * row_words * 4);
-    quire::parallel_ranges(tiling.tiles, 128 / kTileRows, [&](size_t begin, size_t end) {
-        for (size_t t = begin; t < end; ++t)
-            pack_rows(job.x + tiling.start(t) * job.K, job.K, tiling.rows(t), job.K,
-                      packed + tiling.start(t) * row_words);
+    quire::parallel_ranges(job.T, 1 + (8 << 10) / row_words, [&](size_t begin, size_t end) {
+        for (size_t row = begin; row < end; ++row) pack_row(tiling, row, job.x + row * job.K, job.K, packed);
     });
     const size_t width = job.output == kSiluMul ? kPanel / 2 : kPanel;
     quire::parallel_ranges((job.N + width - 1) / width, 2,

@@ -19,6 +19,12 @@ INLINE void tile_load(const void* from, size_t row_bytes) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "n"(kTile) : "memory");
 }
 
+// For what is not needed again.
+template <int kTile>
+INLINE void tile_load_once(const void* from, size_t row_bytes) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "n"(kTile) : "memory");
+}
+
 template <int kTile>
 INLINE void tile_store(void* to, size_t row_bytes) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "n"(kTile) : "memory");
@@ -59,14 +65,15 @@ class Tiles {
     int first_ = 0, second_ = 0;
 };
 
-// Adds kWords words at `a`, rows of 16 words, times those at b0 and b1 (kTwo: two tiles of each).
-template <bool kTwoRows, bool kTwoColumns>
+// Adds kWords words at `a`, rows of 16 words, times those at b0 and b1 (kTwo: two tiles of each; kOnce: columns that no
+// other rows will ask for).
+template <bool kTwoRows, bool kTwoColumns, bool kOnce = false>
 INLINE void multiply_tiles(const uint32_t* a, const uint32_t* b0, const uint32_t* b1, size_t b_words) {
-    tile_load<6>(b0, b_words * 4);
+    kOnce ? tile_load_once<6>(b0, b_words * 4) : tile_load<6>(b0, b_words * 4);
     tile_load<4>(a, 64);
     tile_multiply<0, 4, 6>();
     if (kTwoColumns) {
-        tile_load<7>(b1, b_words * 4);
+        kOnce ? tile_load_once<7>(b1, b_words * 4) : tile_load<7>(b1, b_words * 4);
         tile_multiply<1, 4, 7>();
     }
     if (kTwoRows) {
@@ -94,32 +101,21 @@ INLINE void store_sums(float* out, size_t stride) {
     }
 }
 
-INLINE void prefetch_lines(const uint32_t* from, int lines, Fetch fetch) {
-    for (int i = 0; i < lines; ++i)
-        if (fetch == kFetchOwn)
-            _mm_prefetch((const char*)(from + i * 16), _MM_HINT_T0);
-        else
-            _mm_prefetch((const char*)(from + i * 16), _MM_HINT_T1);
-}
-
 // Linear layers
 
 using LinearState = Tiles<16>;
-constexpr int kAhead = 32;  // words of each column that are fetched before they are used
 
-template <bool kTwoRows>
-INLINE void linear_sums(const uint32_t* a, size_t rows, const uint32_t* b, size_t words, Fetch fetch,
-                        const uint32_t* next, float* sums) {
+template <bool kTwoRows, Fetch kFetch>
+INLINE void linear_sums(const uint32_t* a, size_t rows, const uint32_t* b, size_t words, const uint32_t* next,
+                        float* sums) {
     zero_sums<kTwoRows, true>();
     size_t k = 0;
     for (; k + 16 <= words; k += 16, a += rows * 16, b += 16 * kPanel) {
-        if (fetch == kFetchOwn) {
-            prefetch_lines(b + kAhead * kPanel, 32, kFetchOwn);
-        } else if (fetch == kFetchNext) {
-            prefetch_lines(next, 16, kFetchNext);
-            next += 16 * 16;
-        }
-        multiply_tiles<kTwoRows, true>(a, b, b + 16, kPanel);
+        if (kFetch == kFetchOwn)
+            for (int i = 0; i < 32; ++i) _mm_prefetch((const char*)(b + 16 * kPanel + i * 16), _MM_HINT_T0);
+        if (kFetch == kFetchNext)
+            for (int i = 0; i < 16; ++i, next += 16) _mm_prefetch((const char*)next, _MM_HINT_T1);
+        multiply_tiles<kTwoRows, true, kFetch == kFetchOwn && !kTwoRows>(a, b, b + 16, kPanel);
     }
     if (k < words) {
         alignas(64) uint32_t rest[16 * kPanel] = {};  // behind these words lies another panel, or nothing
@@ -127,6 +123,17 @@ INLINE void linear_sums(const uint32_t* a, size_t rows, const uint32_t* b, size_
         multiply_tiles<kTwoRows, true>(a, rest, rest + 16, kPanel);
     }
     store_sums<kTwoRows, true>(sums, kPanel);
+}
+
+template <bool kTwoRows>
+INLINE void linear_sums(const uint32_t* a, size_t rows, const uint32_t* b, size_t words, Fetch fetch,
+                        const uint32_t* next, float* sums) {
+    if (fetch == kFetchOwn)
+        linear_sums<kTwoRows, kFetchOwn>(a, rows, b, words, next, sums);
+    else if (fetch == kFetchNext)
+        linear_sums<kTwoRows, kFetchNext>(a, rows, b, words, next, sums);
+    else
+        linear_sums<kTwoRows, kFetchNothing>(a, rows, b, words, next, sums);
 }
 
 INLINE void linear_tile(const Linear& job, LinearState& tiles, const uint32_t* packed, size_t row, size_t rows,
