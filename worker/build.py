@@ -61,7 +61,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     if isinstance(ops, kernels.CpuOps):
         kernels.set_num_threads(threads)
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
-    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], ops.name, where)
+    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
     check_weights(path, dtype, device)
     try:
         model = Decoder.load(path, ops, dtype, device, settings.max_model_len, LoadingLog())

@@ -92,6 +92,11 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
 
 
+def kernels_of(ops: kernels.Ops) -> str:
+    """Which kernels these are; on a CPU also by which instructions they multiply."""
+    return f"{ops.name}-{ops.level.name}" if isinstance(ops, kernels.CpuOps) else ops.name
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that are free where the model runs."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()

@@ -22,6 +22,14 @@ def test_linear_rows(cpu_ops, method, k, n):
         assert torch.equal(product(x[begin:end], packed), alone[begin:end])
 
 
+def test_any_number_of_rows(cpu_ops):
+    packed = cpu_ops.pack_linear(random(40, 70, dtype=cpu_ops.dtype))
+    x = random(70, 70, dtype=cpu_ops.dtype)
+    together = cpu_ops.linear(x, packed)
+    for count in range(1, 70):
+        assert torch.equal(cpu_ops.linear(x[:count], packed), together[:count])
+
+
 def test_other_rows(cpu_ops):
     x, residual, weight = (random(*s, dtype=cpu_ops.dtype) for s in [(90, 300), (90, 300), (300,)])
     together, added = cpu_ops.add_rms_norm(x, (summed := residual.clone()), weight, 1e-6), summed
