@@ -94,7 +94,20 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
 
 def kernels_of(ops: kernels.Ops) -> str:
     """Which kernels these are; on a CPU also by which instructions they multiply."""
-    return f"{ops.name}-{ops.level.name}" if isinstance(ops, kernels.CpuOps) else ops.name
+    if isinstance(ops, kernels.CpuOps):
+        return f"{ops.name}-{ops.level.name}"
+    return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
+
+
+def arithmetic(ops: kernels.Ops) -> dict[str, str]:
+    """What decides the last bits of a result, as labels: workers that differ in it may choose another token."""
+    is_cuda = ops.device.type == "cuda"
+    return {
+        "dtype": str(ops.dtype)[6:],
+        "cache_dtype": str(getattr(ops, "kv_dtype", ops.dtype))[6:],
+        "kernels": kernels_of(ops),
+        "device": torch.cuda.get_device_properties(ops.device).name if is_cuda else "CPU",
+    }
 
 
 def free_memory(device: torch.device) -> int:

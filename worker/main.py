@@ -57,6 +57,7 @@ def serve(settings: WorkerSettings) -> None:
 
     from shared.internal_server import PortError, bind
     from worker.build import build_engine
+    from worker.devices import arithmetic
     from worker.names import check_name
     from worker.service import Leases, WorkerService
 
@@ -82,6 +83,7 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
+        arithmetic=arithmetic(engine.runner.model.ops),
     )
     settle()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -138,19 +138,35 @@ class WorkerMetrics:
     """All that one worker counts."""
 
     def __init__(
-        self, loop: EngineLoop, broker: Broker, claims: ClaimCounts, committer: Committer, lag: LoopLag
+        self,
+        loop: EngineLoop,
+        broker: Broker,
+        claims: ClaimCounts,
+        committer: Committer,
+        lag: LoopLag,
+        info: Mapping[str, str],
     ) -> None:
+        """info: labels that say how this worker computes (`devices.arithmetic`), and the model's name."""
         self._loop = loop
         self._broker = broker
         self._claims = claims
         self._committer = committer
         self._lag = lag
+        labels, values = tuple(info), {tuple(info.values()): 1.0}
+        self._info = gauge("quire_worker_info", "Always 1; its labels say how this worker computes", values, labels)
         self._exposition = Exposition("worker")
 
     def render(self, reading: EngineReading) -> bytes:
         """The exposition of one reading."""
         return self._exposition.render(
-            [*_engine(reading.usage), *_steps(reading.times), *self._queue(), *self._commits(), *self._threads()]
+            [
+                self._info,
+                *_engine(reading.usage),
+                *_steps(reading.times),
+                *self._queue(),
+                *self._commits(),
+                *self._threads(),
+            ]
         )
 
     def _queue(self) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,7 +65,10 @@ class WorkerService:
         listener: socket.socket | None = None,
         leases: Leases = Leases(),
         tracer: Tracer | None = None,
+        arithmetic: Mapping[str, str] = {},
     ) -> None:
+        """arithmetic: how the engine computes, as labels (`devices.arithmetic`)."""
+        self._arithmetic = arithmetic
         self._leases = leases
         self._tracer = tracer
         self._model_name = model_name
@@ -118,7 +122,8 @@ class WorkerService:
         lag = LoopLag()
         internal = None
         if self._listener is not None:
-            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag)
+            info = {"model": self._model_name, **self._arithmetic}
+            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info)
             internal = Inside(engine, self._listener, metrics).server
         engine.start()
         watch.start()

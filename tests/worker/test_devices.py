@@ -144,3 +144,29 @@ def test_memory_that_runs_out_at_start_is_one_line(tmp_path: Path, monkeypatch: 
         StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
     ):
         build.build_engine(settings, "llama")
+
+
+def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.arithmetic(kernels.ReferenceOps("cpu", torch.float32)) == {
+        "dtype": "float32",
+        "cache_dtype": "float32",
+        "kernels": "reference",
+        "device": "CPU",
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="NVIDIA H200"))
+    gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
+    gpu.kv_dtype = torch.float8_e4m3fn
+    found = devices.arithmetic(gpu)  # type: ignore[arg-type]
+    assert list(found.values()) == ["bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200"]
+    gpu.row_invariant = True
+    assert devices.arithmetic(gpu)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
+
+
+def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        ops = kernels.CpuOps(torch.float32)
+    except kernels.Unavailable as missing:
+        pytest.skip(str(missing))
+    assert devices.arithmetic(ops)["kernels"] == f"cpu-{ops.level.name}"
+    monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
+    assert devices.arithmetic(kernels.CpuOps(torch.float32))["kernels"] == "cpu-avx2"

@@ -80,7 +80,8 @@ async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
     loop = EngineLoop(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
     broker = Broker(Redis(), "mock")
     committer = Committer(broker, "w1", on_lost=lambda: None)
-    metrics = WorkerMetrics(loop, broker, ClaimCounts(), committer, LoopLag())
+    info = {"model": "mock", "dtype": "float32"}
+    metrics = WorkerMetrics(loop, broker, ClaimCounts(), committer, LoopLag(), info)
     server = Inside(loop, bind("127.0.0.1", 0), metrics).server
     loop.start()
     await server.start()
@@ -101,6 +102,7 @@ async def test_an_idle_engine_is_healthy_and_holds_nothing() -> None:
         metrics = await operator.metrics()
     assert metrics["quire_kv_blocks free"] == metrics["quire_kv_capacity_blocks"] == 64
     assert metrics["quire_engine_steps_total"] == 0
+    assert metrics["quire_worker_info float32 mock"] == 1
 
 
 async def test_between_two_steps_everything_of_a_running_request_is_shown() -> None:
