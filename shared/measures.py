@@ -7,6 +7,7 @@ that grow with users or requests.
 
 from __future__ import annotations
 
+import math
 import platform
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE_LATEST", "Exposition", "Histogram", "build_info", "counter", "gauge", "histogram"]
+__all__ = ["CONTENT_TYPE_LATEST", "Exposition", "Fading", "Histogram", "build_info", "counter", "gauge", "histogram"]
 
 # Upper bounds of buckets. Parts of a step, and what should be as short: fine around a millisecond.
 STEP_S = (
@@ -65,6 +66,22 @@ class Histogram:
         copied = Histogram(self.bounds)
         copied.counts, copied.sum = self.counts.copy(), self.sum
         return copied
+
+
+class Fading:
+    """The largest value that was seen, where each counts for half after `half_life_s` seconds, and so on."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._value = self._seen_at = 0.0
+
+    def see(self, value: float, now: float) -> None:
+        """now: seconds of a clock that never goes back."""
+        if value >= self.at(now):
+            self._value, self._seen_at = value, now
+
+    def at(self, now: float) -> float:
+        return self._value * math.exp2((self._seen_at - now) / self._half_life_s)
 
 
 def counter(name: str, help: str, values: float | Mapping[Any, float], labels: Labels = ()) -> Metric:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.broker import StepCommit
-from shared.measures import STEP_S, Histogram
+from shared.measures import STEP_S, Fading, Histogram
 from shared.messages import GenerationRequest, Outcome, StepItem
 from worker.engine.engine import STANDARD, Engine
 from worker.engine.limits import RequestRefused
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 IDLE_TICK_S = 0.1
 # A step that takes longer may never end: what is not read meanwhile others can run, and it dies with nobody.
 LONG_STEP_S = 1.0
+# A slow step counts for half after so long. A worker is live for three of its slowest steps, and one that took a
+# minute, since the machine slept, would make three minutes of that for ever.
+SLOW_STEP_HALF_LIFE_S = 600.0
 
 T = TypeVar("T")
 
@@ -72,7 +75,7 @@ class EngineLoop(threading.Thread):
         self._adding = 0
         self._room = engine.room()
         self._displaceable = (0, 0)
-        self._slowest_step_s = 0.0
+        self._slowest_step = Fading(SLOW_STEP_HALF_LIFE_S)
         self.failure: BaseException | None = None
         # From the end of a step to the beginning of the next while there is work: commands, and waiting for the
         # interpreter. And seconds without any work.
@@ -239,7 +242,7 @@ class EngineLoop(threading.Thread):
             return self._engine.fail("the engine failed in a step of this request")
         finally:
             ended = time.monotonic()
-            self._slowest_step_s = max(self._slowest_step_s, ended - started)
+            self._slowest_step.see(ended - started, ended)
             self._stepped_at = ended if self._engine.has_work else 0.0
 
     def _commit(self, item: StepItem) -> StepCommit:
@@ -253,5 +256,5 @@ class EngineLoop(threading.Thread):
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             steps=self._engine.num_steps,
-            slowest_step_s=self._slowest_step_s,
+            slowest_step_s=self._slowest_step.at(time.monotonic()),
         )

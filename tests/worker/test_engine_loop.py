@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,3 +72,18 @@ def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
         assert loop.displaceable == (0, 0)
         loop.add(replace(REQUEST, id="too much"), "attempt", (), priority=0)
         assert loop.displaceable == (0, 0)
+
+
+def test_one_slow_step_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated()
+    with running(model) as loop:
+        loop.add(REQUEST, "attempt", ())
+        assert model.entered.acquire(timeout=10)
+        time.sleep(0.2)
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.status.slowest_step_s >= 0.2
+        monkeypatch.setattr(loop._slowest_step, "_half_life_s", 1e-3)
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.status.slowest_step_s < 0.2
