@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FLOAT32, FLOAT64, INT32, INT64 = 4, 8, 4, 8  # bytes
+FLOAT32, INT32, INT64 = 4, 4, 8  # bytes
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
 
 

@@ -24,7 +24,6 @@ from ops.bench.checkpoint import SHAPES, make_checkpoint
 from ops.bench.load import CASES, Result, run_case
 
 RESULTS = Path(__file__).parent / "results"
-STACK_START_TIMEOUT_S = 300
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ops.grafana.panels import Board, Limits, Line, Panel, series, stat
 
-WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 # Share of calls that may fail, and of first tokens that may be late: as in the rules.
 FAILED_BUDGET, LATE_BUDGET = 0.001, 0.01
 # Budgets are for 30 days; from these rates on somebody is told, at once or during the day.

@@ -12,7 +12,9 @@ import torch
 
 import kernels
 from kernels.cpu.library import LEVELS
+from kernels.cpu.memory import Arena
 from tests.kernels.accesses import Accesses
+from tests.kernels.guarded import guarded
 from tests.kernels.interpreter import patch_once
 
 ON_CUDA = torch.cuda.is_available()
@@ -97,6 +99,12 @@ def seed():
         end_if_lost()
     else:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C++ kernel that reads or writes outside of its weights or caches ends the process."""
+    monkeypatch.setattr(Arena, "take", lambda arena, size: guarded(size))
 
 
 def end_if_lost() -> None:
