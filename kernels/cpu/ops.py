@@ -286,7 +286,7 @@ class CpuOps:
         checks.cache_shape(block_size, head_dim, dtype, self.dtype)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         size = num_blocks * num_kv_heads * block_size * head_dim * self.dtype.itemsize
-        k, v = (self._arena.take(size).view(self.dtype).view(shape) for _ in range(2))
+        k, v = (self._arena.take(size, apart=True).view(self.dtype).view(shape) for _ in range(2))
         return k, v
 
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ def seed():
 @pytest.fixture(autouse=True)
 def guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A C++ kernel that reads or writes outside of its weights or caches ends the process."""
-    monkeypatch.setattr(Arena, "take", lambda arena, size: guarded(size))
+    monkeypatch.setattr(Arena, "take", lambda arena, size, apart=False: guarded(size))
 
 
 def end_if_lost() -> None:
