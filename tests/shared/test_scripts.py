@@ -84,8 +84,19 @@ async def test_a_request_that_is_submitted_twice_is_accepted_once(broker: Broker
     assert await broker.client.hget(KEYS.totals, "accepted") == b"1"
 
 
+async def test_times_are_milliseconds_of_the_clock_of_redis(broker: Broker, client: Redis) -> None:
+    before = await client.time()
+    await submit(broker, "r")
+    after = await client.time()
+    created = int((await client.hget(KEYS.request("r"), "created")) or 0)
+    assert before[0] * 1000 + before[1] // 1000 <= created <= after[0] * 1000 + after[1] // 1000
+
+
 async def test_the_queue_is_bounded_by_requests_and_by_tokens(broker: Broker) -> None:
-    for index in range(3):
+    await submit(broker, "r0")
+    with pytest.raises(QueueFull):
+        await submit(broker, "large", cost=991)
+    for index in range(1, 3):
         await submit(broker, f"r{index}")
     with pytest.raises(QueueFull) as full:
         await submit(broker, "r3")
@@ -701,12 +712,31 @@ async def test_a_request_in_the_background_has_no_gateway_to_live_for(broker: Br
 async def test_a_log_that_contradicts_the_state_ends_its_request_alone(broker: Broker, client: Redis) -> None:
     broken, sound = await start(broker, "broken"), await start(broker, "sound")
     await broker.commit_step("w", [step(broken, 0, (1, 2, 3))])
-    await client.hset(KEYS.request("broken"), "emitted", 1)
+    await client.hset(KEYS.request("broken"), mapping={"emitted": 1, "deadline": 1})
     reply = await broker.commit_step("w", [step(broken, 1, (2,)), step(sound, 0, (1,))])
-    assert reply.lost == (("broken", broken.attempt),)
+    assert (reply.lost, reply.expired) == ((("broken", broken.attempt),), ())
     assert await outcome_of(broker, "broken") == "error"
     assert [item.end for item in await broker.read_output("sound")] == [1]
     assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 1
+
+
+async def test_a_log_that_is_none_ends_its_request_alone(broker: Broker, client: Redis) -> None:
+    broken, sound = await start(broker, "broken"), await start(broker, "sound")
+    await client.set(KEYS.output("broken"), "no stream")
+    reply = await broker.commit_step("w", [step(broken, 0, (1,)), step(sound, 0, (1,))])
+    assert reply.lost == (("broken", broken.attempt),)
+    assert await outcome_of(broker, "broken") == "error"
+    assert [item.end for item in await broker.read_output("sound")] == [1]
+
+
+async def test_the_end_comes_behind_all_tokens_also_where_the_log_has_lost_them(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1, 2))])
+    await broker.release([("r", claim.attempt)])
+    await client.delete(KEYS.output("r"))
+    await broker.cancel("r")
+    [last] = await broker.read_output("r")
+    assert (last.start, last.outcome) == (2, Outcome("cancelled"))
 
 
 async def test_when_all_is_done_only_keys_with_a_ttl_and_counters_are_left(broker: Broker, client: Redis) -> None:
