@@ -950,6 +950,25 @@ async def test_a_request_that_is_corrupt_can_be_ended(
     assert set(await client.hvals(KEYS.load)) == {b"0"}
 
 
+async def test_a_request_that_does_not_know_how_far_it_is_ends_behind_its_log(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,)), step(claim, 1, (2,))])
+    await corrupt_field(client, "emitted", b"x")
+    await broker.commit_step("w", [step(claim, 2, (3,))])
+    assert (await broker.read_output("r"))[-1].start == 2
+    assert await client.hget(KEYS.request("r"), "emitted") == b"2"
+
+
+async def test_a_request_without_a_class_leaves_the_load_of_its_queue(broker: Broker, client: Redis) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, priority_class="batch")
+    await corrupt_field(client, "class", b"x")
+    await broker.create_groups()
+    [delivery] = await QueueReader(client, "lane", "w").read(1, 0)
+    assert await broker.claim(delivery, "w", new_id()) is None
+    load = await client.hgetall(KEYS.load)
+    assert load == {b"requests": b"0", b"tokens": b"0", b"requests:batch": b"0", b"tokens:batch": b"0"}
+
+
 async def test_a_request_whose_log_does_not_fit_it_ends_as_an_error(broker: Broker, client: Redis) -> None:
     claim = await start(broker)
     await broker.commit_step("w", [step(claim, 0, (1, 2))])
