@@ -37,8 +37,9 @@ class Answer:
         # Whether another HTTP request made the call.
         self.is_joined = is_joined
         # By request id: the text of its prompt.
+        is_message = about.dialect == "chat"
         self._parts = {
-            request_id: Assembly(model, about.n, about.stop, first_choice=index * about.n)
+            request_id: Assembly(model, about.n, about.stop, is_message, first_choice=index * about.n)
             for index, request_id in enumerate(outputs.cursors)
         }
         self._open = len(self._parts)

@@ -45,17 +45,21 @@ _new = tuple.__new__
 
 
 class _ChoiceText:
-    def __init__(self, model: ServedModel, stop: tuple[str, ...]) -> None:
+    def __init__(self, model: ServedModel, stop: tuple[str, ...], is_message: bool) -> None:
         self._eos_token_ids = model.eos_token_ids
-        self._detokenizer = IncrementalDetokenizer(model.tokenizer)
+        # As the worker does it, so that both find the same stop strings.
+        self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context)
         self._filter = StopStringFilter(stop)
+        # A message is a text of its own, where a completion goes on in one: until its first character.
+        self._drops_space = is_message and model.drops_first_space
         # Characters that were pushed, where they are counted.
         self._length = 0
         self.finish_reason: str | None = None
 
     def push(self, delta: Delta) -> str:
         token_ids = delta.token_ids if delta.finish_reason is None else self._text_ids(delta)
-        return self._filter.push(self._detokenizer.push(token_ids))
+        text = self._filter.push(self._detokenizer.push(token_ids))
+        return self._begun(text) if self._drops_space else text
 
     def push_scored(self, delta: Delta, records: bytes) -> tuple[str, ScoredTokens]:
         """The same token by token: where in the text each of them begins."""
@@ -66,7 +70,7 @@ class _ChoiceText:
             self._length += len(new)
             text += self._filter.push(new)
         offsets += [self._length] * (len(delta.token_ids) - len(token_ids))
-        return text, ScoredTokens(delta.token_ids, records, tuple(offsets))
+        return self._begun(text), ScoredTokens(delta.token_ids, records, tuple(offsets))
 
     def _text_ids(self, delta: Delta) -> tuple[int, ...]:
         """The tokens of a delta less an end token."""
@@ -79,14 +83,24 @@ class _ChoiceText:
     def finish(self, reason: str) -> str:
         """End the choice: what was held back until now."""
         self.finish_reason = reason
-        return self._filter.push(self._detokenizer.flush()) + self._filter.flush()
+        return self._begun(self._filter.push(self._detokenizer.flush()) + self._filter.flush())
+
+    def _begun(self, text: str) -> str:
+        """The text less the space in front of a first word."""
+        if not self._drops_space or not text:
+            return text
+        self._drops_space = False
+        return text.removeprefix(" ")
 
 
 class Assembly:
-    """The text of one request, whose choices are numbered from `first_choice` on."""
+    """The text of one request, whose choices are numbered from `first_choice` on. They are messages of a chat, or go on
+    where a prompt ends."""
 
-    def __init__(self, model: ServedModel, n: int, stop: tuple[str, ...], first_choice: int = 0) -> None:
-        self._choices = [_ChoiceText(model, stop) for _ in range(n)]
+    def __init__(
+        self, model: ServedModel, n: int, stop: tuple[str, ...], is_message: bool, first_choice: int = 0
+    ) -> None:
+        self._choices = [_ChoiceText(model, stop, is_message) for _ in range(n)]
         self._first_choice = first_choice
         self.tokens = 0
 

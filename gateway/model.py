@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.token_texts import TokenTexts
+from shared.detokenizer import context_of, drops_first_space
 from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
@@ -26,10 +27,15 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The parts of a model that the gateway works with. `max_model_len` None: the configuration does not say."""
+    """The parts of a model that the gateway works with. `max_model_len` None: the configuration does not say.
+
+    `context` stands for a prompt where its continuation is decoded, `drops_first_space` is of a text of its own.
+    """
 
     name: str
     tokenizer: Tokenizer
+    context: tuple[int, ...]
+    drops_first_space: bool
     token_texts: TokenTexts
     template: ChatTemplate | None
     max_model_len: int | None
@@ -51,6 +57,8 @@ def load_model(model: str, name: str) -> ServedModel:
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
+        context=context_of(tokenizer),
+        drops_first_space=drops_first_space(tokenizer),
         token_texts=TokenTexts(tokenizer),
         template=load_chat_template(folder, tokenizer_config, special_tokens),
         max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),

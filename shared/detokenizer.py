@@ -9,8 +9,8 @@ byte fallback decode a run of bytes that is not UTF-8 to U+FFFD as a whole; here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
 # The first bytes of a character of UTF-8 are at most three, and decoders show each of them as one U+FFFD or all as one.
@@ -26,6 +26,20 @@ class Decoder(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+
+
+def context_of(tokenizer: Decoder) -> tuple[int, ...]:
+    """Tokens that stand for a prompt: behind them others decode as they go on in a text. SentencePiece drops the space
+    in front of the first word of all, and with it the one between a prompt and its continuation."""
+    return tuple(tokenizer.encode("a", add_special_tokens=False).ids)
+
+
+def drops_first_space(tokenizer: Decoder) -> bool:
+    """Whether tokens that begin with a space lose it where they are a text of their own."""
+    first, both = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "a a"))
+    second = both[len(first) :]
+    return tokenizer.decode(both) != tokenizer.decode(first) + tokenizer.decode(second)
 
 
 class IncrementalDetokenizer:
@@ -34,15 +48,15 @@ class IncrementalDetokenizer:
          ids:  ... | context | window: decoded, not all of it certain |
                    ^ _prefix ^ _read                                  ^ len(_ids)
 
-    `_emitted` characters of the window's text are out already.
+    `_emitted` characters of the window's text are out already. What goes on in a text is given its first context.
     """
 
-    def __init__(self, tokenizer: Decoder, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._ids: list[int] = []
+        self._ids: list[int] = list(context)
         self._prefix = 0
-        self._read = 0
+        self._read = len(context)
         self._emitted = 0
 
     def push(self, token_ids: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from shared.broker import BEAT_S
-from shared.detokenizer import IncrementalDetokenizer
+from shared.detokenizer import IncrementalDetokenizer, context_of
 from shared.keys import GROUP, QUEUES, LaneKeys
 from shared.logprobs import read_records
 from shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
@@ -145,7 +145,7 @@ def token_logprobs(pieces: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, context_of(tokenizer))
     return detokenizer.push(token_ids) + detokenizer.flush()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import openai
+from tokenizers import Tokenizer
 
 from gateway.app import GATEWAY, Runner, create_app, start_site
 from gateway.model import load_model
@@ -29,13 +30,14 @@ TEMPLATE = (
 )
 
 
-def write_model(folder: Path, **tokenizer_config: Any) -> Path:
+def write_model(folder: Path, tokenizer: Tokenizer | None = None, **tokenizer_config: Any) -> Path:
     """A model folder with everything but weights."""
+    tokenizer = tokenizer or byte_level()
     folder.mkdir(parents=True)
-    byte_level().save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE, **tokenizer_config}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    model = {"max_position_embeddings": CONTEXT, "vocab_size": byte_level().get_vocab_size(), "eos_token_id": 2}
+    model = {"max_position_embeddings": CONTEXT, "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(model))
     return folder
 

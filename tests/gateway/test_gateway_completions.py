@@ -12,7 +12,7 @@ from shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
-from tests.shared.tokenizers_for_tests import byte_level
+from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 
 
 async def echo(request: GenerationRequest) -> Steps:
@@ -146,3 +146,21 @@ async def test_a_tokenizer_that_adds_a_beginning_of_sequence_does_so_for_plain_p
     plain, chat = (list(request.prompt) for request in worker.claimed)
     assert plain == [1, *tokens("x")]
     assert chat[0] == byte_level().token_to_id("<|im_start|>")
+
+
+async def test_a_completion_goes_on_in_a_text_and_a_message_is_one(start_gateway: Start, tmp_path: Path) -> None:
+    # SentencePiece: a word brings the space in front of it along, and the first one of a text loses it.
+    model = write_model(tmp_path / MODEL, byte_fallback())
+    gateway = await start_gateway(model=str(model))
+    words = byte_fallback().encode("the way", add_special_tokens=False).ids
+    async with gateway.worker(emit(words)):
+        completion = (await gateway.complete()).json
+        message = (await gateway.chat()).json
+        streamed = await gateway.events("/v1/completions", {"model": MODEL, "prompt": "on", "stream": True})
+        chunks = await gateway.events(
+            "/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "on"}], "stream": True}
+        )
+        stopped = (await gateway.complete(stop=" the")).json
+    assert completion["choices"][0]["text"] == "".join(texts(streamed)) == " the way"
+    assert message["choices"][0]["message"]["content"] == "".join(texts(chunks)) == "the way"
+    assert stopped["choices"][0]["text"] == ""

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from shared.detokenizer import IncrementalDetokenizer
+from shared.detokenizer import IncrementalDetokenizer, context_of, drops_first_space
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 
 TOKENIZERS = [pytest.param(byte_level(), id="byte-level"), pytest.param(byte_fallback(), id="byte-fallback")]
 
 
-def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = IncrementalDetokenizer(tokenizer)
+def stream(tokenizer: Tokenizer, ids: list[int], context: tuple[int, ...] = ()) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, context)
     return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
 
 
@@ -85,3 +85,23 @@ def test_special_tokens_have_no_text() -> None:
     tokenizer = byte_level()
     ids = [*tokenizer.encode("one").ids, tokenizer.token_to_id("</s>"), *tokenizer.encode(" two").ids]
     assert "".join(stream(tokenizer, ids)) == "one two"
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@given(data=st.data())
+def test_behind_a_context_tokens_have_the_text_that_they_have_inside_a_text(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=12))
+    context = context_of(tokenizer)
+    before, whole = tokenizer.decode(list(context)), tokenizer.decode([*context, *ids])
+    if tokenizer is byte_level() or "\ufffd" not in whole:
+        assert before + "".join(stream(tokenizer, ids, context)) == whole
+
+
+def test_only_where_the_first_word_has_a_space_of_its_own_a_text_loses_it() -> None:
+    word = byte_fallback().encode("way", add_special_tokens=False).ids
+    assert "".join(stream(byte_fallback(), word)) == "way"
+    assert "".join(stream(byte_fallback(), word, context_of(byte_fallback()))) == " way"
+    assert drops_first_space(byte_fallback())
+    assert not drops_first_space(byte_level())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,9 @@ class Letters:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + token % 26) for token in ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
+        return SimpleNamespace(ids=[ord(character) - 97 for character in text])
 
 
 class CalledAgain:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import StepItem
+from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 from worker.engine.limits import RequestRefused
+from worker.engine.results import StopWatch
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:
@@ -136,6 +138,11 @@ def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it() -> Non
     assert Letters().decode(got) == letters[: letters.index(stop) + len(stop)]
     assert items[-1].deltas[-1].finish_reason == "stop"
     assert items[-1].deltas[-1].matched_stop == stop
+
+
+def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
+    words = byte_fallback().encode("the way", add_special_tokens=False).ids
+    assert StopWatch(byte_fallback(), (" the",)).push(words) == " the"
 
 
 ACTIONS = st.lists(

@@ -12,7 +12,7 @@ from itertools import repeat
 import numpy as np
 
 from shared.detokenizer import Decoder as TextDecoder
-from shared.detokenizer import IncrementalDetokenizer
+from shared.detokenizer import IncrementalDetokenizer, context_of
 from shared.messages import Delta, Outcome, StepItem
 from shared.stopping import StopStringFilter
 from worker.engine.beams import EndedBeam
@@ -114,7 +114,7 @@ class StopWatch:
     """Looks for the stop strings of one sequence in its text, as the gateway will."""
 
     def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...]) -> None:
-        self._text = IncrementalDetokenizer(tokenizer)
+        self._text = IncrementalDetokenizer(tokenizer, context_of(tokenizer))
         self._filter = StopStringFilter(stop)
 
     def push(self, token_ids: list[int]) -> str | None:
