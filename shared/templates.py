@@ -24,6 +24,9 @@ from shared.tokenizer import ModelError, read_json
 # With `role`, `content` (a string, or a list of text parts) and perhaps `name`.
 Message = Mapping[str, Any]
 
+# The roles of a conversation in which a template is asked what it does with a message of one of them.
+_PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
+
 
 class TemplateFailure(Exception):
     """A template that refuses a conversation, or that cannot render it: in its own words."""
@@ -81,8 +84,10 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateFailure(str(error)) from error
         self._special_tokens = dict(special_tokens)
-        self._takes_strings = self._shows("probe", "probe")
-        self._takes_parts = self._shows([{"type": "text", "text": "probe"}], "probe")
+        self._takes_strings = {role for role in _PROBES if self._shows(role, "first", "x")}
+        # Two of them: there are templates that read the first part and leave out the others, in some of the roles.
+        parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
+        self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation."""
@@ -102,20 +107,23 @@ class ChatTemplate:
 
     def _fitted(self, message: Message) -> Message:
         """The message with its content in a form that the template can read: a string or a list of parts."""
-        content = message["content"]
-        if isinstance(content, list) and not self._takes_parts:
+        role, content = message["role"], message["content"]
+        if isinstance(content, list) and role not in self._takes_parts:
             return {**message, "content": "\n".join(part["text"] for part in content)}
-        if isinstance(content, str) and self._takes_parts and not self._takes_strings:
+        if isinstance(content, str) and role in self._takes_parts and role not in self._takes_strings:
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
 
-    def _shows(self, content: Any, expected: str) -> bool:
-        """Whether the template renders such content as its text, rather than losing it or showing its Python form."""
+    def _shows(self, role: str, content: Any, others: Any) -> bool:
+        """Whether the template renders such content of a role as its text, rather than losing some of it or showing its
+        Python form. `others` is the content of the messages around it."""
+        messages = [{"role": one, "content": content if one == role else others} for one in _PROBES[role]]
         try:
-            rendered = self._render([{"role": "user", "content": content}], add_generation_prompt=False)
+            rendered = self._render(messages, add_generation_prompt=False)
         except TemplateFailure:
             return False
-        return expected in rendered and f"'{expected}'" not in rendered and f'"{expected}"' not in rendered
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        return all(text in rendered and f"'{text}'" not in rendered and f'"{text}"' not in rendered for text in texts)
 
 
 def load_chat_template(

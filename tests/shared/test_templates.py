@@ -84,6 +84,18 @@ def test_templates_that_know_only_one_form_of_content_get_that_form() -> None:
     assert ChatTemplate(only_parts, TOKENS).render(CHATS["system"]) == " Be brief. Hi"
 
 
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_no_part_is_lost_in_a_template_that_reads_only_the_first(role: str) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": role, "content": PARTS[0]["content"]}]
+    for reads_first in (role, "nobody"):
+        source = (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+            f"{{% elif m.role == '{reads_first}' %}}{{{{ m.content[0].text }}}}"
+            "{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}|{% endfor %}"
+        )
+        assert ChatTemplate(source, TOKENS).render(chat) == ("Hi|one \ntwo|" if reads_first == role else "Hi|one two|")
+
+
 @pytest.mark.parametrize(
     "attack",
     [
