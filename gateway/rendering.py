@@ -17,6 +17,8 @@ from shared.templates import TemplateFailure
 CHARACTERS_PER_TOKEN = 16
 # What takes less time to tokenize than to hand to a thread and back.
 SHORT_CHARACTERS = 512
+# What a message takes beside its characters: the template writes around it, and also that is tokenized.
+MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]
 
@@ -41,7 +43,8 @@ class Renderer:
             )
         characters = sum(_characters(message["content"]) for message in messages)
         _check_length("messages", characters, limit)
-        return await self._run(characters, self._render_chat, messages)
+        around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
+        return await self._run(characters + around, self._render_chat, messages)
 
     async def prompt(self, name: str, prompt: Prompt, limit: int) -> list[int]:
         """The token ids of a plain prompt, with the special tokens that the tokenizer puts around it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from gateway.errors import InvalidRequest
 from gateway.model import ModelError, load_model
 from gateway.rendering import Renderer
+from shared.templates import ChatTemplate
 from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 
@@ -47,6 +49,34 @@ async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="System role not supported") as refused:
             await renderer.chat(CHATS["system"], 4096)
         assert refused.value.param == "messages"
+    finally:
+        renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_short"),
+    [
+        ([{"role": "user", "content": "x" * 100}], True),
+        ([{"role": "user", "content": "x" * 1000}], False),
+        ([{"role": "user", "content": ""}] * 1000, False),
+        ([{"role": "user", "content": "", "name": "x" * 200}] * 5, False),
+    ],
+    ids=["short", "long", "many", "long names"],
+)
+async def test_only_a_short_chat_is_rendered_in_the_thread_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], is_short: bool
+) -> None:
+    threads = []
+
+    def render(template: ChatTemplate, messages: Any) -> str:
+        threads.append(threading.current_thread())
+        return "x"
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    renderer = Renderer(load_model(str(write_folder(tmp_path, byte_level(), TEMPLATES["chatml"])), "test"), 1)
+    try:
+        await renderer.chat(messages, 4096)
+        assert (threads == [threading.current_thread()]) == is_short
     finally:
         renderer.close()
 
