@@ -68,7 +68,7 @@ def load_model(model: str, name: str) -> ServedModel:
 
 
 def _folder(model: str) -> Path:
-    path = Path(model)
+    path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():

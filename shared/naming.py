@@ -18,7 +18,8 @@ def served_name(model: str, served_model_name: str = "") -> str:
 
     Raises InvalidModelName with the remedy where that is not a name that keys can hold.
     """
-    name = served_model_name or (Path(model).resolve().name if Path(model).exists() else model)
+    folder = Path(model).expanduser()
+    name = served_model_name or (folder.resolve().name if folder.exists() else model)
     if not _NAME.fullmatch(name):
         raise InvalidModelName(
             f"{name!r} cannot be a served model name: use 1 to 256 letters, digits and . _ / : @ + - "

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from gateway.errors import InvalidRequest
 from gateway.model import ModelError, load_model
 from gateway.rendering import Renderer
+from shared.naming import served_name
 from shared.templates import ChatTemplate
 from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
@@ -116,3 +117,12 @@ def test_what_is_no_folder_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="is a file"):
         load_model(str(tmp_path / "file"), "test")
+
+
+def test_a_folder_may_be_given_by_the_home_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As an environment file has it, which no shell reads. The worker and `quire serve` take it too.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    write_folder(tmp_path / "models", byte_level())
+    assert load_model("~/models", "test").vocab_size == byte_level().get_vocab_size()
+    assert served_name("~/models") == "models"
