@@ -134,6 +134,7 @@ def test_special_tokens_are_those_of_the_generation_configuration_if_it_has_any(
     assert eos({"eos_token_id": 0}, eos_token_id=7) == (0,)
     assert eos({}, eos_token_id=None) == ()
     assert eos({}) == (2,)  # the default of Llama
+    assert eos({"eos_token_id": [3, 100, 99]}) == (3, 99)  # none that the model cannot draw
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ["2"]}))
     refusal(tmp_path, 'generation_config.json: eos_token_id is ["2"]; supported: a token id or a list')
 

@@ -123,9 +123,11 @@ def read_config(folder: Path) -> ModelConfig:
     attention_bias = family.qkv_bias is None and fields.flag("attention_bias", False)
     tokens = _token_fields(folder, fields)
     bos_token_ids = tokens["bos_token_id"].token_ids("bos_token_id", _absent(fields, family, "bos_token_id", None))
+    eos_token_ids = tokens["eos_token_id"].token_ids("eos_token_id", _absent(fields, family, "eos_token_id", None))
+    vocab_size = fields.integer("vocab_size")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=num_layers,
@@ -142,7 +144,8 @@ def read_config(folder: Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        eos_token_ids=tokens["eos_token_id"].token_ids("eos_token_id", _absent(fields, family, "eos_token_id", None)),
+        # Where a vocabulary was cut, end tokens may lie behind it: never drawn, and no column of the logits.
+        eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         dtype=_dtype(fields),
     )
 
