@@ -82,7 +82,9 @@ def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: Mode
     limits = choose_limits(settings, model, device)
     log_limits(model, limits)
     runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits))
-    engine = Engine(model, limits, model.config.eos_token_ids, texts.tokenizer, name, runner=runner)
+    # As the gateway does: where the configuration names no end token, it is the tokenizer's.
+    eos_token_ids = model.config.eos_token_ids or tuple(eos for eos in texts.eos_token_ids if eos < model.vocab_size)
+    engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner)
     warm_up(engine)
     capture.capture_graphs(engine)
     if settings.itl_target_ms:
@@ -186,9 +188,10 @@ def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
 
 @dataclass(frozen=True)
 class ModelTexts:
-    """What turns text into tokens, and the prefixes that are to be pinned."""
+    """What turns text into tokens, the end token that it names, and the prefixes that are to be pinned."""
 
     tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
     prefixes: list[Prefix]
 
 
@@ -197,14 +200,16 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
     config = read_json(path / "tokenizer_config.json")
     special_tokens = read_special_tokens(path, config)
     tokenizer = load_tokenizer(path, special_tokens)
+    eos = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    eos_token_ids = () if eos is None else (eos,)
     if not settings.pinned_prefixes:
-        return ModelTexts(tokenizer, [])
+        return ModelTexts(tokenizer, eos_token_ids, [])
     template = load_chat_template(path, config, special_tokens)
     declared = read_json(path / "config.json", required=True).get("vocab_size")
     vocab_size = declared if type(declared) is int else tokenizer.get_vocab_size()
     try:
         file = Path(settings.pinned_prefixes).expanduser()
-        return ModelTexts(tokenizer, load_prefixes(file, tokenizer, template, vocab_size))
+        return ModelTexts(tokenizer, eos_token_ids, load_prefixes(file, tokenizer, template, vocab_size))
     except PrefixError as error:
         raise StartError(str(error)) from error
 
