@@ -24,7 +24,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
         if required:
             raise ModelError(f"{path} is missing; a model folder needs config.json and tokenizer.json.") from None
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
     if type(value) is not dict:
         raise ModelError(f"{path} is not a JSON object; fetch the model again.")
