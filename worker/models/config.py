@@ -15,10 +15,10 @@ from worker.models.fields import Fields, read_json
 from worker.models.rope import RopeConfig, parse_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
+# Where a checkpoint says how its weights are compressed.
+QUANTISED = ("quantization_config", "compression_config")
 # Other families scale or bend numbers by these fields. Each must be absent or have a value from here: no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "per_layer_config": (),
     "final_logit_softcapping": (),
     "attn_logit_softcapping": (),
@@ -185,6 +185,9 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
+    for name in QUANTISED:
+        if fields.get(name) is not None:
+            raise fields.fault(name, "weights that are not quantised; use the checkpoint that these were made from")
     for name, neutral in NEUTRAL.items():
         if fields.get(name) is not None and fields.get(name) not in neutral:
             raise fields.fault(name, " or ".join(["no such field", *(str(value).lower() for value in neutral)]))
