@@ -43,6 +43,18 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> di
     return found
 
 
+def _read_extra_tokens(folder: Path) -> list[str]:
+    """Special tokens beside those that have a role, under the newer or the older of their names."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        config = read_json(folder / file)
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+        values = list(extra.values()) if isinstance(extra, dict) else extra
+        if isinstance(values, list):
+            contents = [value.get("content") if isinstance(value, dict) else value for value in values]
+            return [content for content in contents if isinstance(content, str)]
+    return []
+
+
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
     """The tokenizer of the file. Its own post-processor says what goes around a plain prompt; like Transformers, this
     does not look at `add_bos_token` and `add_eos_token` where there is such a file."""
@@ -58,6 +70,8 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     added = tokenizer.get_added_tokens_decoder().values()
     known = {token.content for token in added if token.special}
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
+    contents = {token.content for token in added}
+    missing += [token for token in _read_extra_tokens(folder) if token not in contents]
     # As Transformers does: what the configuration names as special is special, and never part of a text.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
     return tokenizer

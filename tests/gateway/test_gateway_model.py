@@ -43,6 +43,34 @@ def test_plain_prompts_get_the_special_tokens_that_transformers_gives_them(
     assert load_model(str(tmp_path), "test").tokenizer.encode("Hello world").ids == expected
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"additional_special_tokens": ["the", "<|new|>"]},
+        {"additional_special_tokens": [{"__type": "AddedToken", "content": "the", "special": True}]},
+        {"extra_special_tokens": ["the"]},
+        {"extra_special_tokens": {"image_token": "the"}},
+    ],
+    ids=["old name", "in full", "new name", "by role"],
+)
+def test_what_the_configuration_names_as_special_is_no_text(
+    tmp_path: Path, backend: Tokenizer, extra: dict[str, Any], file: str
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    write_folder(tmp_path, backend)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+    (tmp_path / file).write_text(json.dumps({**TOKENS, **extra}))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = load_model(str(tmp_path), "test").tokenizer
+    ids = theirs("on the<|new|> way").input_ids
+    assert ours.encode("on the<|new|> way").ids == ids
+    assert "the" not in ours.decode(ids)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(), TEMPLATES["gemma"])
     renderer = Renderer(load_model(str(folder), "test"), 1)
