@@ -2,19 +2,21 @@
 sandbox to the very text that Transformers renders.
 
 The environment is that of `transformers.utils.chat_template_utils`: blocks are trimmed, loop controls and the
-`generation` tag are known, and templates have `raise_exception`, `strftime_now` and a plain `tojson`.
+`generation` tag are known, and templates have `raise_exception`, `strftime_now`, a plain `tojson`, and a `dict` and a
+`namespace` that lead nowhere else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.utils
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -65,6 +67,37 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class _Dict:
+    """`dict` as templates call it. The type itself would lend them its methods, which change what the sandbox lets
+    nobody change: `dict.update(messages[0], ...)`."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*arguments, **named)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Without names that Python itself looks up: whatever is `__html__` would be called past the sandbox."""
+
+    def __init__(*arguments: Any, **named: Any) -> None:
+        self, *others = arguments  # as in Jinja: `self` may also be one of the names
+        attributes = dict(*others, **named)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"the name {name!r} in a namespace is unsafe.")
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
@@ -72,6 +105,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     return environment
 
 

@@ -103,11 +103,26 @@ def test_no_part_is_lost_in_a_template_that_reads_only_the_first(role: str) -> N
         "{{ messages.append(1) }}",
         "{{ self.__init__.__globals__ }}",
         "{{ cycler.__init__.__globals__.os }}",
+        "{{ namespace(__html__='x'.upper) | escape }}",
+        "{% set n = namespace() %}{% set n.__html__ = 'x'.upper %}{{ n | escape }}",
     ],
 )
 def test_templates_run_in_a_sandbox(attack: str) -> None:
+    with pytest.raises(TemplateFailure, match=r"unsafe\.$"):
+        ChatTemplate(attack, TOKENS).render(CHATS["one turn"])
+
+
+@pytest.mark.parametrize("method", ["update(messages[0], {'content': 'x'})", "pop(messages[0], 'content')"])
+def test_templates_cannot_change_a_conversation(method: str) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
     with pytest.raises(TemplateFailure):
-        ChatTemplate(attack + "{{ x.y.z }}", TOKENS).render(CHATS["one turn"])
+        ChatTemplate(f"{{{{ dict.{method} }}}}", TOKENS).render(chat)
+    assert chat == [{"role": "user", "content": "Hi"}]
+
+
+def test_templates_may_make_dictionaries_and_namespaces() -> None:
+    source = "{% set n = namespace(self=dict(a=1), b=dict.fromkeys('c')) %}{% set n.d = 2 %}{{ [n.self.a, n.b, n.d] }}"
+    assert ChatTemplate(source, TOKENS).render(CHATS["one turn"]) == "[1, {'c': None}, 2]"
 
 
 def load(folder: Path) -> ChatTemplate | None:
