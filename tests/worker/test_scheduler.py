@@ -156,11 +156,32 @@ def swapped_engine() -> Engine:
     return engine
 
 
-def test_a_swapped_group_comes_back_before_newer_ones_that_wait() -> None:
+@pytest.mark.parametrize("max_tokens", [19, 30])
+def test_a_swapped_group_comes_back_before_newer_ones_that_wait(max_tokens: int) -> None:
     engine = swapped_engine()
-    engine.add(request("newer", (3,) * 20, max_tokens=30, ignore_eos=True))
+    engine.add(request("newer", (3,) * 20, max_tokens=max_tokens, ignore_eos=True))
     while states(engine)["swapped"] is GroupState.SWAPPED:
         assert states(engine)["newer"] is GroupState.WAITING
+        engine.step()
+    run(engine)
+
+
+def test_who_gave_way_for_want_of_host_memory_comes_back_before_a_newer_one_that_is_swapped_out() -> None:
+    engine = make_engine(num_blocks=16, num_host_blocks=5, preemption="swap", max_num_batched_tokens=60)
+    for i, name in enumerate(("oldest", "elder", "swapped")):
+        engine.add(request(name, (i + 1,) * 12, max_tokens=40, ignore_eos=True))
+    engine.step()
+    while states(engine)["elder"] is GroupState.RUNNING:
+        engine.step()
+    assert states(engine) == {
+        "oldest": GroupState.RUNNING,
+        "elder": GroupState.WAITING,
+        "swapped": GroupState.SWAPPED,
+    }
+    engine.add(request("newest", (4, 5), max_tokens=2))
+    while states(engine)["elder"] is GroupState.WAITING:
+        assert states(engine)["swapped"] is GroupState.SWAPPED
+        assert states(engine)["newest"] is GroupState.WAITING
         engine.step()
     run(engine)
 
@@ -194,6 +215,32 @@ def test_the_prompt_budget_bounds_steps_with_decodes_and_no_others() -> None:
         before = model.num_computed
         engine.step()
         assert model.num_computed - before == 1 + expected
+    run(engine)
+
+
+def test_there_is_room_for_as_many_as_rows_are_free_and_for_none_while_blocks_are_short() -> None:
+    engine = make_engine(num_blocks=20, max_num_batched_tokens=80)
+    engine.add(request("long", (1,) * 72, max_tokens=4))
+    rooms = [engine.room()]
+    for name in ("a", "b"):
+        engine.add(request(name, (2, 3), max_tokens=2))
+        rooms.append(engine.room())
+    assert rooms == [7, 6, 0], "all blocks are promised to those that wait"
+    run(engine)
+    assert engine.room() == 8
+    assert swapped_engine().room() == 0, "the free blocks are promised to the one that is swapped out"
+
+
+def test_rows_that_may_be_displaced_are_those_of_lower_classes_that_no_other_waits_for() -> None:
+    engine = make_engine(max_num_seqs=4)
+    engine.add(request("low", (1, 2), n=3), priority=2)
+    engine.step()
+    engine.add(request("also low", (1, 2), n=2), priority=2)
+    assert [engine.displaceable(priority) for priority in range(3)] == [3, 3, 0]
+    engine.add(request("standard", (1, 2), n=2), priority=1)
+    assert [engine.displaceable(priority) for priority in range(3)] == [3, 1, 0]
+    engine.add(request("urgent", (1, 2), n=2), priority=0)
+    assert [engine.displaceable(priority) for priority in range(3)] == [1, 0, 0]
     run(engine)
 
 
