@@ -1,0 +1,37 @@
+"""When a beam search ends, on candidates that are made for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shared.messages import SamplingParams
+from worker.engine.beams import BeamSearch
+
+END = 0
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "best", "goes_on"),
+    [
+        ("false", 1.0, -1.9, True),  # -0.95 a token is better than the worst that ended, -1.0
+        ("false", 1.0, -2.2, False),
+        ("never", 1.0, -2.2, True),  # better still, were it drawn out to ten tokens
+        ("true", 1.0, -1.9, False),
+        ("never", -1.0, -1.7, True),  # that would only make it worse here
+    ],
+)
+def test_a_search_whose_places_are_taken_goes_on_while_a_better_one_can_come(
+    early_stopping: str, length_penalty: float, best: float, goes_on: bool
+) -> None:
+    params = SamplingParams(
+        10, n=2, temperature=0.0, beam_width=2, length_penalty=length_penalty, early_stopping=early_stopping
+    )
+    search = BeamSearch(params, frozenset([END]))
+    first = search.advance(np.float32([[-1.0, -1.2, -1.3, -9]]), np.int32([[END, 5, 6, 7]]), [()])
+    assert first == [(0, 5), (0, 6)]
+    logprobs, token_ids = np.float32([[-0.6, best + 1.2, -9, -9]] * 2), np.int32([[END, 5, 6, 7]] * 2)
+    logprobs[1] = -9
+    found = search.advance(logprobs, token_ids, [(5,), (6,)])
+    assert [one.token_ids for one in search.ended] == [(END,), (5, END)][:: 1 if length_penalty < 0 else -1]
+    assert (found is not None) == goes_on
