@@ -165,6 +165,17 @@ def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahe
     assert_idle(engine)
 
 
+def test_a_request_that_is_dropped_says_no_more_and_others_lose_nothing(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    for name in ("dropped", "other"):
+        engine.add(request(name, (1, 2), max_tokens=20, ignore_eos=True))
+    items = steps(engine, 4)
+    engine.drop("dropped")
+    later = run(engine)
+    assert {item.request_id for item in later} == {"other"}
+    assert tokens(items + later, "other") == continuation((1, 2), 20, ignore_eos=True)
+
+
 def test_what_ended_does_not_pile_up_while_every_step_is_waited_for(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("scored", (1, 2), logprobs=True, max_tokens=60, ignore_eos=True))
