@@ -145,6 +145,19 @@ def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first
     assert StopWatch(byte_fallback(), (" the",)).push(words) == " the"
 
 
+@pytest.mark.parametrize("cut", range(3, 6))
+def test_a_stop_string_may_begin_in_what_an_earlier_attempt_emitted(cut: int) -> None:
+    letters = Letters().decode(continuation((5, 5), 30))
+    asked = request("a", (5, 5), max_tokens=30, stop=(letters[2:6],), ignore_eos=True)
+    first, second = make_engine(), make_engine()
+    first.add(asked)
+    earlier = tuple(item for _ in range(cut) for item in first.step())
+    second.add(asked, earlier)
+    items = [*earlier, *run(second)]
+    assert Letters().decode(text(items, "a")) == letters[:6]
+    assert items[-1].deltas[-1].matched_stop == letters[2:6]
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 30), st.integers(1, 3)),
