@@ -49,7 +49,6 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
     for chunk in step.chunks:
         sequence, group = chunk.sequence, chunk.sequence.group
         sequence.num_computed += chunk.num_tokens
-        sequence.num_stored = max(sequence.num_stored, sequence.num_computed)
         if not group.beams or not sequence.num_output_tokens:
             scheduler.blocks.seal(sequence, sequence.num_computed)
         ready = []

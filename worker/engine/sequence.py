@@ -59,8 +59,8 @@ class Sequence:
         self.token_ids: list[int] = [*prompt, *output]
         self.num_prompt_tokens = len(prompt)
         self._num_computed = 0
-        # Tokens whose K and V are in the blocks. More than num_computed only where a whole prompt was found in the
-        # prefix cache: its last token is computed once more for its logits, and not written.
+        # Tokens whose K and V were in the blocks when the sequence got them. More than num_computed only where a whole
+        # prompt was found in the prefix cache: its last token is computed once more for its logits, and not written.
         self.num_stored = 0
         self.block_table: list[int] = []
         # Blocks in host memory that hold the sequence while it is swapped out.
