@@ -130,12 +130,16 @@ def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampl
     assert torch.equal(adjusted[0], expected)
 
 
-def test_presence_and_frequency_penalties_count_the_output_only(sampler: RowSampler) -> None:
+@pytest.mark.parametrize(("presence", "frequency"), [(0.5, 0.25), (0.5, 0.0), (0.0, 0.25)])
+def test_presence_and_frequency_penalties_count_the_output_only(
+    sampler: RowSampler, presence: float, frequency: float
+) -> None:
     row = logits(3)
-    one = sequence(prompt=(4, 4, 6), output=(9, 2, 9), presence_penalty=0.5, frequency_penalty=0.25, temperature=0.0)
+    penalties = {"presence_penalty": presence, "frequency_penalty": frequency}
+    one = sequence(prompt=(4, 4, 6), output=(9, 2, 9), temperature=0.0, **penalties)
     expected = row.clone()
-    expected[9] -= 0.5 + 2 * 0.25
-    expected[2] -= 0.5 + 0.25
+    expected[9] -= presence + 2 * frequency
+    expected[2] -= presence + frequency
     adjusted = row[None].clone()
     sampler.sample(adjusted, [one])
     assert torch.allclose(adjusted[0], expected, atol=1e-6)
