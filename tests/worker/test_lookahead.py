@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -186,7 +188,11 @@ def test_what_ended_does_not_pile_up_while_every_step_is_waited_for(ahead: Calla
     run(engine)
 
 
-def test_steps_are_smaller_once_device_memory_has_run_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_are_smaller_once_device_memory_has_run_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: handled.append(sys.exc_info()[0]))
     model = MockModel(fits=9)
     engine = make_engine(runner=DeviceRunner, model=model, max_num_batched_tokens=64, max_num_seqs=4)
     prompts = {name: tuple(range(1, length)) for name, length in (("r", 60), ("s", 31), ("t", 7))}
@@ -198,6 +204,7 @@ def test_steps_are_smaller_once_device_memory_has_run_out(caplog: pytest.LogCapt
     sizes = [record.args for record in caplog.records if record.name == "worker.engine.engine"]
     assert sizes == [(64, 32), (32, 16), (16, 8)]
     assert usage(engine).max_prefill_tokens == 8
+    assert handled == [None] * 3  # while an error is handled, what its traceback holds cannot be freed
 
     model.fits = 3  # fewer than one for each sequence: nothing can be done
     for name in ("a", "b", "c", "d"):
