@@ -95,6 +95,24 @@ def test_steps_without_decodes_are_a_first_guess_and_bound_nothing() -> None:
     assert pacer.token_s == pytest.approx(0.002)
 
 
+@pytest.mark.parametrize("wrong", [(0.0, 1, 1), (0.01, 0, 1), (0.01, 1, 0)])
+def test_what_is_not_above_zero_is_refused_and_what_is_just_above_is_not(wrong: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        PrefillPacer(*wrong)
+    assert PrefillPacer(0.01, 1, 1).allowance == 1
+
+
+def test_steps_that_only_decode_say_what_the_decodes_take_and_others_what_a_token_costs_beside_them() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    pacer.observe(8, 0, 0.010)
+    assert pacer.base_s == 0.010
+    pacer.observe(8, 0, 0.020)
+    assert pacer.base_s == pytest.approx(0.012), "a fifth of the way to the newest"
+    pacer.observe(8, 100, 0.032)
+    assert pacer.token_s == pytest.approx(0.0002)
+    assert pacer.allowance == pytest.approx(90, abs=1)
+
+
 class Clock:
     """Time that passes only as a model computes."""
 
