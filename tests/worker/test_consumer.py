@@ -1,4 +1,4 @@
-"""Requests that must run alone, between a real Redis and an engine that only notes what it is told."""
+"""What is taken off the queue and when, between a real Redis and an engine that only notes what it is told."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ BOUNDS = QueueBounds(requests=100, tokens=1000)
 class Engine:
     """In the engine's place: it has room, and starts what it is given."""
 
-    room = 4
-    displaceable = (0, 0, 0)
-
     def __init__(self) -> None:
+        self.room = 4
+        self.displaceable = (0, 0)
         self.started: list[tuple[str, str]] = []
+        self.priorities: list[int] = []
+        # What it has room for, and what may displace others, after each of the next starts.
+        self.then: list[tuple[int, tuple[int, int]]] = []
 
-    def add(self, request: GenerationRequest, attempt: str, *_: Any) -> None:
+    def add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int) -> None:
         self.started.append((request.id, attempt))
+        self.priorities.append(priority)
+        if self.then:
+            self.room, self.displaceable = self.then.pop(0)
 
     def finish(self, request_id: str, outcome: str) -> None:
         pass
@@ -46,10 +51,13 @@ class Lane:
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.look_back())
         self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
 
-    async def suspect(self, request_id: str, deadline_ms: int = 0) -> None:
-        """A request with which two processes of this worker have died: it is pending for the next one."""
+    async def submit(self, request_id: str, priority_class: str) -> None:
         body = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9)).encode()
-        await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS)
+        await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
+
+    async def suspect(self, request_id: str) -> None:
+        """A request with which two processes of this worker have died: it is pending for the next one."""
+        await self.submit(request_id, "standard")
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         for index in range(3):
             await self.broker.claim(delivery, "w", new_id(), f"process {index}")
@@ -176,3 +184,37 @@ async def test_the_reply_of_an_attempt_that_is_over_clears_nothing(redis_url: st
             assert reply.lost == (("a", old),)
             lane.committer._obey(reply, commits, lane.engine)
             assert lane.committer.is_unproven(claim)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+async def test_each_lower_class_has_its_turn_with_one_request_that_counts_as_of_the_highest(
+    redis_url: str, room: int
+) -> None:
+    async with consuming(redis_url) as lane:
+        for index in range(20):
+            await lane.submit(f"i{index}", "interactive")
+        for index in range(3):
+            await lane.submit(f"s{index}", "standard")
+            await lane.submit(f"b{index}", "batch")
+        count = 8 * room
+        lane.engine.room = room
+        lane.engine.then = [(room, (0, 0))] * (count - 1) + [(0, (0, 0))]
+        async with at_work(lane):
+            started = await lane.until_started(count)
+    often, rest = "i" * 3 * room, "i" * (room - 1)
+    assert "".join(name[0] for name in started) == f"{often}s{rest}{often}b{rest}"
+    assert lane.engine.priorities == [0] * count
+
+
+async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displace_others(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        for name in ("standard", "batch", "interactive"):
+            for index in range(2):
+                await lane.submit(f"{name}{index}", name)
+        lane.engine.room = 0
+        lane.engine.displaceable = (2, 1)
+        lane.engine.then = [(0, (0, 1)), (0, (0, 0))]
+        async with at_work(lane):
+            assert await lane.until_started(2) == ["interactive0", "standard0"]
+            await asyncio.sleep(0.05)
+    assert lane.engine.priorities == [0, 1]
