@@ -25,8 +25,6 @@ class Orphans:
         self._grace_s = grace_s
         # Since when each request is known to have no gateway that lives.
         self._alone: dict[str, float] = {}
-        # Requests that were cancelled, since the start.
-        self.cancelled = 0
 
     async def run(self, ended: asyncio.Event) -> None:
         """Look until `ended` is set."""
@@ -52,7 +50,6 @@ class Orphans:
             if now - since < self._grace_s:
                 continue
             if await self._broker.cancel(request_id, unless_beside=listeners[request_id]) == "flagged":
-                self.cancelled += 1
                 log.warning(
                     "request %s is cancelled: its gateway is gone, and nobody came back for it",
                     request_id,
