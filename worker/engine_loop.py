@@ -167,7 +167,10 @@ class EngineLoop(threading.Thread):
             self._look_for_room()
             if commits or stepped:
                 self._emit(commits)
-            if not self._engine.has_work and not self._engine.prepare():
+            if self._engine.has_work:
+                continue
+            self._stepped_at = 0.0
+            if not self._engine.prepare():
                 with self._wake:
                     if not self._commands and not self._calls and not self._stopping:
                         idle_since = time.perf_counter()
@@ -243,7 +246,7 @@ class EngineLoop(threading.Thread):
         finally:
             ended = time.monotonic()
             self._slowest_step.see(ended - started, ended)
-            self._stepped_at = ended if self._engine.has_work else 0.0
+            self._stepped_at = ended
 
     def _commit(self, item: StepItem) -> StepCommit:
         attempt = self._attempts.pop(item.request_id) if item.outcome else self._attempts[item.request_id]

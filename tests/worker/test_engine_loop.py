@@ -1,4 +1,4 @@
-"""What the engine's thread shows of itself while a step runs."""
+"""What the engine's thread shows of itself: while a step runs, between two, and while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -87,3 +87,40 @@ def test_one_slow_step_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> 
         model.go_on.release()
         assert model.entered.acquire(timeout=10)
         assert loop.status.slowest_step_s < 0.2
+
+
+def until_idle(loop: EngineLoop) -> None:
+    ticks, end = loop.ticks, time.monotonic() + 10
+    while loop.status.running or loop.ticks < ticks + 2:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_gaps_are_between_the_steps_of_work_and_not_the_time_without_any() -> None:
+    model = Gated()
+    with running(model) as loop:
+        loop.add(REQUEST, "attempt", ())
+        for steps in range(3):
+            assert model.entered.acquire(timeout=10)
+            assert loop.gaps.count == steps
+            shown = loop.ticked_at
+            model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.ticked_at > shown
+        # It ends from outside, and not with a step.
+        loop.finish(REQUEST.id, "cancelled")
+        model.go_on.release()
+        until_idle(loop)
+        assert loop.gaps.count == 3
+        loop.add(REQUEST, "another", ())
+        assert model.entered.acquire(timeout=10)
+        assert loop.gaps.count == 3
+
+
+def test_an_engine_without_work_sleeps() -> None:
+    with running(Gated()) as loop:
+        ticks, idle_s = loop.ticks, loop.idle_s
+        time.sleep(0.02)
+        assert loop.ticks <= ticks + 2
+        until_idle(loop)
+        assert loop.idle_s > idle_s
