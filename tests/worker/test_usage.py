@@ -124,6 +124,16 @@ def test_what_is_only_cached_is_shown_and_counts_as_neither_used_nor_free() -> N
     assert (now.prefix_query_tokens, now.prefix_hit_tokens) == (20, 8)
 
 
+def test_evictions_are_counted_in_blocks() -> None:
+    engine = make_engine(4)
+    for prompt, expected in ((range(1, 9), (2, 0)), (range(20, 32), (4, 1)), (range(40, 52), (4, 4))):
+        add(engine, "r", tuple(prompt), max_tokens=1)
+        while engine.has_work:
+            engine.step()
+        now = checked(engine)
+        assert (now.blocks_cached, now.evictions) == expected
+
+
 def test_an_idle_engine_holds_nothing() -> None:
     now = checked(make_engine())
     assert (now.blocks_used, now.slots_filled, now.slots_waste_max, now.sharing_saved_fraction) == (0, 0, 0, 0.0)
