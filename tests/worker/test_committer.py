@@ -7,6 +7,7 @@ import gc
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,12 +47,12 @@ class Lane:
         self.engine = Told()
         self.committer = Committer(broker, "w", on_lost=lambda: None)
 
-    async def start(self, request_id: str) -> Claim:
+    async def start(self, request_id: str, spans: Any = None) -> Claim:
         await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS)
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         claim = await self.broker.claim(delivery, "w", new_id(), "process")
         assert claim is not None
-        assert self.committer.register(claim, claim.logged)
+        assert self.committer.register(claim, claim.logged, spans)
         return claim
 
     async def log(self, request_id: str, tokens: int) -> list[StepItem]:
@@ -93,13 +94,48 @@ async def test_steps_that_gather_go_out_as_one_item_for_each_request(redis_url: 
         assert not lane.committer.runs("r1")
 
 
-async def test_what_another_attempt_of_this_worker_computed_falls_away(redis_url: str) -> None:
+async def test_what_was_computed_for_attempts_that_are_over_falls_away(redis_url: str) -> None:
     async with committing(redis_url) as lane:
-        claim = await lane.start("r")
+        claim, lost = await lane.start("r"), await lane.start("lost")
+        lane.committer.lose([("lost", lost.attempt)], lane.engine)  # type: ignore[arg-type]
         stale = StepCommit(new_id(), step(claim, 0, (66,)).item)
-        lane.committer.put([stale, step(claim, 0, (1,))])
+        lane.committer.put([stale, step(lost, 0, (66,)), step(claim, 0, (1,))])
         assert [item.deltas for item in await lane.log("r", 1)] == [(Delta(0, (1,)),)]
-        assert not lane.engine.dropped
+        assert lane.engine.dropped == [("lost", lost.attempt)]
+        assert lane.committer.counts.fenced == 0, "Redis is not asked"
+        assert [item.deltas for item in lane.committer._attempts["r"].sent()] == [(Delta(0, (1,)),)]
+
+
+class Spans:
+    """In place of the spans of an attempt."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def first_tokens(self) -> None:
+        self.told.append(("first", 0))
+
+    def end(self, outcome: str, tokens: int) -> None:
+        self.told.append((outcome, tokens))
+
+
+async def test_a_trace_is_told_of_the_first_tokens_and_of_the_end_whatever_that_is(redis_url: str) -> None:
+    spans = {name: Spans() for name in ("ended", "lost", "released")}
+    async with committing(redis_url) as lane:
+        claims = {name: await lane.start(name, spans[name]) for name in spans}
+        ended = claims["ended"]
+        lane.committer.put([StepCommit(new_id(), step(ended, 0, (1,)).item)])
+        lane.committer.put([StepCommit(ended.attempt, StepItem("ended", 0, ()))])
+        assert spans["ended"].told == [], "no token of this attempt"
+        for index, outcome in enumerate(("", "", "stop")):
+            lane.committer.put([step(ended, index, (index,), outcome)])
+            await lane.log("ended", index + 1)
+        lane.committer.lose([("lost", claims["lost"].attempt)], lane.engine)  # type: ignore[arg-type]
+        lane.committer.released([("released", new_id())])
+        assert lane.committer.runs("released"), "another attempt has been handed back"
+        lane.committer.released([("released", claims["released"].attempt)])
+        await asyncio.wait_for(lane.committer.all_ended(), 5)
+    assert [one.told for one in spans.values()] == [[("first", 0), ("stop", 3)], [("lost", 0)], [("released", 0)]]
 
 
 async def test_who_loses_the_last_attempt_without_a_commit_has_nothing_to_wait_for(redis_url: str) -> None:
