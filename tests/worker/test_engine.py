@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import StepItem
+from shared.messages import Outcome, StepItem
 from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
+from worker.engine.engine import Engine
 from worker.engine.limits import RequestRefused
 from worker.engine.results import StopWatch
 
@@ -143,6 +144,31 @@ def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it() -> Non
 def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
     words = byte_fallback().encode("the way", add_special_tokens=False).ids
     assert StopWatch(byte_fallback(), (" the",)).push(words) == " the"
+
+
+def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:
+    prompt = next((i,) for i in range(1, 90) if continuation((i,), 6)[-1] == EOS)
+    whole = continuation(prompt, 6)
+    letters = Letters().decode(whole)
+    for params, expected in (
+        ({"max_tokens": len(whole)}, "stop"),  # with its last token, and with the end token
+        ({"max_tokens": len(whole) - 1}, "length"),
+        ({"max_tokens": len(whole) - 1, "stop": ("0",)}, "length"),
+        ({"max_tokens": len(whole), "stop": ("0",)}, "stop"),
+        ({"max_tokens": len(whole), "ignore_eos": True}, "length"),
+        ({"max_tokens": 2, "stop": (letters[1],)}, "stop"),
+    ):
+        engine = make_engine()
+        engine.add(request("a", prompt, **params))
+        last = run(engine)[-1]
+        assert (last.deltas[-1].finish_reason, last.outcome) == (expected, Outcome(expected))
+
+
+def test_an_engine_without_a_tokenizer_looks_for_no_stop_string() -> None:
+    engine = make_engine()
+    bare = Engine(engine.runner.model, engine.limits, (EOS,), None)
+    bare.add(request("a", (5, 5), stop=(Letters().decode(continuation((5, 5), 1)),)))
+    assert text(run(bare), "a") == continuation((5, 5), 8)
 
 
 @pytest.mark.parametrize("cut", range(3, 6))
