@@ -130,14 +130,15 @@ def test_repetition_penalty_is_that_of_hugging_face_over_prompt_and_output(sampl
     assert torch.equal(adjusted[0], expected)
 
 
+@pytest.mark.parametrize("repetition", [1.0, 1.6])
 @pytest.mark.parametrize(("presence", "frequency"), [(0.5, 0.25), (0.5, 0.0), (0.0, 0.25)])
 def test_presence_and_frequency_penalties_count_the_output_only(
-    sampler: RowSampler, presence: float, frequency: float
+    sampler: RowSampler, presence: float, frequency: float, repetition: float
 ) -> None:
     row = logits(3)
-    penalties = {"presence_penalty": presence, "frequency_penalty": frequency}
+    penalties = {"presence_penalty": presence, "frequency_penalty": frequency, "repetition_penalty": repetition}
     one = sequence(prompt=(4, 4, 6), output=(9, 2, 9), temperature=0.0, **penalties)
-    expected = row.clone()
+    expected = RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([[4, 6, 9, 2]]), row[None].clone())[0]
     expected[9] -= presence + 2 * frequency
     expected[2] -= presence + frequency
     adjusted = row[None].clone()
