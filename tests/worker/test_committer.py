@@ -135,6 +135,7 @@ async def test_a_trace_is_told_of_the_first_tokens_and_of_the_end_whatever_that_
         assert lane.committer.runs("released"), "another attempt has been handed back"
         lane.committer.released([("released", claims["released"].attempt)])
         await asyncio.wait_for(lane.committer.all_ended(), 5)
+        assert not lane.committer._first_awaited
     assert [one.told for one in spans.values()] == [[("first", 0), ("stop", 3)], [("lost", 0)], [("released", 0)]]
 
 
