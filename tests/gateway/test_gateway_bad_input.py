@@ -192,6 +192,10 @@ MESSAGES: dict[str, tuple[Any, str]] = {
         "messages[0].content[0].type",
     ),
     "a part without text": ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    "unknown key of a part": (
+        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
+        "messages[0].content[0].cache_control",
+    ),
     "a part that is a string": ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
     "tool calls": ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
     "unknown key": ([{**USER, "surprise": 1}], "messages[0].surprise"),

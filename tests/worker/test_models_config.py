@@ -94,6 +94,7 @@ def test_json_that_is_not_an_object_is_refused(tmp_path):
         ("qwen2", {"mlp_bias": True}, "mlp_bias is true; supported: false for qwen2"),
         ("mistral", {"sliding_window": -4}, "sliding_window is -4; supported"),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "the same kind for all layers"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "the same kind for all layers, as sliding_window says"),
         ("qwen2", {"layer_types": ["full_attention"]}, 'layer_types is ["full_attention"]; supported'),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "only with use_sliding_window"),
     ],
@@ -148,7 +149,9 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
     [
         ("llama", {"sliding_window": 8}, (0, 0)),  # unknown to that architecture
         ("mistral", {"sliding_window": 8}, (8, 8)),
+        ("mistral", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, (8, 8)),
         ("mistral", {"sliding_window": None}, (0, 0)),
+        ("mistral", {"sliding_window": None, "layer_types": ["full_attention"] * 2}, (0, 0)),
         ("qwen2", {"sliding_window": 8}, (0, 0)),
         ("qwen2", {**WINDOWED, "max_window_layers": 1}, (0, 8)),
         ("qwen3", {**WINDOWED, "max_window_layers": 0}, (8, 8)),
