@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from shared.keys import LaneKeys
@@ -218,3 +219,84 @@ async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displac
             assert await lane.until_started(2) == ["interactive0", "standard0"]
             await asyncio.sleep(0.05)
     assert lane.engine.priorities == [0, 1]
+
+
+async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_room(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        for name in ("a", "b", "c"):
+            await lane.submit(name, "standard")
+        assert len(await QueueReader(lane.broker.client, "lane", "dead").read(3, 0)) == 3
+        asked: list[int] = []
+        reclaim: Any = lane.broker.reclaim
+
+        async def noted(worker_id: str, lease_ms: int, count: int) -> Any:
+            asked.append(count)
+            assert asyncio.get_running_loop().time() >= may_at
+            assert (worker_id, lease_ms) == ("w", 50)
+            return await reclaim(worker_id, lease_ms, count)
+
+        lane.broker.reclaim = noted  # type: ignore[method-assign]
+        lane.consumer._lease_s = 0.05
+        lane.engine.room = 2
+        lane.engine.then = [(1, (0, 0)), (0, (0, 0))]
+        lane.consumer.redis_was_away()
+        may_at = asyncio.get_running_loop().time() + 0.049  # nobody could renew
+        task = asyncio.create_task(lane.consumer.run_reclaim())
+        assert await lane.until_started(2) == ["a", "b"]
+        count = len(asked)
+        await asyncio.sleep(0.02)
+        assert len(asked) == count, "a full engine takes nothing over"
+        lane.engine.room = 1
+        assert await lane.until_started(3) == ["a", "b", "c"]
+        lane.consumer.stop()
+        await asyncio.wait_for(task, 10)
+        assert set(asked) == {1, 2}
+
+
+async def test_what_runs_here_is_not_taken_over_again(redis_url: str) -> None:
+    """Its lease was not renewed in time, by this very worker."""
+    async with consuming(redis_url) as lane:
+        await lane.submit("a", "standard")
+        await lane.consumer._take(await QueueReader(lane.broker.client, "lane", "w").read(1, 0))
+        found: list[int] = []
+        reclaim: Any = lane.broker.reclaim
+
+        async def noted(*args: Any) -> Any:
+            deliveries = await reclaim(*args)
+            found.append(len(deliveries))
+            return deliveries
+
+        lane.broker.reclaim = noted  # type: ignore[method-assign]
+        lane.consumer._lease_s = 0.01
+        task = asyncio.create_task(lane.consumer.run_reclaim())
+        async with asyncio.timeout(10):
+            while not any(found):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        lane.consumer.stop()
+        await asyncio.wait_for(task, 10)
+        assert len(lane.engine.started) == 1
+
+
+async def test_a_takeover_whose_answer_was_lost_is_found_by_looking_back(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        await lane.submit("a", "standard")
+        await QueueReader(lane.broker.client, "lane", "dead").read(1, 0)
+        reclaim: Any = lane.broker.reclaim
+
+        async def lost(worker_id: str, lease_ms: int, count: int) -> Any:
+            if await reclaim(worker_id, lease_ms, count):
+                lane.engine.room = 0
+                lane.consumer._lease_s = 60.0
+                raise RedisConnectionError
+            return []
+
+        lane.broker.reclaim = lost  # type: ignore[method-assign]
+        lane.consumer._lease_s, lane.consumer._look_back = 0.01, False
+        task = asyncio.create_task(lane.consumer.run_reclaim())
+        async with asyncio.timeout(10):
+            while lane.engine.room:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        async with at_work(lane):
+            assert await lane.until_started(1) == ["a"]
+        await asyncio.wait_for(task, 10)
+        assert lane.consumer._reclaims_at > asyncio.get_running_loop().time() + 30, "nobody can have renewed"
