@@ -1,4 +1,4 @@
-"""What the engine's thread shows of itself: while a step runs, between two, and while there is nothing to do."""
+"""What the engine's thread shows of itself and answers: in a step, between two, without work, and at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.worker.test_internal import LIMITS, REQUEST, Gated
 from worker import engine_loop
 from worker.engine.engine import Engine
-from worker.engine_loop import EngineLoop
+from worker.engine_loop import EngineGone, EngineLoop
 
 
 @contextmanager
@@ -124,3 +124,45 @@ def test_an_engine_without_work_sleeps() -> None:
         assert loop.ticks <= ticks + 2
         until_idle(loop)
         assert loop.idle_s > idle_s
+
+
+def test_who_asks_an_engine_without_work_does_not_wait_for_its_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_loop, "IDLE_TICK_S", 60.0)
+    model = Gated()
+    with running(model) as loop:
+        assert loop.call(lambda engine: engine.num_steps).result(10) == 0
+        loop.add(REQUEST, "attempt", ())
+        assert model.entered.acquire(timeout=10)
+        loop.drop(REQUEST.id, "attempt")
+        model.go_on.release()
+        assert loop.call(lambda engine: engine.has_work).result(10) is False
+        time.sleep(0.01)  # now it sleeps; and `running` stops it
+
+
+def test_what_is_asked_of_an_engine_that_ends_is_answered_whatever_came_of_it() -> None:
+    model = Gated()
+    with running(model) as loop:
+        loop.add(REQUEST, "attempt", ())
+        assert model.entered.acquire(timeout=10)
+        early, cancelled, late = (loop.call(lambda engine: engine.num_steps) for _ in range(3))
+        assert cancelled.cancel()
+        loop.stop()
+    for future in (early, late, loop.call(lambda engine: engine.num_steps)):
+        with pytest.raises(EngineGone):
+            future.result(0)
+    assert cancelled.cancelled()
+    assert loop.failure is None
+
+
+def test_a_call_that_fails_is_the_callers_and_one_that_is_cancelled_is_not_made() -> None:
+    model, made = Gated(), []
+    with running(model) as loop:
+        loop.add(REQUEST, "attempt", ())
+        assert model.entered.acquire(timeout=10)
+        assert loop.call(lambda engine: made.append(1)).cancel()
+        failing, after = loop.call(lambda engine: 1 // 0), loop.call(lambda engine: engine.num_steps)
+        model.go_on.release()
+        assert after.result(10) == 1
+        with pytest.raises(ZeroDivisionError):
+            failing.result(10)
+        assert made == []
