@@ -597,6 +597,35 @@ async def test_the_death_of_a_worker_does_not_count_for_who_waited_there_to_run_
     assert not await broker.begin(claim)
 
 
+@pytest.mark.parametrize("outcome", ["cancelled", "deadline"])
+async def test_what_nobody_wants_any_more_does_not_begin_to_run_alone(
+    broker: Broker, client: Redis, outcome: str
+) -> None:
+    await start(broker)
+    await take_over(broker, "w1")
+    claim = await take_over(broker, "w2")
+    assert claim is not None
+    assert claim.runs_alone
+    if outcome == "cancelled":
+        assert await broker.cancel("r") == "flagged"
+    else:
+        await client.hset(KEYS.request("r"), "deadline", 1)
+    assert not await broker.begin(claim)
+    assert await outcome_of(broker) == outcome
+    assert await client.hget(KEYS.request("r"), "outcome") == outcome.encode()
+    assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == await client.xlen(KEYS.queue()) == 0
+
+
+async def test_a_claim_says_how_long_its_request_has_waited(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r")
+    created = await client.hget(KEYS.request("r"), "created")
+    assert created is not None
+    await client.hset(KEYS.request("r"), "created", int(created) - 60_000)
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    assert 60_000 <= claim.waited_ms < 120_000
+
+
 async def test_a_request_that_made_progress_need_not_run_alone(broker: Broker) -> None:
     """It has seen two workers die at one place, got further, and was then handed over."""
     await start(broker)
