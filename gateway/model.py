@@ -52,6 +52,8 @@ def load_model(model: str, name: str) -> ServedModel:
     special_tokens = read_special_tokens(folder, tokenizer_config)
     tokenizer = load_tokenizer(folder, special_tokens)
     text_config = config.get("text_config") or config
+    if not isinstance(text_config, dict):
+        raise ModelError(f"{folder / 'config.json'}: text_config is not a JSON object; fetch the model again.")
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     declared = text_config.get("vocab_size")
     return ServedModel(

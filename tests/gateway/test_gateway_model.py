@@ -125,6 +125,7 @@ async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
         ("config.json", None, "config.json is missing"),
         ("config.json", "{", "config.json cannot be read"),
         ("config.json", "[]", "not a JSON object"),
+        ("config.json", '{"text_config": "x"}', "text_config is not a JSON object"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json cannot be read"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer.json", "{}", "not a tokenizer"),
