@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shared.messages import Outcome, StepItem
 from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
+from worker.engine.blocks import BlockError
 from worker.engine.engine import Engine
 from worker.engine.limits import RequestRefused
 from worker.engine.results import StopWatch
@@ -182,6 +183,15 @@ def test_a_stop_string_may_begin_in_what_an_earlier_attempt_emitted(cut: int) ->
     items = [*earlier, *run(second)]
     assert Letters().decode(text(items, "a")) == letters[:6]
     assert items[-1].deltas[-1].matched_stop == letters[2:6]
+
+
+def test_an_engine_that_checks_itself_finds_what_does_not_agree() -> None:
+    engine = make_engine()
+    engine.add(request("a", (1, 2, 3)))
+    engine.step()
+    engine.scheduler.blocks.refs[-1] += 1
+    with pytest.raises(BlockError):
+        engine.step()
 
 
 ACTIONS = st.lists(
