@@ -46,6 +46,7 @@ def checked(engine: Engine) -> Usage:
     assert shown["num_free"] == now.blocks_free
     entries = [block for sequence in shown["sequences"] for block in sequence["blocks"]]
     assert len(entries) - len(set(entries)) == now.sharing_saved_blocks
+    assert {sequence["computed"] for sequence in shown["sequences"] if sequence["state"] == "waiting"} <= {0}
     return now
 
 
