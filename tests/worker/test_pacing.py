@@ -111,6 +111,19 @@ def test_steps_that_only_decode_say_what_the_decodes_take_and_others_what_a_toke
     pacer.observe(8, 100, 0.032)
     assert pacer.token_s == pytest.approx(0.0002)
     assert pacer.allowance == pytest.approx(90, abs=1)
+    pacer.observe(8, 50, 0.042)  # thrice as slow: it tells a little, and less for its few tokens
+    assert pacer.token_s == pytest.approx((0.020 + 0.2 * 0.010) / (100 - 0.2 * 50))
+
+
+def test_a_short_prompt_does_not_make_it_forget_how_many_tokens_were_fine() -> None:
+    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
+    pacer.observe(8, 200, 0.0)
+    for _ in range(5):
+        pacer.observe(8, 1, 0.0)
+    assert pacer.allowance == int(2 * 200 * 0.95**5)
+    for _ in range(100):
+        pacer.observe(8, 1, 0.0)
+    assert pacer.allowance == 2 * BLOCK
 
 
 class Clock:
