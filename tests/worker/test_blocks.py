@@ -194,6 +194,8 @@ class Blocks(RuleBasedStateMachine):
             for sequence, table in tables:
                 waste = len(table) * self.size - len(sequence.token_ids)
                 assert 0 <= waste < self.size, "a block is wasted"
+                full = len(sequence.token_ids) // self.size
+                assert len(sequence.block_hashes) <= full, "a hash of a block that is not full"
                 for at in range(len(sequence.token_ids)):
                     assert memory[table[at // self.size]][at % self.size] == self.content(sequence, at)
 
