@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import Outcome, StepItem
+from shared.messages import Delta, Outcome, StepItem
 from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 from worker.engine.blocks import BlockError
@@ -163,6 +163,16 @@ def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:
         engine.add(request("a", prompt, **params))
         last = run(engine)[-1]
         assert (last.deltas[-1].finish_reason, last.outcome) == (expected, Outcome(expected))
+
+
+def test_a_request_ends_for_want_of_tokens_if_one_of_its_choices_did_also_in_an_earlier_attempt() -> None:
+    prompt = next((i,) for i in range(1, 90) if continuation((i,), 6)[-1] == EOS)
+    engine = make_engine()
+    earlier = StepItem("a", 0, (Delta(0, (5,) * 6, "length"),))
+    engine.add(request("a", prompt, n=2, max_tokens=6), (earlier,))
+    last = run(engine)[-1]
+    assert [(delta.choice, delta.finish_reason) for delta in last.deltas] == [(1, "stop")]
+    assert last.outcome == Outcome("length")
 
 
 def test_an_engine_without_a_tokenizer_looks_for_no_stop_string() -> None:
