@@ -7,11 +7,13 @@ import gc
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared import messages
 from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
@@ -191,6 +193,33 @@ async def test_what_gathered_while_redis_was_away_goes_out_in_bounded_commits(
             items = await lane.log(request_id, 10)
             assert [item.end - item.start for item in items] == [2] * 5  # two steps in each commit
         assert [token for item in items for delta in item.deltas for token in delta.token_ids] == list(range(10))
+
+
+async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with committing(redis_url) as lane:
+        claim = await lane.start("r")
+        commit: Any = lane.broker.commit_step
+
+        async def fails(*args: Any) -> StepReply:
+            reply: StepReply = await commit(*args)  # and is repeatable
+            if len(waits) < 7:
+                raise RedisConnectionError
+            return reply
+
+        lane.broker.commit_step = fails  # type: ignore[method-assign]
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+        lane.committer.put([step(claim, 0, (1,), "stop")])
+        await lane.committer.all_ended()
+        assert await lane.log("r", 1) == [step(claim, 0, (1,), "stop").item]
+        assert lane.committer.counts.failed == 7
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
 
 
 def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
