@@ -271,6 +271,7 @@ async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming
         late = tuple(f"over{index}" for index in range(MAX_EARLY_CANCELS))
         lane.committer._obey(StepReply((), late, (), {}), [], lane.engine)  # type: ignore[arg-type]
         lane.committer._obey(StepReply((), ("early",), (), {}), [], lane.engine)  # type: ignore[arg-type]
+        assert len(lane.committer._early_cancels) == MAX_EARLY_CANCELS
         claim = Claim("early", "token", "g", "standard", b"", 0, 0, 0, ())
         assert not lane.committer.register(claim, ())
 
