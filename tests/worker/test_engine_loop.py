@@ -56,6 +56,16 @@ def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: p
         assert loop.displaceable == (0, 0)
 
 
+def test_standard_requests_may_be_displaced_by_the_first_class_only() -> None:
+    model = Gated()
+    with running(model) as loop:
+        loop.add(REQUEST, "attempt", (), priority=1)
+        assert model.entered.acquire(timeout=10)
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+        assert loop.displaceable == (REQUEST.sampling.n, 0)
+
+
 def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
     """Else a worker would read as many urgent requests in a step as there are, and displace a few."""
     model, rows = Gated(), REQUEST.sampling.n
