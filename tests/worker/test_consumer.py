@@ -239,8 +239,8 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
         lane.consumer._lease_s = 0.05
         lane.engine.room = 2
         lane.engine.then = [(1, (0, 0)), (0, (0, 0))]
-        lane.consumer.redis_was_away()
         may_at = asyncio.get_running_loop().time() + 0.049  # nobody could renew
+        lane.consumer.redis_was_away()
         task = asyncio.create_task(lane.consumer.run_reclaim())
         assert await lane.until_started(2) == ["a", "b"]
         count = len(asked)
