@@ -241,9 +241,10 @@ INLINE void pack_queries(const Attention& job, const AttentionItem& item, uint32
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads, rows = item.count * group;
     const size_t token = token_of(job, item);
     const Tiling tiling{size_t(rows)};
-    for (int r = 0; r < rows; ++r)
-        pack_row(tiling, size_t(r),
-                 job.q + ((token + r / group) * job.shape.heads + item.kv_head * group + r % group) * d, size_t(d), out);
+    for (int r = 0; r < rows; ++r) {
+        const size_t head = (token + r / group) * job.shape.heads + item.kv_head * group + r % group;
+        pack_row(tiling, size_t(r), job.q + head * d, size_t(d), out);
+    }
 }
 
 INLINE void attend_items(const Attention& job, const AttentionItem* item, const AttentionItem* end, size_t most_rows,

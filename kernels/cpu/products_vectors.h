@@ -87,8 +87,8 @@ void score_rows(const uint32_t* rows, const uint32_t* b0, const uint32_t* b1, si
         for (int c = 0; c < NV; ++c) store(out + r * kChunkKeys + c * W, acc[r][c]);
 }
 
-// out[r][0 .. NS * W) = sum over words of the chunk of weight[r] . value, from word `begin` to `end`; of the last one only
-// the first value where they are `odd`.
+// out[r][0 .. NS * W) = sum over words of the chunk of weight[r] . value, from word `begin` to `end`; of the last one
+// only the first value where they are `odd`.
 template <int MR, int NS>
 void weigh_rows(const uint32_t* weights, const uint32_t* const* units, size_t column, Lookahead& ahead, int begin,
                 int end, bool odd, size_t d, float* out) {
