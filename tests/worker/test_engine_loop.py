@@ -89,11 +89,11 @@ def test_one_slow_step_is_forgotten_in_time() -> None:
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
         assert model.entered.acquire(timeout=10)
-        time.sleep(0.2)
+        time.sleep(0.05)  # in the step
         model.go_on.release()
         assert model.entered.acquire(timeout=10)
         shown = loop.status.slowest_step_s
-        assert shown > 0.19
+        assert shown > 0.04
         later = time.monotonic() + 2 * engine_loop.SLOW_STEP_HALF_LIFE_S
         assert loop._slowest_step.at(later) < shown / 3
 
