@@ -1,6 +1,6 @@
 """The layers of a decoder, written with the single operations: what every `decoder_layers` computes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ class Stack:
     num_kv_heads: int
     eps: float
     scale: float
+    add_up: Callable[[Tensor], Tensor] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -76,6 +77,7 @@ def run(
 ) -> Tensor:
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
     eps = stack.eps
+    add_up = stack.add_up or whole
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, eps)
     last = len(stack.layers) - 1
     for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
@@ -87,8 +89,14 @@ def run(
         hidden = ops.paged_attention(q, k_cache, v_cache, *tables, stack.scale, layer.sliding_window)
         if index == last:  # no token attends to what follows: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
-        hidden = ops.add_rms_norm(ops.linear(hidden, layer.o), residual, layer.mlp_norm, eps)
-        hidden = ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down)
+        hidden = add_up(ops.linear(hidden, layer.o))
+        hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+        hidden = add_up(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
         hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
     return hidden
+
+
+def whole(values: Tensor) -> Tensor:
+    """Of layers that one process has whole."""
+    return values

@@ -13,7 +13,7 @@ Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, devic
 slot, position or block that lies outside its table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -130,8 +130,13 @@ class Ops(Protocol):
         num_kv_heads: int,
         eps: float,
         scale: float,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> LayerStack:
-        """Checks the layers of a decoder and their caches once, for `decoder_layers`. cos_sin as for rope_and_cache."""
+        """Checks the layers of a decoder and their caches once, for `decoder_layers`. cos_sin as for rope_and_cache.
+
+        add_up: where several processes have a part of each layer (tensor parallelism), makes a product of `o` or
+        `down`, [T, hidden], the sum over all of them; it may do so in place.
+        """
 
     def decoder_layers(
         self,

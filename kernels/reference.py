@@ -5,7 +5,7 @@ float64 tensors, which makes this an oracle for the others. Results are not row-
 by shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,8 +166,9 @@ class ReferenceOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> Stack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale)
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
         stack.check(self.dtype)
         return stack
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ops.embedded_redis import EmbeddedRedis
 from ops.errors import CommandError
-from ops.processes import spawn
+from shared.processes import spawn
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0

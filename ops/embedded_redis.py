@@ -30,7 +30,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ops.errors import CommandError
-from ops.processes import FileLock, spawn
+from ops.processes import FileLock
+from shared.processes import spawn
 
 # Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.
 MINIMUM_VERSION = (6, 2)

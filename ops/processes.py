@@ -1,47 +1,13 @@
-"""Child processes that end with their parent, and locks that end with their holder."""
+"""Waiting for child processes, and locks that end with their holder."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
-
-_DIE_WITH_PARENT = str(Path(__file__).with_name("die_with_parent.py"))
-
-
-def spawn(
-    command: Sequence[str],
-    *,
-    environ: Mapping[str, str],
-    output: IO[bytes],
-    death_signal: signal.Signals = signal.SIGKILL,
-    keep: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a child in its own session, so that Ctrl-C at the terminal reaches the parent only.
-
-    When the parent dies, however it does, the child gets `death_signal` (Linux). The kernel watches the *thread* that
-    calls this: call it from the main thread. `keep` are file descriptors that the child inherits.
-    """
-    return subprocess.Popen(
-        dying_with_parent(command, death_signal),
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        pass_fds=keep,
-    )
-
-
-def dying_with_parent(command: Sequence[str], death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command, so that as a child of this process it gets the signal when this process dies."""
-    return [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(int(death_signal)), str(os.getpid()), *command]
 
 
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.processes import dying_with_parent
+from shared.processes import dying_with_parent
 from tests.turns import turn
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from worker.models.config import read_config
 from worker.models.decoder import Decoder, least_weight_bytes
 from worker.models.loader import resolve
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
+from worker.ranks.leader import Followers, LeadingDecoder, recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -52,19 +52,18 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     """The engine that the settings ask for, warmed up, with its pinned prefixes. Raises StartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check(settings, device)
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     path = resolve(settings.model)
+    devices.check_ranks(settings, device, read_config(path))
     texts = read_texts(settings, path)
     dtype = devices.choose_dtype(settings.dtype, device)
     ops = devices.make_ops(settings, device, dtype)
-    if isinstance(ops, kernels.CpuOps):
-        kernels.set_num_threads(threads)
+    threads, ranks = devices.set_threads(settings, ops), settings.tensor_parallel_size
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
+    where += f", as {ranks} ranks" if ranks > 1 else ""
     log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
-    check_weights(path, dtype, device)
+    check_weights(path, dtype, device, ranks)
     try:
-        model = Decoder.load(path, ops, dtype, device, settings.max_model_len, LoadingLog())
+        model = load_model(settings, path, ops, dtype, device)
         return make_engine(settings, name, model, texts, device)
     except torch.OutOfMemoryError as error:
         raise StartError(
@@ -74,6 +73,19 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         ) from error
 
 
+def load_model(
+    settings: WorkerSettings, path: Path, ops: kernels.Ops, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """The model, or this rank's part of it and the processes that have the others."""
+    checkpoint = path, ops, dtype, device, settings.max_model_len, LoadingLog()
+    if settings.tensor_parallel_size == 1:
+        return Decoder.load(*checkpoint)
+    followers = Followers(settings, path, dtype, device, ops.row_invariant)
+    model = LeadingDecoder.lead(followers, *checkpoint)
+    followers.wait_ready()
+    return model
+
+
 def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: ModelTexts, device: torch.device) -> Engine:
     """An engine over a loaded model, warmed up."""
     if isinstance(model.ops, kernels.CpuOps):
@@ -81,7 +93,11 @@ def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: Mode
         torch.set_num_threads(1)
     limits = choose_limits(settings, model, device)
     log_limits(model, limits)
-    runner = Runner if device.type == "cpu" else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits))
+    runner = (
+        Runner
+        if device.type == "cpu"
+        else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits), record=recorder(model))
+    )
     # As the gateway does: where the configuration names no end token, it is the tokenizer's.
     eos_token_ids = model.config.eos_token_ids or tuple(eos for eos in texts.eos_token_ids if eos < model.vocab_size)
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner)
@@ -113,9 +129,11 @@ def check(settings: WorkerSettings, device: torch.device) -> None:
         )
 
 
-def check_weights(path: Path, dtype: torch.dtype, device: torch.device) -> None:
+def check_weights(path: Path, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
     """Raise StartError, before minutes go into loading them, for weights that do not fit."""
     needed, free = least_weight_bytes(read_config(path), dtype), devices.free_memory(device)
+    if device.type == "cuda":  # each has its own memory
+        needed //= ranks
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
         narrower = ", take --dtype bfloat16 or float16" if dtype.itemsize > 2 else ""
@@ -128,7 +146,11 @@ def check_weights(path: Path, dtype: torch.dtype, device: torch.device) -> None:
 def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device) -> EngineLimits:
     """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
     max_model_len = settings.max_model_len or model.config.max_position_embeddings
+    # Of one rank; on a CPU they share the machine's memory, and that of the host they share everywhere.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    bytes_of_all = bytes_per_block * settings.tensor_parallel_size
+    if device.type == "cpu":
+        bytes_per_block = bytes_of_all
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     if device.type == "cuda":
         room, most, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
@@ -151,7 +173,7 @@ def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device
     num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
     return EngineLimits(
         num_blocks=num_blocks,
-        num_host_blocks=choose_num_host_blocks(settings, bytes_per_block, num_device_bytes, sequences, max_model_len),
+        num_host_blocks=choose_num_host_blocks(settings, bytes_of_all, num_device_bytes, sequences, max_model_len),
         block_size=settings.block_size,
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,

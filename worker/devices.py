@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from worker.engine.limits import EngineLimits
 from worker.errors import StartError
 from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
+from worker.models.config import ModelConfig
+from worker.models.sharding import NotDivisible, Shard
+from worker.ranks.leader import recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -92,6 +96,30 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
 
 
+def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig) -> None:
+    """Raise StartError where --tensor-parallel-size ranks cannot share the model, or have no GPU each."""
+    size = settings.tensor_parallel_size
+    if device.type == "cuda" and size > torch.cuda.device_count():
+        raise StartError(
+            f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
+            "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
+        )
+    try:
+        Shard(config, 0, size)
+    except NotDivisible as error:
+        raise StartError(f"--tensor-parallel-size {size}: {error}") from error
+
+
+def set_threads(settings: WorkerSettings, ops: kernels.Ops) -> int:
+    """How many threads compute in this process: the ranks of a worker share out what it may have."""
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    threads = max(1, threads // settings.tensor_parallel_size)
+    torch.set_num_threads(threads)
+    if isinstance(ops, kernels.CpuOps):
+        kernels.set_num_threads(threads)
+    return threads
+
+
 def kernels_of(ops: kernels.Ops) -> str:
     """Which kernels these are; on a CPU also by which instructions they multiply."""
     if isinstance(ops, kernels.CpuOps):
@@ -99,7 +127,7 @@ def kernels_of(ops: kernels.Ops) -> str:
     return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
 
 
-def arithmetic(ops: kernels.Ops) -> dict[str, str]:
+def arithmetic(ops: kernels.Ops, ranks: int = 1) -> dict[str, str]:
     """What decides the last bits of a result, as labels: workers that differ in it may choose another token."""
     is_cuda = ops.device.type == "cuda"
     return {
@@ -107,6 +135,7 @@ def arithmetic(ops: kernels.Ops) -> dict[str, str]:
         "cache_dtype": str(getattr(ops, "kv_dtype", ops.dtype))[6:],
         "kernels": kernels_of(ops),
         "device": torch.cuda.get_device_properties(ops.device).name if is_cuda else "CPU",
+        "tensor_parallel_size": str(ranks),
     }
 
 
@@ -202,7 +231,8 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
             ) from error
     graphs = 0
     if takes_graphs(settings):
-        graphs = measure_graphs(model, EngineLimits(1, settings.block_size, rows, tokens, max_model_len))
+        limits = EngineLimits(1, settings.block_size, rows, tokens, max_model_len)
+        graphs = measure_graphs(model, limits, recorder(model))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     # What torch has set aside is its own, and of that the cache may have what is not in use.

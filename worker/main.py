@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 def run(settings: WorkerSettings) -> int:
     """Serve until told to stop. Returns the exit code."""
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
-    from worker.models.errors import CheckpointError  # what follows imports torch: only when a worker really starts
+    # What follows imports torch: only when a worker really starts.
+    from worker.models.errors import CheckpointError
+    from worker.ranks.leader import OutOfStep
 
     try:
         serve(settings)
@@ -42,7 +44,7 @@ def run(settings: WorkerSettings) -> int:
         )
         give_up("quire worker", with_sources(why, settings, os.environ))
         return 1
-    except RuntimeError as error:
+    except (RuntimeError, OutOfStep) as error:
         # The traceback is in the log; the last line says what it was.
         log.debug("why the worker ended", exc_info=error)
         give_up("quire worker", error)
@@ -75,6 +77,7 @@ def serve(settings: WorkerSettings) -> None:
         raise StartError(str(error)) from error
     engine = build_engine(settings, name)
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
+    model = engine.runner.model
     service = WorkerService(
         engine,
         model_name=name,
@@ -83,12 +86,13 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic(engine.runner.model.ops),
+        arithmetic=arithmetic(model.ops, settings.tensor_parallel_size),
     )
     settle()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(service.run(settings.drain_s))
     finally:
+        model.close()
         if tracer is not None:
             tracer.close()

@@ -30,12 +30,18 @@ class WorkerSettings:
         choices=("auto", "fp8"),
         help="Type of the KV cache; auto is --dtype, fp8 (e4m3, CUDA) is half as large.",
     )
+    tensor_parallel_size: int = option(
+        1,
+        minimum=1,
+        maximum=64,
+        help="GPUs of this machine that share the model, each with a part of every layer; on a CPU processes.",
+    )
     max_model_len: int = option(0, minimum=0, help="Longest context in tokens; 0 is the model's own.")
     block_size: int = option(16, choices=(8, 16, 32, 64, 128), help="Tokens per block of the KV cache.")
     gpu_memory_utilization: float = option(
         0.9, minimum=0.05, maximum=0.99, help="Share of a GPU's memory for weights, a step and the KV cache."
     )
-    kv_cache_gb: float = option(0.0, minimum=0, help="Memory for the KV cache in GiB; 0 chooses.")
+    kv_cache_gb: float = option(0.0, minimum=0, help="Memory for the KV cache in GiB, on each GPU; 0 chooses.")
     num_blocks: int = option(0, minimum=0, help="Blocks of the KV cache, instead of --kv-cache-gb.")
     swap_gb: float = option(
         1.0,

@@ -6,7 +6,7 @@ which the dot-product instructions want them (rows.h); `plain_kv_cache` undoes t
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from kernels.cpu import library
 from kernels.cpu.layers import CpuStack
 from kernels.cpu.library import Level
 from kernels.cpu.memory import Arena
-from kernels.layers import Stack
+from kernels.layers import Stack, run
 from kernels.ops import DecoderLayer
 
 _PANEL = 32  # columns, as in gemm.h
@@ -260,8 +260,9 @@ class CpuOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> CpuStack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale)
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
         return CpuStack(stack, self.dtype)
 
     def decoder_layers(
@@ -276,6 +277,8 @@ class CpuOps:
         rows: Tensor,
     ) -> Tensor:
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        if stack.stack.add_up is not None:  # all layers in one call have no place for it
+            return run(self, residual, stack.stack, *step)
         return stack.run(self._layers, residual, *step)
 
     # The cache

@@ -7,7 +7,7 @@ from kernels import checks
 from kernels.gpu.attention import Step
 from kernels.gpu.blocks import BlockTable
 from kernels.gpu.limits import check_cache_shape, check_group
-from kernels.layers import Stack
+from kernels.layers import Stack, whole
 
 
 class TritonStack:
@@ -45,6 +45,7 @@ def run(
 ) -> Tensor:
     """The operations of kernels.layers.run, in its order."""
     stack = packed.stack
+    add_up = stack.add_up or whole
     heads, kv_heads, eps = stack.num_heads, stack.num_kv_heads, stack.eps
     d = stack.kv_cache[0][0].shape[3]
     tokens = residual.shape[0]
@@ -62,8 +63,9 @@ def run(
         hidden = mixed.view(tokens, heads * d)
         if index == last:  # no token attends to what follows: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
-        hidden = ops.add_rms_norm(ops.linear(hidden, layer.o), residual, layer.mlp_norm, eps)
-        hidden = ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down)
+        hidden = add_up(ops.linear(hidden, layer.o))
+        hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+        hidden = add_up(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
         hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
     return hidden

@@ -13,7 +13,7 @@ compiled at its first launch with a dtype, alignment or constant that is new, so
 captured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -251,8 +251,9 @@ class TritonOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> layers.TritonStack:
-        stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale)
+        stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
         return layers.TritonStack(stack, self.dtype, self.kv_dtype)
 
     def decoder_layers(

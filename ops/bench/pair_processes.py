@@ -20,8 +20,8 @@ from redis import Redis
 from ops.bench.checkpoint import make_checkpoint
 from ops.bench.stream_client import MODEL
 from ops.embedded_redis import EmbeddedRedis
-from ops.processes import dying_with_parent
 from ops.soak.chaos import answers, free_port
+from shared.processes import dying_with_parent
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # [start, end, {request id: tokens so far}] of each step, on the monotonic clock.

@@ -14,6 +14,7 @@ from kernels.ops import Ops
 from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, FINAL_NORM, HEAD, Decoder, load_layer, tensor_shapes
 from worker.models.rope import cos_sin_table
+from worker.models.sharding import Shard
 
 # As in the config.json of each on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) 
     read = partial(random_tensor, shapes=shapes_of(config), dtype=dtype, device=ops.device)
     table = read(EMBEDDING)
     return Decoder(
-        config,
+        Shard(config),
         ops,
         dtype,
         embedding=table,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.embedded_redis import EmbeddedRedis
-from ops.processes import dying_with_parent
+from shared.processes import dying_with_parent
 
 # How often each is chosen.
 FAULTS = {

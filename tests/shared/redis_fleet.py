@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ops.embedded_redis import find_redis_server
-from ops.processes import dying_with_parent
 from shared.keys import LaneKeys
+from shared.processes import dying_with_parent
 
 SLOTS = 16384
 SERVICE = "queue"

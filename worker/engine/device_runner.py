@@ -261,6 +261,7 @@ class DeviceRunner(Runner):
         return self.graphs.capture_next()
 
     def check(self) -> None:
+        super().check()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

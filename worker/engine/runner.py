@@ -116,6 +116,7 @@ class Runner:
 
     def check(self) -> None:
         """Raise if the device is lost: after some errors every later call fails, until the process ends."""
+        self.model.check()
 
     def capture_next(self) -> bool:
         """Prepare one more thing that makes later steps faster; False if there is nothing left (`DeviceRunner`)."""

@@ -23,9 +23,12 @@ class ForwardBatch:
     query_start_loc: torch.Tensor  # int32 [S + 1]
     logits_rows: torch.Tensor  # int64 [R], rows of T whose logits are wanted
 
+    def parts(self) -> list[torch.Tensor]:
+        return [getattr(self, one.name) for one in fields(self)]
+
     def to(self, device: torch.device) -> ForwardBatch:
         """The same on another device, as `send` does it."""
-        return ForwardBatch(**{one.name: send(getattr(self, one.name), device) for one in fields(self)})
+        return ForwardBatch(*(send(part, device) for part in self.parts()))
 
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The decoder of the Llama family in one definition; a ModelConfig says which of its variations a checkpoint has.
 
 Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. What happens between
-the embeddings and the head is `kernels.layers.run`; a backend may run it as one call.
+the embeddings and the head is `kernels.layers.run`; a backend may run it as one call. Several processes may have a part
+of the model each (`sharding.py`): then all of them run every batch, together.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, Self
 
 import torch
+import torch.nn.functional as F
 
 from kernels.ops import LayerStack, Ops, PackedLinear
 from worker.models.batch import ForwardBatch
@@ -20,6 +23,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.errors import CheckpointError
 from worker.models.loader import Progress, Weights
 from worker.models.rope import cos_sin_table
+from worker.models.sharding import Shard
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -71,12 +75,26 @@ class KVCache:
         return [torch.tensor(ids, dtype=torch.int64) for ids in lists]
 
 
+class Ranks(Protocol):
+    """The processes that have a part of the model each, seen from one of them."""
+
+    rank: int
+    size: int
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place; each has values of the same shape."""
+
+    def gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+        """columns [R, C] of each rank, C the same on all -> [R, width] on rank 0, side by side; elsewhere anything."""
+
+
 class Decoder:
-    """A loaded model. It holds no state of sequences: the caches and their layout belong to the caller."""
+    """A loaded model, or a part of one. It holds no state of sequences: the caches and their layout belong to the
+    caller."""
 
     def __init__(
         self,
-        config: ModelConfig,
+        shard: Shard,
         ops: Ops,
         dtype: torch.dtype,
         embedding: torch.Tensor,
@@ -84,8 +102,10 @@ class Decoder:
         norm: torch.Tensor,
         head: PackedLinear,
         cos_sin: torch.Tensor,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config = config
+        self.config = shard.local
+        self._shard, self._ranks = shard, ranks
         self.dtype = dtype
         self.ops = ops
         self.max_model_len = len(cos_sin)
@@ -104,12 +124,14 @@ class Decoder:
         device: torch.device | str,
         max_model_len: int = 0,
         progress: Progress | None = None,
-    ) -> Decoder:
+        ranks: Ranks | None = None,
+    ) -> Self:
         """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
         `dtype` is that of weights, activations and cache, and the one that `ops` was made for. `progress` is called
-        with the bytes read so far and in all. Raises CheckpointError, one line, for a checkpoint that is not supported
-        or not complete, and for a context that is longer than its positions.
+        with the bytes read so far and in all. `ranks`: load the part of this one. Raises CheckpointError, one line, for
+        a checkpoint that is not supported or not complete, and for a context that is longer than its positions;
+        NotDivisible.
         """
         config = read_config(path)
         limit = config.max_position_embeddings
@@ -122,18 +144,27 @@ class Decoder:
         expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
         weights.check(expected, ignored=(EMBEDDING, HEAD))
 
+        shard = Shard(config, ranks.rank, ranks.size) if ranks else Shard(config)
         read = partial(weights.read, dtype=dtype, device=device)
+
+        def read_part(name: str) -> torch.Tensor:
+            tensor = read(name, part=shard.part(name))
+            return tensor if shard.counts(name) else tensor.zero_()
+
         table = read(embedding)
         return cls(
-            config,
+            shard,
             ops,
             dtype,
             embedding=table,
             # A layer's tensors are packed and dropped before those of the next are read.
-            layers=[load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
+            layers=[
+                load_layer(shard.local, ops, read_part, index, max_model_len) for index in range(config.num_layers)
+            ],
             norm=read(FINAL_NORM),
-            head=ops.pack_linear(table if head == embedding else read(head)),
+            head=ops.pack_linear(table[shard.vocabulary] if head == embedding else read_part(head)),
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
+            ranks=ranks,
         )
 
     @property
@@ -168,6 +199,7 @@ class Decoder:
             config.num_kv_heads,
             config.rms_norm_eps,
             config.head_dim**-0.5,
+            self._ranks.add_up if self._ranks else None,
         )
         host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
         return KVCache(caches, stack, self.ops, host)
@@ -179,6 +211,8 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Run the tokens of a step, write their keys and values into the cache, and return logits: float32 [R, V].
+
+        Of several ranks all are called with the same batch, and only the first has the logits.
 
         Every block up to the end of each sequence's context must be its own or shared read-only. IndexError if an id, a
         position or a slot is outside its table.
@@ -195,8 +229,18 @@ class Decoder:
             batch.logits_rows,
         )  # [R, H]
         if len(hidden) == 0:
-            return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=hidden.device)
-        return self.ops.linear_logits(hidden, self._head)
+            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=hidden.device)
+        logits = self.ops.linear_logits(hidden, self._head)
+        if self._ranks is None:
+            return logits
+        missing = self._shard.vocab_width - logits.shape[1]
+        return self._ranks.gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
+
+    def check(self) -> None:
+        """Raise if no later step can succeed (`worker.ranks.leader`)."""
+
+    def close(self) -> None:
+        """End what belongs to the model."""
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

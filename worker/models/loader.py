@@ -113,20 +113,26 @@ class Weights:
                 "%s: %d tensors are not part of this model and are not used: %s", self._folder, len(unknown), names
             )
 
-    def read(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A copy in memory, so that later changes of the file do no harm. CheckpointError if it is not finite."""
+    def read(
+        self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", part: tuple[slice, ...] = ()
+    ) -> torch.Tensor:
+        """A copy in memory, so that later changes of the file do no harm. CheckpointError if it is not finite.
+
+        part: slices of its dimensions; nothing else of it is kept.
+        """
         path, handle, inside = self._tensors[name]
         try:
-            stored: torch.Tensor = handle.get_tensor(inside)
+            header = handle.get_slice(inside)
+            stored: torch.Tensor = header[part] if part else handle.get_tensor(inside)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
-        tensor = stored.to(device=device, dtype=dtype, copy=True)
+        tensor = stored.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
         low, high = tensor.aminmax()  # NaN if there is one: a single pass, without a mask of the size of the tensor
         if not (low.isfinite() and high.isfinite()):
             what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
             remedy = "use another dtype" if bool(stored.isfinite().all()) else AGAIN
             raise CheckpointError(path, what, remedy)
-        self._read_bytes += stored.nbytes
+        self._read_bytes += torch.Size(header.get_shape()).numel() * stored.itemsize
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
         return tensor

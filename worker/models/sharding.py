@@ -1,0 +1,97 @@
+"""Which part of a model each rank of a tensor-parallel worker has (Megatron-LM; PagedAttention, section 4.6).
+
+A layer is cut where one product feeds the next: attention by heads, the MLP by inner features. A rank computes q, k, v,
+gate and up of its part from the whole hidden state; what `o` and `down` make of that is added up over all ranks, twice
+in each layer. Keys and values lie where their heads are. The head of the model is cut by tokens of the vocabulary.
+Norms and embeddings are whole everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from worker.models.config import ModelConfig
+
+ALL = slice(None)
+# Projections by what ranks share out of them: rows of the weight, or columns, whose products are added up.
+BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BY_COLUMNS = ("o_proj", "down_proj")
+
+
+class NotDivisible(ValueError):
+    """So many ranks cannot share the model; the message says why and how many can."""
+
+
+def can_share(config: ModelConfig, size: int) -> bool:
+    """Whether `size` ranks have equally much of a model; each with a part of the vocabulary."""
+    return (
+        config.num_heads % size == 0
+        and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
+        and config.intermediate_size % size == 0
+        and (size - 1) * -(-config.vocab_size // size) < config.vocab_size
+    )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `rank` of `size` of a model. Raises NotDivisible."""
+
+    config: ModelConfig  # of the whole model
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if not can_share(config, self.size):
+            possible = [str(size) for size in range(1, config.num_heads + 1) if can_share(config, size)]
+            raise NotDivisible(
+                f"{self.size} ranks cannot share {config.num_heads} heads, {config.num_kv_heads} key-value heads and "
+                f"{config.intermediate_size} inner features of the MLP equally; {', '.join(possible)} can"
+            )
+
+    @property
+    def local(self) -> ModelConfig:
+        """The shapes of this part. Where there are more ranks than key-value heads, several have the same one."""
+        config, size = self.config, self.size
+        return replace(
+            config,
+            num_heads=config.num_heads // size,
+            num_kv_heads=max(1, config.num_kv_heads // size),
+            intermediate_size=config.intermediate_size // size,
+        )
+
+    @property
+    def vocab_width(self) -> int:
+        """Tokens whose logits a rank computes; the last one may have fewer."""
+        return -(-self.config.vocab_size // self.size)
+
+    @property
+    def vocabulary(self) -> slice:
+        first = self.rank * self.vocab_width
+        return slice(first, min(first + self.vocab_width, self.config.vocab_size))
+
+    def part(self, name: str) -> tuple[slice, ...]:
+        """Which part of a tensor this rank has, by its name in the checkpoint: slices of its dimensions, none for all
+        of it."""
+        *_, projection, kind = name.split(".")
+        if self.size == 1:
+            return ()
+        if projection == "lm_head":
+            return self.vocabulary, ALL
+        if projection in BY_ROWS:
+            return (self._span(projection), ALL)[: 2 if kind == "weight" else 1]
+        if projection in BY_COLUMNS and kind == "weight":
+            return ALL, self._span(projection)
+        return ()
+
+    def counts(self, name: str) -> bool:
+        """Whether a tensor counts in this part: what is added up over all ranks has its bias from one of them."""
+        return self.rank == 0 or not name.endswith(tuple(f"{projection}.bias" for projection in BY_COLUMNS))
+
+    def _span(self, projection: str) -> slice:
+        local = self.local
+        if projection in ("k_proj", "v_proj"):
+            first = self.rank * self.config.num_kv_heads // self.size * local.head_dim
+            return slice(first, first + local.kv_size)
+        width = local.q_size if projection in ("q_proj", "o_proj") else local.intermediate_size
+        return slice(self.rank * width, (self.rank + 1) * width)

@@ -1,0 +1,134 @@
+"""A rank that follows: it has a part of the model, and does what rank 0 says until that is gone.
+
+    python -m worker.ranks.follower RANK CONTROL MEETING
+
+CONTROL is the descriptor of a socket to rank 0: first the settings come from there, then one message per call of the
+model. MEETING is that of the file by which ranks find each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+import kernels
+from shared.logs import give_up, setup_logging
+from worker import devices
+from worker.engine.graphs import Graph, Record, record_on_cuda
+from worker.errors import StartError
+from worker.models.decoder import Decoder, KVCache
+from worker.models.errors import CheckpointError
+from worker.ranks.collectives import Collectives, Sizes
+from worker.settings import WorkerSettings
+
+Orders = Iterator[list[Any]]
+
+
+class Follower:
+    """A part of a model and its caches."""
+
+    def __init__(self, model: Decoder, ranks: Collectives, record: Record = record_on_cuda) -> None:
+        self._model, self._ranks, self._record = model, ranks, record
+        self._caches: dict[int, KVCache] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._pool: Any = None
+        self._does: dict[str, Callable[..., None]] = {
+            "forward": self._forward,
+            "replay": lambda number: self._graphs[number].replay(),
+            "copy_blocks": lambda number, src, dst: self._caches[number].copy_blocks(src, dst),
+            "swap_out": lambda number, src, dst: self._caches[number].swap_out(src, dst),
+            "swap_in": lambda number, src, dst: self._caches[number].swap_in(src, dst),
+            "cache": self._cache,
+            "drop_cache": lambda number: self._caches.pop(number),
+            "drop_graph": lambda number: self._graphs.pop(number),
+        }
+
+    def obey(self, orders: Orders) -> None:
+        """Do all that rank 0 says, until it ends."""
+        with torch.inference_mode():
+            for name, *arguments in orders:
+                if name == "capture":
+                    self._capture(orders)
+                else:
+                    self._does[name](*arguments)
+
+    def _cache(self, number: int, *sizes: int) -> None:
+        self._caches[number] = self._model.alloc_kv_cache(*sizes)
+
+    def _forward(self, number: int, *sizes: int) -> None:
+        batch = self._ranks.receive(Sizes(*sizes))
+        self._model.forward(batch, self._caches[number])
+
+    def _capture(self, orders: Orders) -> None:
+        """Record what is done up to `captured`, which has the number of the graph; -1 if rank 0 has given it up."""
+        number = -1
+
+        def launch() -> None:
+            nonlocal number
+            for name, *arguments in orders:
+                if name == "captured":
+                    (number,) = arguments
+                    return
+                self._does[name](*arguments)
+
+        graph, self._pool = self._record(launch, self._pool)
+        if number >= 0:
+            self._graphs[number] = graph
+
+
+def received(control: socket.socket) -> Orders:
+    """Messages of rank 0, until it closes the socket or ends."""
+    unpacker = msgpack.Unpacker(max_buffer_size=2**26)
+    while data := control.recv(2**16):
+        unpacker.feed(data)
+        yield from unpacker
+
+
+def run(rank: int, control: socket.socket, meeting: int) -> None:
+    orders = received(control)
+    fields, device_type, keeps_order = next(orders)
+    settings = WorkerSettings(**fields)
+    setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, worker=settings.name)
+    size = settings.tensor_parallel_size
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = devices.DTYPES[settings.dtype]
+    ops = devices.make_ops(settings, device, dtype)
+    devices.set_threads(settings, ops)
+    ranks = Collectives(rank, size, device, meeting, keeps_order)
+    os.close(meeting)
+    model = Decoder.load(Path(settings.model), ops, dtype, device, settings.max_model_len, ranks=ranks)
+    if isinstance(ops, kernels.CpuOps):
+        torch.set_num_threads(1)
+    control.sendall(b"r")
+    Follower(model, ranks).obey(orders)
+
+
+def main() -> int:
+    rank, control, meeting = map(int, sys.argv[1:])
+    # Rank 0 is told to stop, and ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with socket.socket(fileno=control) as own:
+            run(rank, own, meeting)
+    except torch.OutOfMemoryError as error:
+        give_up("quire worker", f"rank {rank} is out of its GPU's memory ({error}); end what else uses it")
+        return 1
+    except (StartError, CheckpointError) as error:
+        give_up("quire worker", f"rank {rank}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

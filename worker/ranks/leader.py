@@ -1,0 +1,234 @@
+"""Rank 0: a decoder whose every call all ranks make, and the processes of the others."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import msgpack
+import torch
+
+from shared.processes import spawn
+from worker.engine.graphs import Graph, Record, record_on_cuda
+from worker.models.batch import ForwardBatch
+from worker.models.decoder import Decoder, KVCache
+from worker.ranks.collectives import Collectives, Sizes
+from worker.settings import WorkerSettings
+from worker.watch import EXIT_CODE
+
+log = logging.getLogger(__name__)
+
+PROJECT = Path(__file__).resolve().parents[2]
+# How long followers get to end by themselves.
+END_TIMEOUT_S = 5.0
+
+
+class OutOfStep(Exception):
+    """A rank has failed in a call that the others have made. They wait for it or it for them: all must end."""
+
+
+def end_worker(reason: str) -> None:
+    log.critical("%s: the worker ends, and other workers go on with its requests", reason)
+    logging.shutdown()
+    os._exit(EXIT_CODE)
+
+
+class Followers:
+    """The processes of all ranks but this one, and a socket to each.
+
+    on_death: called on a thread, with the reason, when one of them ends before `close`.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps_order: bool,
+        on_death: Callable[[str], None] = end_worker,
+    ) -> None:
+        """Start them, and meet them. Call it on the main thread: they end with it."""
+        size = settings.tensor_parallel_size
+        self._closing = False
+        self._on_death = on_death
+        self._sockets: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        meeting = os.memfd_create("quire-ranks")
+        orders = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(dtype)[6:]}
+        for rank in range(1, size):
+            ours, theirs = socket.socketpair()
+            self._sockets.append(ours)
+            with theirs:
+                self._processes.append(self._start(rank, theirs.fileno(), meeting))
+            ours.sendall(msgpack.packb([orders, device.type, keeps_order]))
+        for rank, process in enumerate(self._processes, 1):
+            threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+        self.ranks = Collectives(0, size, device, meeting, keeps_order)
+        os.close(meeting)
+
+    @staticmethod
+    def _start(rank: int, control: int, meeting: int) -> subprocess.Popen[bytes]:
+        paths = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])
+        # -P: what lies in the folder that the worker was called from is none of our modules.
+        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), str(control), str(meeting)]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+        environ["PYTHONPATH"] = os.pathsep.join(paths)
+        return spawn(command, environ=environ, output=None, keep=(control, meeting))
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if not self._closing:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+            self._on_death(f"rank {rank} {how}")
+
+    def wait_ready(self) -> None:
+        """Wait until all have loaded their part of the model."""
+        for one in self._sockets:
+            if not one.recv(1):
+                raise OutOfStep("a rank has ended before it was ready")
+
+    def tell(self, *order: Any) -> None:
+        """Send all of them what to do next."""
+        message = msgpack.packb(order)
+        try:
+            for one in self._sockets:
+                one.sendall(message)
+        except OSError as error:
+            raise OutOfStep("a rank has ended") from error
+
+    def close(self) -> None:
+        """End them. They must not be in a call."""
+        self._closing = True
+        for one in self._sockets:
+            one.close()
+        for process in self._processes:
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.ranks.close()
+
+
+@dataclass(frozen=True)
+class LeadingCache(KVCache):
+    """This rank's part of the blocks; what is done with blocks is done on all ranks."""
+
+    number: int
+    tell: Callable[..., None]
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
+        self.tell("copy_blocks", self.number, src, dst)
+        KVCache.copy_blocks(self, src, dst)
+
+    def swap_out(self, src: list[int], dst: list[int]) -> None:
+        self.tell("swap_out", self.number, src, dst)
+        KVCache.swap_out(self, src, dst)
+
+    def swap_in(self, src: list[int], dst: list[int]) -> None:
+        self.tell("swap_in", self.number, src, dst)
+        KVCache.swap_in(self, src, dst)
+
+
+class LeadingGraph:
+    """A graph of this rank, and its number on the others."""
+
+    def __init__(self, graph: Graph, number: int, tell: Callable[..., None]) -> None:
+        self._graph, self._number, self._tell = graph, number, tell
+
+    def replay(self) -> None:
+        self._tell("replay", self._number)
+        self._graph.replay()
+
+
+class LeadingDecoder(Decoder):
+    """A decoder like any other to its runner; what it computes, all ranks compute together."""
+
+    followers: Followers
+
+    @classmethod
+    def lead(cls, followers: Followers, *args: Any, **kwargs: Any) -> Self:
+        """`load` the part of this rank."""
+        model = cls.load(*args, **kwargs, ranks=followers.ranks)
+        model.followers = followers
+        model._numbers = itertools.count()
+        model._dropped = []
+        model._is_capturing = False
+        model._failure = None
+        return model
+
+    _numbers: itertools.count[int]
+    _dropped: list[tuple[str, int]]  # caches and graphs that nobody here refers to any more
+    _is_capturing: bool
+    _failure: BaseException | None
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
+        number = next(self._numbers)
+        self._tell("cache", number, num_blocks, block_size, num_host_blocks)
+        cache = super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)
+        parts = {one.name: getattr(cache, one.name) for one in fields(KVCache)}
+        leading = LeadingCache(**parts, number=number, tell=self._tell)
+        weakref.finalize(leading, self._dropped.append, ("drop_cache", number))
+        return leading
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        assert isinstance(kv_cache, LeadingCache), "a cache of another model"
+        self.check()
+        self._tell("forward", kv_cache.number, *Sizes.of(batch))
+        if self._is_capturing:  # nothing is exchanged yet: who fails here gives the graph up, no more
+            return self._forward(batch, kv_cache)
+        try:
+            return self._forward(batch, kv_cache)
+        except BaseException as error:
+            self._failure = error
+            raise OutOfStep(f"a step failed on one rank ({type(error).__name__}: {error})") from error
+
+    def _forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        self.followers.ranks.send(batch)
+        return super().forward(batch, kv_cache)
+
+    def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
+        """Record what a function launches, on all ranks: a `worker.engine.graphs.Record`."""
+        number = -1
+        self._tell("capture")
+        self._is_capturing = True
+        try:
+            graph, pool = record(launch, pool)
+            number = next(self._numbers)
+        finally:
+            self._is_capturing = False
+            self._tell("captured", number)
+        leading = LeadingGraph(graph, number, self._tell)
+        weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
+        return leading, pool
+
+    def check(self) -> None:
+        """Raises OutOfStep."""
+        if self._failure is not None:
+            raise OutOfStep("a step failed on one rank") from self._failure
+
+    def close(self) -> None:
+        """End the other ranks; no step may be under way."""
+        self.followers.close()
+
+    def _tell(self, *order: Any) -> None:
+        while self._dropped and not self._is_capturing:
+            self.followers.tell(*self._dropped.pop())
+        self.followers.tell(*order)
+
+
+def recorder(model: Decoder) -> Record:
+    """How CUDA graphs of a model are recorded."""
+    return model.record if isinstance(model, LeadingDecoder) else record_on_cuda
