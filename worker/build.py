@@ -81,9 +81,7 @@ def load_model(
     if settings.tensor_parallel_size == 1:
         return Decoder.load(*checkpoint)
     followers = Followers(settings, path, dtype, device, ops.row_invariant)
-    model = LeadingDecoder.lead(followers, *checkpoint)
-    followers.wait_ready()
-    return model
+    return LeadingDecoder.lead(followers, *checkpoint)
 
 
 def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: ModelTexts, device: torch.device) -> Engine:

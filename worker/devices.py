@@ -233,10 +233,7 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
     if takes_graphs(settings):
         limits = EngineLimits(1, settings.block_size, rows, tokens, max_model_len)
         graphs = measure_graphs(model, limits, recorder(model))
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    # What torch has set aside is its own, and of that the cache may have what is not in use.
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, total = model.least_free_memory(), torch.cuda.mem_get_info(device)[1]
     room = free - (total - int(total * settings.gpu_memory_utilization))
     sizes = (free / 2**30, total / 2**30, step / 2**30, graphs / 2**30)
     log.info("device memory: %.1f of %.1f GiB free, largest step %.2f GiB, CUDA graphs %.2f GiB", *sizes)

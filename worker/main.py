@@ -24,7 +24,16 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: WorkerSettings) -> int:
-    """Serve until told to stop. Returns the exit code."""
+    """Serve until told to stop. Returns the exit code; with several ranks it ends the process."""
+    code = run_to_the_end(settings)
+    if settings.tensor_parallel_size > 1:
+        from worker.ranks.collectives import leave
+
+        leave(code)
+    return code
+
+
+def run_to_the_end(settings: WorkerSettings) -> int:
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
     # What follows imports torch: only when a worker really starts.
     from worker.models.errors import CheckpointError

@@ -114,7 +114,7 @@ def worker() -> Schema:
     return group(
         image=image(),
         device={"type": "string", "enum": ["cpu", "cuda"]},
-        gpus=count(1, 1),
+        gpus=count(1, 64),
         gpuResource=NAME,
         runtimeClassName=OBJECT_NAME,
         replicas=count(0),

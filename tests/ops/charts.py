@@ -38,6 +38,7 @@ BARE = (
 CASES: dict[str, tuple[str, ...]] = {
     "default": (),
     "gpu": ("gpu",),
+    "gpus": ("gpus",),
     "scale-to-zero": ("scale-to-zero",),
     "external-redis": ("external-redis",),
     "monitoring": ("monitoring",),

@@ -107,6 +107,15 @@ def test_a_gpu_is_asked_for_only_where_one_is_used() -> None:
     assert environment(container_of("worker"))["QUIRE_DEVICE"] == "cpu"
 
 
+def test_the_gpus_of_a_worker_share_its_model() -> None:
+    worker = container_of("worker", "gpus")
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert environment(worker)["QUIRE_TENSOR_PARALLEL_SIZE"] == "4"
+    assert "QUIRE_TENSOR_PARALLEL_SIZE" not in environment(container_of("worker"))
+    own = environment(container_of("worker", "gpus", "--set-string=worker.settings.QUIRE_TENSOR_PARALLEL_SIZE=2"))
+    assert own["QUIRE_TENSOR_PARALLEL_SIZE"] == "2"
+
+
 @every_case
 def test_stopping_waits_for_longer_than_what_runs_is_given(case: str) -> None:
     for component in ("gateway", "worker"):

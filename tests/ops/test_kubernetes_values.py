@@ -56,7 +56,7 @@ BAD = {
     "type": ({"gateway": {"replicas": "3"}}, "replicas"),
     "range": ({"gateway": {"service": {"port": 70000}}}, "port"),
     "choice": ({"worker": {"device": "tpu"}}, "device"),
-    "two GPUs for one engine": ({"worker": {"gpus": 2}}, "gpus"),
+    "no GPU for an engine": ({"worker": {"gpus": 0}}, "gpus"),
     "name of a model": ({"model": {"name": "a model"}}, "name"),
     "quantity": ({"redis": {"persistence": {"size": "many"}}}, "size"),
     "no setting": ({"settings": {"QUIRE_LOGLEVEL": "debug"}}, "QUIRE_LOGLEVEL"),

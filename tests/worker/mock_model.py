@@ -135,6 +135,9 @@ class MockModel:
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
         return MockCache(num_blocks, block_size, num_host_blocks)
 
+    def check(self) -> None:
+        """Its steps can always succeed."""
+
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
         if len(batch.token_ids) > self.fits:
             raise torch.OutOfMemoryError

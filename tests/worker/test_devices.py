@@ -24,6 +24,7 @@ MODEL = SimpleNamespace(
     ops=SimpleNamespace(device=CUDA),
     config=SimpleNamespace(max_position_embeddings=4096),
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
+    least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
 )
 
 
@@ -35,7 +36,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 1 * GIB)
+    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 1 * GIB)
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
@@ -98,11 +99,11 @@ def limits(**settings: object) -> EngineLimits:
 def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 49 * GIB)
+    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 49 * GIB)
     with pytest.raises(StartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
         limits()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits: 60 * GIB)
+    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 60 * GIB)
     with pytest.raises(StartError, match="a KV cache of 0 blocks") as none:
         limits()
     assert "fp8" not in str(none.value)
@@ -152,12 +153,13 @@ def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch:
         "cache_dtype": "float32",
         "kernels": "reference",
         "device": "CPU",
+        "tensor_parallel_size": "1",
     }
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="NVIDIA H200"))
     gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
     gpu.kv_dtype = torch.float8_e4m3fn
-    found = devices.arithmetic(gpu)  # type: ignore[arg-type]
-    assert list(found.values()) == ["bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200"]
+    found = devices.arithmetic(gpu, 4)  # type: ignore[arg-type]
+    assert list(found.values()) == ["bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
     gpu.row_invariant = True
     assert devices.arithmetic(gpu)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.ops import LayerStack, Ops, PackedLinear
+from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
 from worker.models.config import ModelConfig, read_config
 from worker.models.errors import CheckpointError
@@ -235,6 +236,16 @@ class Decoder:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
         return self._ranks.gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
+
+    def least_free_memory(self) -> int:
+        """Bytes that its device has free, also for torch alone; of several ranks, that of the one which has least."""
+        device = self.ops.device
+        if device.type != "cuda":
+            return available_memory()
+        torch.cuda.empty_cache()
+        free: int = torch.cuda.mem_get_info(device)[0]
+        # What torch has set aside is its own, and of that the cache may have what is not in use.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
     def check(self) -> None:
         """Raise if no later step can succeed (`worker.ranks.leader`)."""

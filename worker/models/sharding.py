@@ -45,8 +45,8 @@ class Shard:
         if not can_share(config, self.size):
             possible = [str(size) for size in range(1, config.num_heads + 1) if can_share(config, size)]
             raise NotDivisible(
-                f"{self.size} ranks cannot share {config.num_heads} heads, {config.num_kv_heads} key-value heads and "
-                f"{config.intermediate_size} inner features of the MLP equally; {', '.join(possible)} can"
+                f"{self.size} ranks cannot share {config.num_heads} heads, {config.num_kv_heads} key-value heads, "
+                f"{config.intermediate_size} inner features and {config.vocab_size} tokens; {', '.join(possible)} can"
             )
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import NamedTuple
+import sys
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,24 @@ from worker.models.batch import ForwardBatch
 ALIGNMENT = 4
 # All ranks are on this machine: what they say to find each other stays on it.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+# Numbers that are said to rank 0.
+ANSWER_BYTES = 8
+# Exit code of a rank that has said what is wrong.
+GAVE_UP = 1
+
+
+def leave(code: int) -> NoReturn:
+    """End the process of a rank. torch.distributed may abort or hang where the interpreter takes it down."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 class Sizes(NamedTuple):
@@ -38,12 +58,12 @@ class Sizes(NamedTuple):
         spans, at = [], 0
         for length in self.lengths():
             spans.append(slice(at, at + length))
-            at += -(-length // ALIGNMENT) * ALIGNMENT
+            at += padded(length)
         return spans
 
-    def empty(self, device: torch.device) -> torch.Tensor:
-        last = self.spans()[-1]
-        return torch.empty(last.stop, dtype=torch.int32, device=device)
+    @property
+    def total(self) -> int:
+        return sum(map(padded, self.lengths()))
 
 
 class Collectives:
@@ -58,6 +78,7 @@ class Collectives:
         """Waits for all ranks. meeting: descriptor of a file that all have open, empty at first."""
         self.rank, self.size, self.device = rank, size, device
         self._keeps_order = keeps_order and size > 2
+        self._padding = torch.zeros(ALIGNMENT, dtype=torch.int32, device=device)
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
         is_cuda = device.type == "cuda"
@@ -70,7 +91,8 @@ class Collectives:
         )
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        if self.device.type != "cuda":  # there it waits for all graphs to be gone; the process ends anyway
+            dist.destroy_process_group()
 
     # --- of a model ---------------------------------------------------------------------------------------------------
 
@@ -97,14 +119,11 @@ class Collectives:
 
     def send(self, batch: ForwardBatch) -> None:
         """Give all followers a batch, as rank 0. They know its sizes."""
-        sizes = Sizes.of(batch)
-        values = sizes.empty(self.device)
-        for span, part in zip(sizes.spans(), batch.parts(), strict=True):
-            values[span].copy_(part.reshape(-1))
-        dist.broadcast(values, 0)
+        parts = [part.reshape(-1).int() for part in batch.parts()]
+        dist.broadcast(torch.cat([one for part in parts for one in (part, self._padding[: -len(part) % ALIGNMENT])]), 0)
 
     def receive(self, sizes: Sizes) -> ForwardBatch:
-        values = sizes.empty(self.device)
+        values = torch.empty(sizes.total, dtype=torch.int32, device=self.device)
         dist.broadcast(values, 0)
         *parts, rows = (values[span] for span in sizes.spans())
         parts[3] = parts[3].view(sizes.sequences, sizes.columns)

@@ -8,6 +8,7 @@ model. MEETING is that of the file by which ranks find each other.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -26,8 +27,11 @@ from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
 from worker.models.decoder import Decoder, KVCache
 from worker.models.errors import CheckpointError
-from worker.ranks.collectives import Collectives, Sizes
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave
 from worker.settings import WorkerSettings
+from worker.watch import EXIT_CODE
+
+log = logging.getLogger(__name__)
 
 Orders = Iterator[list[Any]]
 
@@ -35,7 +39,10 @@ Orders = Iterator[list[Any]]
 class Follower:
     """A part of a model and its caches."""
 
-    def __init__(self, model: Decoder, ranks: Collectives, record: Record = record_on_cuda) -> None:
+    def __init__(
+        self, model: Decoder, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
+    ) -> None:
+        """answer: says a number to rank 0."""
         self._model, self._ranks, self._record = model, ranks, record
         self._caches: dict[int, KVCache] = {}
         self._graphs: dict[int, Graph] = {}
@@ -47,6 +54,7 @@ class Follower:
             "swap_out": lambda number, src, dst: self._caches[number].swap_out(src, dst),
             "swap_in": lambda number, src, dst: self._caches[number].swap_in(src, dst),
             "cache": self._cache,
+            "free_memory": lambda: answer(model.least_free_memory()),
             "drop_cache": lambda number: self._caches.pop(number),
             "drop_graph": lambda number: self._graphs.pop(number),
         }
@@ -109,11 +117,15 @@ def run(rank: int, control: socket.socket, meeting: int) -> None:
     model = Decoder.load(Path(settings.model), ops, dtype, device, settings.max_model_len, ranks=ranks)
     if isinstance(ops, kernels.CpuOps):
         torch.set_num_threads(1)
-    control.sendall(b"r")
-    Follower(model, ranks).obey(orders)
+
+    def answer(number: int) -> None:
+        control.sendall(number.to_bytes(ANSWER_BYTES))
+
+    answer(0)
+    Follower(model, ranks, answer).obey(orders)
 
 
-def main() -> int:
+def main() -> None:
     rank, control, meeting = map(int, sys.argv[1:])
     # Rank 0 is told to stop, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,12 +135,15 @@ def main() -> int:
             run(rank, own, meeting)
     except torch.OutOfMemoryError as error:
         give_up("quire worker", f"rank {rank} is out of its GPU's memory ({error}); end what else uses it")
-        return 1
+        leave(GAVE_UP)
     except (StartError, CheckpointError) as error:
         give_up("quire worker", f"rank {rank}: {error}")
-        return 1
-    return 0
+        leave(GAVE_UP)
+    except BaseException:
+        log.exception("rank %d failed", rank)
+        leave(EXIT_CODE)
+    leave(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

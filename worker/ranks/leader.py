@@ -23,7 +23,7 @@ from shared.processes import spawn
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder, KVCache
-from worker.ranks.collectives import Collectives, Sizes
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
 
@@ -38,16 +38,20 @@ class OutOfStep(Exception):
     """A rank has failed in a call that the others have made. They wait for it or it for them: all must end."""
 
 
-def end_worker(reason: str) -> None:
-    log.critical("%s: the worker ends, and other workers go on with its requests", reason)
-    logging.shutdown()
-    os._exit(EXIT_CODE)
+def end_worker(rank: int, code: int) -> None:
+    """End this process, since the one of another rank has ended."""
+    if code == GAVE_UP:  # it has said why, and that is to be the last thing that is said
+        log.info("rank %d has ended, and so does the worker", rank)
+    else:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        log.critical("rank %d has ended (%s), and so does the worker: others go on with its requests", rank, how)
+    leave(GAVE_UP if code == GAVE_UP else EXIT_CODE)
 
 
 class Followers:
     """The processes of all ranks but this one, and a socket to each.
 
-    on_death: called on a thread, with the reason, when one of them ends before `close`.
+    on_death: called on a thread, with rank and exit code, when one of them ends before `close`.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Followers:
         dtype: torch.dtype,
         device: torch.device,
         keeps_order: bool,
-        on_death: Callable[[str], None] = end_worker,
+        on_death: Callable[[int, int], None] = end_worker,
     ) -> None:
         """Start them, and meet them. Call it on the main thread: they end with it."""
         size = settings.tensor_parallel_size
@@ -90,32 +94,29 @@ class Followers:
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if not self._closing:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
-            self._on_death(f"rank {rank} {how}")
+            self._on_death(rank, code)
 
-    def wait_ready(self) -> None:
-        """Wait until all have loaded their part of the model."""
-        for one in self._sockets:
-            if not one.recv(1):
-                raise OutOfStep("a rank has ended before it was ready")
+    def answers(self) -> list[int]:
+        """The next number that each of them says."""
+        numbers = [one.recv(ANSWER_BYTES, socket.MSG_WAITALL) for one in self._sockets]
+        if any(len(number) < ANSWER_BYTES for number in numbers):
+            raise OutOfStep("a rank has ended")
+        return list(map(int.from_bytes, numbers))
 
     def tell(self, *order: Any) -> None:
-        """Send all of them what to do next."""
+        """Send all of them what to do next. Raises OSError if one has ended."""
         message = msgpack.packb(order)
-        try:
-            for one in self._sockets:
-                one.sendall(message)
-        except OSError as error:
-            raise OutOfStep("a rank has ended") from error
+        for one in self._sockets:
+            one.sendall(message)
 
-    def close(self) -> None:
-        """End them. They must not be in a call."""
+    def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """End them. Who is in a call does not end by itself."""
         self._closing = True
         for one in self._sockets:
             one.close()
         for process in self._processes:
             try:
-                process.wait(END_TIMEOUT_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -167,6 +168,7 @@ class LeadingDecoder(Decoder):
         model._dropped = []
         model._is_capturing = False
         model._failure = None
+        followers.answers()  # once they have loaded theirs
         return model
 
     _numbers: itertools.count[int]
@@ -214,6 +216,10 @@ class LeadingDecoder(Decoder):
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
 
+    def least_free_memory(self) -> int:
+        self._tell("free_memory")
+        return min(super().least_free_memory(), *self.followers.answers())
+
     def check(self) -> None:
         """Raises OutOfStep."""
         if self._failure is not None:
@@ -221,12 +227,16 @@ class LeadingDecoder(Decoder):
 
     def close(self) -> None:
         """End the other ranks; no step may be under way."""
-        self.followers.close()
+        self.followers.close(END_TIMEOUT_S if self._failure is None else 0.0)
 
     def _tell(self, *order: Any) -> None:
-        while self._dropped and not self._is_capturing:
-            self.followers.tell(*self._dropped.pop())
-        self.followers.tell(*order)
+        try:
+            while self._dropped and not self._is_capturing:
+                self.followers.tell(*self._dropped.pop())
+            self.followers.tell(*order)
+        except OSError as error:
+            self._failure = error
+            raise OutOfStep("a rank has ended") from error
 
 
 def recorder(model: Decoder) -> Record:
