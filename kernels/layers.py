@@ -1,13 +1,13 @@
 """The layers of a decoder, written with the single operations: what every `decoder_layers` computes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.ops import DecoderLayer, Ops
+from kernels.ops import DecoderLayer, Ops, Ranks
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stack:
     num_kv_heads: int
     eps: float
     scale: float
-    add_up: Callable[[Tensor], Tensor] | None = None
+    ranks: Ranks | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -77,7 +77,7 @@ def run(
 ) -> Tensor:
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
     eps = stack.eps
-    add_up = stack.add_up or whole
+    add_up = stack.ranks.add_up if stack.ranks else whole
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, eps)
     last = len(stack.layers) - 1
     for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):

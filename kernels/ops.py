@@ -13,7 +13,7 @@ Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, devic
 slot, position or block that lies outside its table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -40,6 +40,16 @@ class DecoderLayer(Protocol):
     mlp_norm: Tensor  # [hidden]
     gate_up: PackedLinear  # of pack_gate_up
     down: PackedLinear
+
+
+class Ranks(Protocol):
+    """Several processes that compute together, as one of them sees it."""
+
+    rank: int
+    size: int
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in place; each has values of the same shape."""
 
 
 class LayerStack(Protocol):
@@ -130,12 +140,12 @@ class Ops(Protocol):
         num_kv_heads: int,
         eps: float,
         scale: float,
-        add_up: Callable[[Tensor], Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> LayerStack:
         """Checks the layers of a decoder and their caches once, for `decoder_layers`. cos_sin as for rope_and_cache.
 
-        add_up: where several processes have a part of each layer (tensor parallelism), makes a product of `o` or
-        `down`, [T, hidden], the sum over all of them; it may do so in place.
+        ranks: the processes that have a part of each layer (tensor parallelism), where these are one part: products of
+        `o` and `down` are added up over all of them.
         """
 
     def decoder_layers(

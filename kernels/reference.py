@@ -5,7 +5,7 @@ float64 tensors, which makes this an oracle for the others. Results are not row-
 by shape.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.layers import Stack, run
-from kernels.ops import DecoderLayer
+from kernels.ops import DecoderLayer, Ranks
 
 
 @dataclass
@@ -166,9 +166,9 @@ class ReferenceOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        add_up: Callable[[Tensor], Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> Stack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         stack.check(self.dtype)
         return stack
 

@@ -80,7 +80,7 @@ def load_model(
     checkpoint = path, ops, dtype, device, settings.max_model_len, LoadingLog()
     if settings.tensor_parallel_size == 1:
         return Decoder.load(*checkpoint)
-    followers = Followers(settings, path, dtype, device, ops.row_invariant)
+    followers = Followers(settings, path, ops)
     return LeadingDecoder.lead(followers, *checkpoint)
 
 

@@ -33,9 +33,11 @@ struct Step {
     int64_t layer_count, tokens, row_count, sequences, table_width, max_position, block_count, wide_slots;
     int64_t hidden, intermediate, heads, kv_heads, head_dim, block_size;
     double eps, scale;
+    quire::Ranks* ranks;  // with which the layers are shared, or null
 };
 
 constexpr int64_t kBadSequence = int64_t(1) << 40, kBadRow = int64_t(2) << 40;  // added to 1 + the index
+constexpr int64_t kGivenUp = (int64_t(3) << 40) + 1;
 
 INLINE void gather_rows(const Step& s, const act* from, size_t width, act* to) {
     for (int64_t r = 0; r < s.row_count; ++r) memcpy(to + r * width, from + s.rows[r] * width, width * sizeof(act));
@@ -90,9 +92,11 @@ INLINE int64_t run_layers(const Step& s) {
             gather_rows(s, s.residual, hidden, residual);
         }
         linear({attended, rows, q_width, layer.o, layer.o_bias, hidden, x, kAct});
+        if (s.ranks && !quire::add_up(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
         rms_norm(x, residual, layer.mlp_norm, eps, rows, hidden, x);
         linear({x, rows, hidden, layer.gate_up, layer.gate_up_bias, inner, mlp, kSiluMul});
         linear({mlp, rows, inner, layer.down, layer.down_bias, hidden, x, kAct});
+        if (s.ranks && !quire::add_up(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
         rms_norm(x, residual, last ? s.final_norm : s.layers[i + 1].input_norm, eps, rows, hidden, last ? s.out : x);
     }
     return 0;

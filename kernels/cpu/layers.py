@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.cpu.ranks import CpuRanks, GivenUp
 from kernels.layers import Stack
 
 _LAYER_ADDRESSES = (
@@ -38,6 +39,7 @@ class _Step(Structure):
         *((name, c_int64) for name in _STEP_SIZES),
         ("eps", c_double),
         ("scale", c_double),
+        ("ranks", c_void_p),
     ]
 
 
@@ -70,6 +72,7 @@ class CpuStack:
         step.hidden, step.intermediate = self.hidden, stack.layers[0].down.in_features
         step.heads, step.kv_heads, step.head_dim, step.block_size = stack.num_heads, kv_heads, d, block_size
         step.eps, step.scale = stack.eps, stack.scale
+        step.ranks = stack.ranks.address if isinstance(stack.ranks, CpuRanks) else None
 
     def run(
         self,
@@ -105,6 +108,8 @@ class CpuStack:
             kind, index = (bad - 1) >> 40, (bad - 1) & ((1 << 40) - 1)
             if kind == 0:
                 raise IndexError(checks.no_such_slot(index, positions, self.max_position, slot_mapping, self.slots))
+            if kind == 3:
+                raise GivenUp("another rank has ended")
             if kind == 1:
                 raise IndexError(checks.no_such_blocks(index, int(self.step.block_count)))
             raise IndexError(f"rows[{index}] is {int(rows[index])}, not one of {tokens} tokens")

@@ -11,6 +11,7 @@
 #include "attention_plan.h"
 #include "plain.h"
 #include "pool.h"
+#include "ranks.h"
 
 #pragma GCC target("avx2,fma")
 #define INLINE static inline __attribute__((always_inline))

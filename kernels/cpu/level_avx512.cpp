@@ -11,6 +11,7 @@
 #include "attention_plan.h"
 #include "plain.h"
 #include "pool.h"
+#include "ranks.h"
 
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #define INLINE static inline __attribute__((always_inline))

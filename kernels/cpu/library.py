@@ -44,6 +44,15 @@ _SIGNATURES = {
 # Moves of bytes are the same at every level: caches and how many, bytes of a block, src, dst and how many.
 _BLOCKS = [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE]
 
+_RANKS = {
+    "bytes": (_SIZE, [_SIZE]),
+    "open": (_POINTER, [_POINTER, _SIZE, _SIZE]),
+    "give_up": (None, [_POINTER]),
+    "add_up": (c_int, [_POINTER, _POINTER, _SIZE, _SIZE]),
+    "broadcast": (c_int, [_POINTER, _POINTER, _SIZE]),
+    "gather": (c_int, [_POINTER, _POINTER, _SIZE, _POINTER]),
+}
+
 
 @cache
 def load() -> ctypes.CDLL:
@@ -57,6 +66,9 @@ def load() -> ctypes.CDLL:
     library.quire_swap_out.argtypes = library.quire_swap_in.argtypes = [*_BLOCKS, _POINTER]
     for function in (library.quire_copy_blocks, library.quire_swap_out, library.quire_swap_in):
         function.restype = None
+    for name, (result, arguments) in _RANKS.items():
+        function = getattr(library, f"quire_ranks_{name}")
+        function.restype, function.argtypes = result, arguments
     library.quire_set_threads.argtypes = [c_int]
     library.quire_set_threads.restype = None
     library.quire_set_threads(len(os.sched_getaffinity(0)))

@@ -6,7 +6,7 @@ which the dot-product instructions want them (rows.h); `plain_kv_cache` undoes t
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from kernels.cpu import library
 from kernels.cpu.layers import CpuStack
 from kernels.cpu.library import Level
 from kernels.cpu.memory import Arena
+from kernels.cpu.ranks import CpuRanks
 from kernels.layers import Stack, run
-from kernels.ops import DecoderLayer
+from kernels.ops import DecoderLayer, Ranks
 
 _PANEL = 32  # columns, as in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
@@ -260,9 +261,9 @@ class CpuOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        add_up: Callable[[Tensor], Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> CpuStack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
+        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         return CpuStack(stack, self.dtype)
 
     def decoder_layers(
@@ -277,7 +278,7 @@ class CpuOps:
         rows: Tensor,
     ) -> Tensor:
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        if stack.stack.add_up is not None:  # all layers in one call have no place for it
+        if not isinstance(stack.stack.ranks, CpuRanks | None):  # all layers in one call know no others
             return run(self, residual, stack.stack, *step)
         return stack.run(self._layers, residual, *step)
 

@@ -45,7 +45,7 @@ def run(
 ) -> Tensor:
     """The operations of kernels.layers.run, in its order."""
     stack = packed.stack
-    add_up = stack.add_up or whole
+    add_up = stack.ranks.add_up if stack.ranks else whole
     heads, kv_heads, eps = stack.num_heads, stack.num_kv_heads, stack.eps
     d = stack.kv_cache[0][0].shape[3]
     tokens = residual.shape[0]

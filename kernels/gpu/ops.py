@@ -13,7 +13,7 @@ compiled at its first launch with a dtype, alignment or constant that is new, so
 captured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -29,7 +29,7 @@ from kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
 from kernels.gpu.sampling import sample_kernel
 from kernels.gpu.tiles import ROOMY_BYTES, power_of_2
 from kernels.layers import Stack
-from kernels.ops import DecoderLayer
+from kernels.ops import DecoderLayer, Ranks
 
 
 class TritonOps:
@@ -251,9 +251,9 @@ class TritonOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        add_up: Callable[[Tensor], Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> layers.TritonStack:
-        stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, add_up)
+        stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         return layers.TritonStack(stack, self.dtype, self.kv_dtype)
 
     def decoder_layers(

@@ -1,10 +1,14 @@
 """A whole stack of layers in one call is the single operations, one after the other."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 import kernels
 from kernels import layers
+from kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 from kernels.layers import Stack
 from tests.kernels.stacks import (
     BLOCK,
@@ -36,6 +40,41 @@ def test_one_call_equals_single_operations(cpu_ops, norms, biases, windows, rows
     for one, other in zip(caches, again, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
+
+
+class Plainly:
+    """Ranks that the kernels do not know: they add up in one operation of its own."""
+
+    def __init__(self, ranks: CpuRanks) -> None:
+        self.rank, self.size, self.add_up = ranks.rank, ranks.size, ranks.add_up
+
+
+@pytest.mark.parametrize("rows", [[0, 5, 35], [], list(range(36))], ids=["last", "none", "all"])
+def test_one_call_adds_up_over_ranks_as_single_operations_do(cpu_ops, rows):
+    file = shared_file(2)
+    ranks = [CpuRanks(rank, 2, file) for rank in range(2)]
+    os.close(file)
+    parts = [stack_arguments(cpu_ops, [0, 20], True, True) for _ in ranks]
+    arguments = step() | {"rows": torch.tensor(rows, dtype=torch.int64)}
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    norm, cos_sin = parts[0][1], parts[0][3]
+
+    def compute(rank: CpuRanks, as_ranks: type) -> torch.Tensor:
+        caches = make_caches(cpu_ops, 2)
+        stack = cpu_ops.stack_layers(
+            parts[rank.rank][0], norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, as_ranks(rank)
+        )
+        return cpu_ops.decoder_layers(residual.clone(), stack, **arguments)
+
+    with ThreadPoolExecutor(2) as pool:
+        single = [one.result(30) for one in [pool.submit(compute, rank, Plainly) for rank in ranks]]
+        whole = [one.result(30) for one in [pool.submit(compute, rank, lambda rank: rank) for rank in ranks]]
+    assert torch.equal(whole[0], single[0])
+    assert torch.equal(whole[1], single[1])
+    ranks[0].give_up()
+    if rows:
+        with pytest.raises(GivenUp):
+            compute(ranks[1], lambda rank: rank)
 
 
 @pytest.mark.parametrize("unkept", [[35], [0, 5, 35], list(range(36))], ids=["one", "last", "all"])

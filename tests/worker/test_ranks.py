@@ -28,8 +28,6 @@ from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CPU = torch.device("cpu")
-
 
 @contextmanager
 def ranks_of(
@@ -40,7 +38,7 @@ def ranks_of(
     settings = WorkerSettings(model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1)
     deaths: list[tuple[int, int]] = []
     died = on_death or (lambda rank, code: deaths.append((rank, code)))
-    followers = Followers(settings, path, torch.float32, CPU, ops.row_invariant, died)
+    followers = Followers(settings, path, ops, died)
     try:
         yield LeadingDecoder.lead(followers, path, ops, torch.float32, "cpu")
     finally:
@@ -172,7 +170,7 @@ class Wire:
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
-    def gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
         return columns[:, :width]
 
 

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import torch
 import torch.nn.functional as F
 
+import kernels.ops
 from kernels.ops import LayerStack, Ops, PackedLinear
 from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
@@ -76,16 +77,10 @@ class KVCache:
         return [torch.tensor(ids, dtype=torch.int64) for ids in lists]
 
 
-class Ranks(Protocol):
+class Ranks(kernels.ops.Ranks, Protocol):
     """The processes that have a part of the model each, seen from one of them."""
 
-    rank: int
-    size: int
-
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place; each has values of the same shape."""
-
-    def gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
         """columns [R, C] of each rank, C the same on all -> [R, width] on rank 0, side by side; elsewhere anything."""
 
 
@@ -200,7 +195,7 @@ class Decoder:
             config.num_kv_heads,
             config.rms_norm_eps,
             config.head_dim**-0.5,
-            self._ranks.add_up if self._ranks else None,
+            self._ranks,
         )
         host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
         return KVCache(caches, stack, self.ops, host)
@@ -235,7 +230,7 @@ class Decoder:
         if self._ranks is None:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
-        return self._ranks.gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
+        return self._ranks.collect(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
 
     def least_free_memory(self) -> int:
         """Bytes that its device has free, also for torch alone; of several ranks, that of the one which has least."""

@@ -1,4 +1,8 @@
-"""What ranks exchange while they compute."""
+"""What ranks exchange while they compute: batches from rank 0, sums of products, and logits back to rank 0.
+
+On CPUs it is memory that all of them map, and sums are a part of the kernels (kernels/cpu/ranks.h). Elsewhere it is
+torch.distributed: NCCL between GPUs, and gloo for plain torch on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from typing import NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+import kernels
+from kernels.cpu.ranks import CpuRanks, shared_file
 from worker.models.batch import ForwardBatch
 
 # The parts of a batch that is sent begin at multiples of so many numbers: kernels want addresses aligned to 16 bytes.
 ALIGNMENT = 4
 # All ranks are on this machine: what they say to find each other stays on it.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-
-
 # Numbers that are said to rank 0.
 ANSWER_BYTES = 8
 # Exit code of a rank that has said what is wrong.
@@ -67,24 +71,70 @@ class Sizes(NamedTuple):
 
 
 class Collectives:
-    """One rank's side of all collective operations; tensors are on `device`, and every rank calls the same in the same
-    order. Implements `worker.models.decoder.Ranks`.
+    """One rank's side of what all ranks do together. All of them call the same in the same order, with tensors of the
+    same shapes. Implements `worker.models.decoder.Ranks`."""
 
-    keeps_order: sums do not depend on how many rows are added up at once. Two summands have one order only; of more the
-    libraries choose it by the place and the number of values.
-    """
+    rank: int
+    size: int
+    device = torch.device("cpu")
 
-    def __init__(self, rank: int, size: int, device: torch.device, meeting: int, keeps_order: bool) -> None:
-        """Waits for all ranks. meeting: descriptor of a file that all have open, empty at first."""
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """In place, the sum over all ranks."""
+        raise NotImplementedError
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """In place, what rank 0 has."""
+        raise NotImplementedError
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor | None:
+        """[...] of each rank -> [ranks, ...] on rank 0, None elsewhere."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Let nobody wait for a rank that has ended, where that can be done."""
+
+    def close(self) -> None:
+        """Behind the last call of all."""
+
+    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+        """columns [R, C] of each rank -> [R, width] on rank 0, side by side; elsewhere anything."""
+        parts = self.gather(columns)
+        return columns if parts is None else torch.cat(parts.unbind(), dim=1)[:, :width].contiguous()
+
+    def send(self, batch: ForwardBatch) -> None:
+        """Give all other ranks a batch, as rank 0. They know its sizes."""
+        parts = [part.reshape(-1).int() for part in batch.parts()]
+        pads = torch.zeros(ALIGNMENT, dtype=torch.int32, device=self.device)
+        self.broadcast(torch.cat([one for part in parts for one in (part, pads[: -len(part) % ALIGNMENT])]))
+
+    def receive(self, sizes: Sizes) -> ForwardBatch:
+        values = self.broadcast(torch.empty(sizes.total, dtype=torch.int32, device=self.device))
+        *parts, rows = (values[span] for span in sizes.spans())
+        parts[3] = parts[3].view(sizes.sequences, sizes.columns)
+        return ForwardBatch(*parts, rows.long())
+
+
+class SharedMemory(CpuRanks, Collectives):
+    """Between processes that compute with the C++ kernels."""
+
+
+class Distributed(Collectives):
+    """Between GPUs, or processes that compute with plain torch on a CPU."""
+
+    def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
+        """Waits for all ranks. file: descriptor of a file that all have open, empty at first.
+
+        keeps_order: sums must not depend on how many rows are added up at once. Two summands have one order only; of
+        more the libraries choose it by the place and the number of values.
+        """
         self.rank, self.size, self.device = rank, size, device
         self._keeps_order = keeps_order and size > 2
-        self._padding = torch.zeros(ALIGNMENT, dtype=torch.int32, device=device)
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
         is_cuda = device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
-            store=dist.FileStore(f"/proc/self/fd/{meeting}", size),
+            store=dist.FileStore(f"/proc/self/fd/{file}", size),
             rank=rank,
             world_size=size,
             device_id=device if is_cuda else None,
@@ -93,8 +143,6 @@ class Collectives:
     def close(self) -> None:
         if self.device.type != "cuda":  # there it waits for all graphs to be gone; the process ends anyway
             dist.destroy_process_group()
-
-    # --- of a model ---------------------------------------------------------------------------------------------------
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
         if not self._keeps_order:
@@ -107,24 +155,29 @@ class Collectives:
             total += part
         return values.copy_(total)
 
-    def gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        if self.rank:
-            dist.gather(columns)
-            return columns
-        parts = [torch.empty_like(columns) for _ in range(self.size)]
-        dist.gather(columns, parts)
-        return torch.cat(parts, dim=1)[:, :width].contiguous()
-
-    # --- of a batch ---------------------------------------------------------------------------------------------------
-
-    def send(self, batch: ForwardBatch) -> None:
-        """Give all followers a batch, as rank 0. They know its sizes."""
-        parts = [part.reshape(-1).int() for part in batch.parts()]
-        dist.broadcast(torch.cat([one for part in parts for one in (part, self._padding[: -len(part) % ALIGNMENT])]), 0)
-
-    def receive(self, sizes: Sizes) -> ForwardBatch:
-        values = torch.empty(sizes.total, dtype=torch.int32, device=self.device)
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         dist.broadcast(values, 0)
-        *parts, rows = (values[span] for span in sizes.spans())
-        parts[3] = parts[3].view(sizes.sequences, sizes.columns)
-        return ForwardBatch(*parts, rows.long())
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor | None:
+        if self.rank:
+            dist.gather(values)
+            return None
+        parts = values.new_empty((self.size, *values.shape))
+        dist.gather(values, list(parts.unbind()))
+        return parts
+
+
+def meeting(size: int, ops: kernels.Ops) -> int:
+    """Descriptor of a file by which so many ranks find each other, for `meet`."""
+    return shared_file(size) if isinstance(ops, kernels.CpuOps) else os.memfd_create("quire-ranks")
+
+
+def meet(rank: int, size: int, file: int, ops: kernels.Ops) -> Collectives:
+    """One of the ranks that share a `meeting`. Closes the file."""
+    try:
+        if isinstance(ops, kernels.CpuOps):
+            return SharedMemory(rank, size, file)
+        return Distributed(rank, size, file, ops.device, ops.row_invariant)
+    finally:
+        os.close(file)

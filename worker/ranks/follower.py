@@ -1,15 +1,14 @@
 """A rank that follows: it has a part of the model, and does what rank 0 says until that is gone.
 
-    python -m worker.ranks.follower RANK CONTROL MEETING
+    python -m worker.ranks.follower RANK CONTROL FILE
 
 CONTROL is the descriptor of a socket to rank 0: first the settings come from there, then one message per call of the
-model. MEETING is that of the file by which ranks find each other.
+model. FILE is that of the file by which ranks find each other.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
 from worker.models.decoder import Decoder, KVCache
 from worker.models.errors import CheckpointError
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave, meet
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
 
@@ -100,9 +99,9 @@ def received(control: socket.socket) -> Orders:
         yield from unpacker
 
 
-def run(rank: int, control: socket.socket, meeting: int) -> None:
+def run(rank: int, control: socket.socket, file: int) -> None:
     orders = received(control)
-    fields, device_type, keeps_order = next(orders)
+    fields, device_type = next(orders)
     settings = WorkerSettings(**fields)
     setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, worker=settings.name)
     size = settings.tensor_parallel_size
@@ -112,8 +111,7 @@ def run(rank: int, control: socket.socket, meeting: int) -> None:
     dtype = devices.DTYPES[settings.dtype]
     ops = devices.make_ops(settings, device, dtype)
     devices.set_threads(settings, ops)
-    ranks = Collectives(rank, size, device, meeting, keeps_order)
-    os.close(meeting)
+    ranks = meet(rank, size, file, ops)
     model = Decoder.load(Path(settings.model), ops, dtype, device, settings.max_model_len, ranks=ranks)
     if isinstance(ops, kernels.CpuOps):
         torch.set_num_threads(1)
@@ -126,13 +124,13 @@ def run(rank: int, control: socket.socket, meeting: int) -> None:
 
 
 def main() -> None:
-    rank, control, meeting = map(int, sys.argv[1:])
+    rank, control, file = map(int, sys.argv[1:])
     # Rank 0 is told to stop, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with socket.socket(fileno=control) as own:
-            run(rank, own, meeting)
+            run(rank, own, file)
     except torch.OutOfMemoryError as error:
         give_up("quire worker", f"rank {rank} is out of its GPU's memory ({error}); end what else uses it")
         leave(GAVE_UP)

@@ -19,11 +19,12 @@ from typing import Any, Self
 import msgpack
 import torch
 
+from kernels import Ops
 from shared.processes import spawn
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder, KVCache
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, leave, meet, meeting
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
 
@@ -58,42 +59,42 @@ class Followers:
         self,
         settings: WorkerSettings,
         path: Path,
-        dtype: torch.dtype,
-        device: torch.device,
-        keeps_order: bool,
+        ops: Ops,
         on_death: Callable[[int, int], None] = end_worker,
     ) -> None:
         """Start them, and meet them. Call it on the main thread: they end with it."""
         size = settings.tensor_parallel_size
         self._closing = False
+        self._let_go: Callable[[], None] = lambda: None
         self._on_death = on_death
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        meeting = os.memfd_create("quire-ranks")
-        orders = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(dtype)[6:]}
+        file = meeting(size, ops)
+        first = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(ops.dtype)[6:]}
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
             self._sockets.append(ours)
             with theirs:
-                self._processes.append(self._start(rank, theirs.fileno(), meeting))
-            ours.sendall(msgpack.packb([orders, device.type, keeps_order]))
+                self._processes.append(self._start(rank, theirs.fileno(), file))
+            ours.sendall(msgpack.packb([first, ops.device.type]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
-        self.ranks = Collectives(0, size, device, meeting, keeps_order)
-        os.close(meeting)
+        self.ranks = meet(0, size, file, ops)
+        self._let_go = self.ranks.give_up
 
     @staticmethod
-    def _start(rank: int, control: int, meeting: int) -> subprocess.Popen[bytes]:
+    def _start(rank: int, control: int, file: int) -> subprocess.Popen[bytes]:
         paths = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])
         # -P: what lies in the folder that the worker was called from is none of our modules.
-        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), str(control), str(meeting)]
+        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), str(control), str(file)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
         environ["PYTHONPATH"] = os.pathsep.join(paths)
-        return spawn(command, environ=environ, output=None, keep=(control, meeting))
+        return spawn(command, environ=environ, output=None, keep=(control, file))
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if not self._closing:
+            self._let_go()
             self._on_death(rank, code)
 
     def answers(self) -> list[int]:

@@ -1,0 +1,150 @@
+#include "ranks.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "pool.h"
+
+namespace quire {
+namespace {
+
+constexpr size_t kPlaceBytes = 1 << 20;  // what is longer goes in pieces
+constexpr int kMaxRanks = 64;
+constexpr int kSpins = 4'000, kYields = 2'000;  // tens of microseconds, then milliseconds
+constexpr long kNapNs = 100'000;
+constexpr size_t kWorthAThread = 16 << 10;  // elements
+
+struct alignas(64) Line {
+    std::atomic<uint64_t> turn;  // the last one for which this rank has written
+};
+
+// At the beginning of the memory, which is zeroed. The places follow: [2 by turns][ranks][kPlaceBytes].
+struct Header {
+    Line lines[kMaxRanks];
+    alignas(64) std::atomic<uint32_t> given_up;
+};
+
+float widen(uint16_t bits) {
+    const uint32_t word = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+uint16_t round_to_bfloat16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    if (value != value) return uint16_t(word >> 16 | 0x40);  // rounding could make a number of a NaN
+    return uint16_t((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+}  // namespace
+
+struct Ranks {
+    Header* header;
+    char* places;
+    size_t rank, size;
+    uint64_t turn = 0;
+
+    char* place(size_t of) const { return places + ((turn & 1) * size + of) * kPlaceBytes; }
+
+    bool wait_for(const std::atomic<uint64_t>& line) const {
+        for (int tries = 0; line.load(std::memory_order_acquire) < turn; ++tries) {
+            if (header->given_up.load(std::memory_order_relaxed)) return false;
+            if (tries < kSpins) {
+                __builtin_ia32_pause();
+            } else if (tries < kSpins + kYields) {
+                sched_yield();
+            } else {
+                const timespec nap{0, kNapNs};
+                nanosleep(&nap, nullptr);
+            }
+        }
+        return true;
+    }
+
+    // Returns once every rank has written for a new turn; this one has `bytes` to write, or none.
+    bool meet(const char* mine, size_t bytes) {
+        ++turn;
+        if (header->given_up.load(std::memory_order_relaxed)) return false;
+        if (bytes) std::memcpy(place(rank), mine, bytes);
+        header->lines[rank].turn.store(turn, std::memory_order_release);
+        for (size_t of = 0; of < size; ++of)
+            if (!wait_for(header->lines[of].turn)) return false;
+        return true;
+    }
+
+    template <class Body>
+    bool in_pieces(size_t bytes, Body body) {
+        for (size_t at = 0; at < bytes; at += kPlaceBytes)
+            if (!body(at, bytes - at < kPlaceBytes ? bytes - at : kPlaceBytes)) return false;
+        return true;
+    }
+};
+
+bool add_up(Ranks* ranks, void* values, size_t count, size_t element_bytes) {
+    return ranks->in_pieces(count * element_bytes, [&](size_t at, size_t bytes) {
+        char* own = static_cast<char*>(values) + at;
+        if (!ranks->meet(own, bytes)) return false;
+        const size_t size = ranks->size;
+        parallel_ranges(bytes / element_bytes, kWorthAThread, [&](size_t begin, size_t end) {
+            if (element_bytes == sizeof(float)) {
+                auto* out = reinterpret_cast<float*>(own);
+                const auto of = [&](size_t rank) { return reinterpret_cast<const float*>(ranks->place(rank)); };
+                std::memcpy(out + begin, of(0) + begin, (end - begin) * sizeof(float));
+                for (size_t rank = 1; rank < size; ++rank)
+                    for (size_t i = begin; i < end; ++i) out[i] += of(rank)[i];
+                return;
+            }
+            auto* out = reinterpret_cast<uint16_t*>(own);
+            for (size_t i = begin; i < end; ++i) {
+                float sum = widen(reinterpret_cast<const uint16_t*>(ranks->place(0))[i]);
+                for (size_t rank = 1; rank < size; ++rank)
+                    sum += widen(reinterpret_cast<const uint16_t*>(ranks->place(rank))[i]);
+                out[i] = round_to_bfloat16(sum);
+            }
+        });
+        return true;
+    });
+}
+
+}  // namespace quire
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT size_t quire_ranks_bytes(size_t size) {
+    return size > quire::kMaxRanks ? 0 : sizeof(quire::Header) + 2 * size * quire::kPlaceBytes;
+}
+
+EXPORT void* quire_ranks_open(void* memory, size_t rank, size_t size) {
+    auto* header = static_cast<quire::Header*>(memory);
+    return new quire::Ranks{header, reinterpret_cast<char*>(header + 1), rank, size};
+}
+
+EXPORT void quire_ranks_give_up(quire::Ranks* ranks) { ranks->header->given_up = 1; }
+
+EXPORT int quire_ranks_add_up(quire::Ranks* ranks, void* values, size_t count, size_t element_bytes) {
+    return quire::add_up(ranks, values, count, element_bytes);
+}
+
+// Everybody gets what rank 0 has.
+EXPORT int quire_ranks_broadcast(quire::Ranks* ranks, char* values, size_t bytes) {
+    return ranks->in_pieces(bytes, [&](size_t at, size_t count) {
+        if (!ranks->meet(values + at, ranks->rank == 0 ? count : 0)) return false;
+        if (ranks->rank) std::memcpy(values + at, ranks->place(0), count);
+        return true;
+    });
+}
+
+// Rank 0 gets what everybody has, [ranks][bytes]; for the others `out` is null.
+EXPORT int quire_ranks_gather(quire::Ranks* ranks, const char* values, size_t bytes, char* out) {
+    return ranks->in_pieces(bytes, [&](size_t at, size_t count) {
+        if (!ranks->meet(values + at, count)) return false;
+        for (size_t of = 0; out && of < ranks->size; ++of) std::memcpy(out + of * bytes + at, ranks->place(of), count);
+        return true;
+    });
+}

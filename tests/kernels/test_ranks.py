@@ -1,0 +1,127 @@
+"""Ranks that exchange through shared memory: sums in the order of the ranks, whatever their length."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import Unavailable
+from kernels.cpu import library
+from kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    try:
+        library.load()
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def make(size: int) -> list[CpuRanks]:
+    file = shared_file(size)
+    ranks = [CpuRanks(rank, size, file) for rank in range(size)]
+    os.close(file)
+    return ranks
+
+
+def together(ranks: list[CpuRanks], call: Callable[[CpuRanks], Any]) -> list[Any]:
+    """What `call` returns on each rank, all at once in threads."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [one.result(30) for one in [pool.submit(call, rank) for rank in ranks]]
+
+
+# In elements: none, one, an odd number, exactly a place of 1 MiB, and several of them with a rest.
+LENGTHS = (0, 1, 77, 2**18, 2**19, 3 * 2**19 + 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_sums_are_taken_in_the_order_of_the_ranks(size: int, dtype: torch.dtype) -> None:
+    ranks = make(size)
+    for length in LENGTHS:
+        parts = [torch.randn(length).to(dtype) for _ in range(size)]
+        expected = torch.zeros(length)
+        for part in parts:
+            expected += part
+        expected = expected.to(dtype)  # added up in float32, rounded once
+        sums = together(ranks, lambda rank, parts=parts: rank.add_up(parts[rank.rank].clone()))
+        assert all(torch.equal(found, expected) for found in sums)
+
+
+def test_a_row_has_the_same_sum_alone_and_among_others() -> None:
+    ranks = make(4)
+    parts = [torch.randn(64, 1000) * 10.0 ** torch.randint(-4, 4, (64, 1000)) for _ in ranks]
+    (together_, *_) = together(ranks, lambda rank: rank.add_up(parts[rank.rank].clone()))
+    for row in (0, 31, 63):
+        (alone, *_) = together(ranks, lambda rank, row=row: rank.add_up(parts[rank.rank][row : row + 1].clone()))
+        assert torch.equal(alone[0], together_[row])
+
+
+def test_what_is_no_number_stays_none() -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    values = bits.view(torch.bfloat16)
+    ranks = make(2)
+    sums = together(ranks, lambda rank: rank.add_up(values.clone() if rank.rank else torch.zeros_like(values)))
+    expected = (torch.zeros_like(values).float() + values.float()).to(torch.bfloat16)
+    assert torch.equal(sums[0].isnan(), expected.isnan())
+    assert torch.equal(sums[0].nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_everybody_gets_what_rank_0_has_and_rank_0_what_everybody_has() -> None:
+    ranks = make(3)
+    for length in (*LENGTHS, 7):
+        values = [torch.randint(0, 2**31 - 1, (length,), dtype=torch.int32) for _ in ranks]
+        got = together(ranks, lambda rank, values=values: rank.broadcast(values[rank.rank].clone()))
+        assert all(torch.equal(one, values[0]) for one in got)
+        first, *others = together(ranks, lambda rank, values=values: rank.gather(values[rank.rank]))
+        assert torch.equal(first, torch.stack(values))
+        assert others == [None, None]
+
+
+def test_many_calls_in_a_row_never_mix_their_values() -> None:
+    """Without a pause between them, so that a fast rank is in the next call while a slow one still reads."""
+    ranks = make(3)
+    count = 3000
+
+    def run(rank: CpuRanks) -> list[float]:
+        values = torch.empty(11)
+        return [float(rank.add_up(values.fill_(number * (rank.rank + 1)))[number % 11]) for number in range(count)]
+
+    assert together(ranks, run) == [[6.0 * number for number in range(count)]] * 3
+
+
+def test_nobody_waits_for_a_rank_that_has_ended() -> None:
+    ranks = make(2)
+    began = threading.Event()
+
+    def wait() -> None:
+        began.set()
+        with pytest.raises(GivenUp):
+            ranks[0].add_up(torch.ones(3))
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        assert began.wait(10)
+        ranks[1].give_up()
+        waiting.result(10)
+    with pytest.raises(GivenUp):
+        ranks[0].broadcast(torch.ones(3))
+    with pytest.raises(GivenUp):
+        ranks[1].gather(torch.ones(3))
+
+
+def test_a_wrong_tensor_is_refused_before_anybody_waits() -> None:
+    (rank,) = make(1)
+    with pytest.raises(TypeError, match="float16"):
+        rank.add_up(torch.ones(3, dtype=torch.float16))
+    with pytest.raises(ValueError, match="not contiguous"):
+        rank.add_up(torch.ones(3, 4).t())
+    with pytest.raises(ValueError, match="65 ranks"):
+        CpuRanks.bytes_for(65)
