@@ -18,7 +18,9 @@ class Variable:
 VARIABLES = (
     Variable("COMPOSE_PROFILES", "", "What is started besides: gpu, dashboards, or both with a comma."),
     Variable("CPU_WORKERS", "1", "Workers on the CPU, unless --scale worker=N says otherwise; 0 with the profile gpu."),
-    Variable("GPU_ID", "0", "The GPU of worker-gpu, by number or UUID."),
+    Variable(
+        "GPU_ID", "0", "The GPU of worker-gpu, by number or UUID; of QUIRE_TENSOR_PARALLEL_SIZE all, with commas."
+    ),
     Variable("GATEWAY_ADDRESS", "127.0.0.1", "Where gateways listen on this machine; 0.0.0.0 is every interface."),
     Variable("GATEWAY_PORTS", "8000-8009", "Their ports: each replica takes one of the range."),
     Variable("PROMETHEUS_PORT", "9090", "Port of Prometheus, on 127.0.0.1."),

@@ -28,6 +28,7 @@ from gateway.settings import GatewaySettings
 from ops.children import Child, RedisService, Service
 from ops.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from ops.errors import CommandError
+from ops.gpus import of_worker
 from ops.paths import PROJECT_ROOT, default_state_dir, resolve_model
 from ops.preconditions import check_port, check_redis, lock_state_dir
 from ops.processes import wait_all
@@ -177,8 +178,12 @@ class Launcher:
         threads = settings.threads
         if not threads and self._settings.workers > 1 and settings.device != "cuda":
             threads = max(1, (os.cpu_count() or 1) // self._settings.workers)
+        gpus: Mapping[str, str] = {}
+        if settings.device != "cpu":
+            gpus = of_worker(index, self._settings.workers, settings.tensor_parallel_size, self._base_environ)
         environ = {
             **self._base_environ,
+            **gpus,
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_WORKER_ID": worker_id,
             "QUIRE_THREADS": str(threads),
