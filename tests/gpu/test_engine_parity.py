@@ -6,6 +6,9 @@ reads the same static buffers. That proves all but the device itself.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -125,3 +128,14 @@ def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Pat
             )
             top = torch.tensor([[logprob for _, logprob in logprobs.top] for logprobs in one.logprobs])
             assert top.double().numpy() == pytest.approx(expected.topk(4).values.numpy(), abs=1e-3)
+
+
+def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
+    """On one card, where they are one, still with every exchange between ranks, in graphs, too."""
+    path = make_checkpoint(tmp_path / "qwen3", "qwen3")
+    command = [sys.executable, "-m", "tests.gpu.on_ranks", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [choices[0] for choices in found["outputs"]] == by_hugging_face(path)
+    assert found["graphs"] == found["rooms"]

@@ -219,7 +219,7 @@ class LeadingDecoder(Decoder):
 
     def least_free_memory(self) -> int:
         self._tell("free_memory")
-        return min(super().least_free_memory(), *self.followers.answers())
+        return min([super().least_free_memory(), *self.followers.answers()])
 
     def check(self) -> None:
         """Raises OutOfStep."""

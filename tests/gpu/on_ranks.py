@@ -1,0 +1,53 @@
+"""The engine that looks ahead over a model that ranks share; a program of its own, since it ends as a worker does.
+
+    python -m tests.gpu.on_ranks CHECKPOINT
+
+On CUDA devices it is as many ranks as there are, two at most; one rank alone exchanges by NCCL as well, also in graphs.
+On a CPU it is two, without graphs. Prints greedy texts, and how many graphs were captured, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import kernels
+from shared.messages import SamplingParams
+from tests.worker.test_engine_parity import MAX_TOKENS, prompts
+from worker.capture import graph_rooms
+from worker.engine.device_runner import DeviceRunner
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
+from worker.ranks.collectives import leave
+from worker.ranks.leader import Followers, LeadingDecoder, recorder
+from worker.settings import WorkerSettings
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    on_cuda = torch.cuda.is_available()
+    size = min(2, torch.cuda.device_count()) if on_cuda else 2
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+    settings = WorkerSettings(model=str(path), device=device.type, tensor_parallel_size=size)
+    ops = kernels.triton_ops(device, torch.float32) if on_cuda else kernels.select_ops("cpu", torch.float32)
+    model = LeadingDecoder.lead(Followers(settings, path, ops), path, ops, torch.float32, device)
+    limits = EngineLimits(200, 8, 12, 32, model.max_model_len)
+    rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens) if on_cuda else []
+    runner = partial(DeviceRunner, graph_rooms=rooms, record=recorder(model))
+    engine = Engine(model, limits, model.config.eos_token_ids, None, runner=runner)
+    while engine.prepare():
+        pass
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    captured = engine.runner.graphs.num_captured  # type: ignore[attr-defined]
+    print(json.dumps({"ranks": size, "outputs": outputs, "graphs": captured, "rooms": len(rooms)}), flush=True)
+    model.close()
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()
