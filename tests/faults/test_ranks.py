@@ -150,7 +150,7 @@ def test_a_worker_that_is_told_to_stop_ends_all_its_ranks_and_hands_over(crew: C
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tensor-parallel-size", "3"), "3 ranks cannot share 4 heads, 2 key-value heads .*; 1, 2, 4 can"),
+        (("--tensor-parallel-size", "3"), "3 ranks cannot share 4 heads, 2 key-value heads, .*; 1, 2, 4 can"),
         (("--tensor-parallel-size", "2", "--kv-cache-gb", "500"), "--kv-cache-gb 500: that takes 500.00 GiB"),
     ],
 )
