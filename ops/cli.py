@@ -157,6 +157,7 @@ COMMANDS = {
         (
             "quire worker --redis-url redis://127.0.0.1:6379/0",
             "quire worker ./my-model --dtype bfloat16 --worker-id worker-2",
+            "quire worker ./large-model --device cuda --tensor-parallel-size 4    # shared by four GPUs",
         ),
         _worker_settings,
         _run_worker,

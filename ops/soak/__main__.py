@@ -31,7 +31,7 @@ from redis import Redis
 from ops.bench.checkpoint import make_checkpoint
 from ops.embedded_redis import EmbeddedRedis
 from ops.progress import Progress
-from ops.soak.chaos import FAULTS, Chaos, Service, answers, free_port
+from ops.soak.chaos import FAULTS, OF_RANKS, Chaos, Service, answers, free_port
 from ops.soak.client import Record, ask
 from shared.keys import GROUP, QUEUES, LaneKeys
 
@@ -117,7 +117,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for index in range(args.workers):
             port = free_port()
             command = ["worker", *common, "--worker-id", f"w{index}", "--internal-port", str(port), "--threads", "1"]
-            command += ["--dtype", "float32", "--max-num-seqs", "16", *lease]
+            command += ["--dtype", "float32", "--max-num-seqs", "16", *lease, "--tensor-parallel-size", str(args.ranks)]
             workers.append(Service(f"w{index}", command, lambda port=port: answers(port, "/health"), folder / "w.log"))
         for index in range(args.gateways):
             port = free_port()
@@ -126,7 +126,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             gateways.append(
                 Service(f"g{index}", command, lambda port=port: answers(port, "/healthz"), folder / "g.log")
             )
-        chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s)
+        chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s, args.ranks)
         await chaos.mend_all()
         progress.say(f"{args.workers} workers and {args.gateways} gateways are ready")
         records: list[Record] = []
@@ -221,7 +221,7 @@ def plot(result: dict[str, Any], folder: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(12, 4))
     axes.plot(result["events_per_second"], linewidth=0.8)
-    colours = dict(zip(FAULTS, ("C3", "C1", "C4", "C2", "C5", "black"), strict=True))
+    colours = dict(zip(FAULTS | OF_RANKS, ("C3", "C1", "C4", "C2", "C5", "black", "C6", "C7"), strict=True))
     named = set()
     for fault in result["faults"]:
         what = fault["what"]
@@ -245,6 +245,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="of load and faults")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the model of each worker: 1, 2 or 4")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=16, help="requests that are open at once")
     parser.add_argument(

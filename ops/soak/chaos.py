@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -24,6 +26,8 @@ FAULTS = {
     "drain gateway": 2,
     "kill redis": 1,
 }
+# Where workers are several processes each.
+OF_RANKS = {"kill rank": 4, "stop rank": 2}
 # A worker that is stopped for longer than its lease wakes up as a zombie.
 STOPPED_S = (0.5, 5.0)
 START_TIMEOUT_S = 120.0
@@ -66,6 +70,12 @@ class Service:
             assert self.process is not None
             self.process.send_signal(number)
 
+    def other_ranks(self) -> list[int]:
+        """Processes of a worker that is ready, beside the one that was started."""
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
     def end(self) -> None:
         if self.process is not None:
             self.send(signal.SIGCONT)
@@ -77,9 +87,16 @@ class Chaos:
     """Carries the schedule out. Never takes the last worker or gateway that is ready: that is another experiment."""
 
     def __init__(
-        self, workers: list[Service], gateways: list[Service], redis: EmbeddedRedis, seed: int, pause_s: float
+        self,
+        workers: list[Service],
+        gateways: list[Service],
+        redis: EmbeddedRedis,
+        seed: int,
+        pause_s: float,
+        ranks: int = 1,
     ) -> None:
         self._groups = {"worker": workers, "gateway": gateways}
+        self._kinds = FAULTS | (OF_RANKS if ranks > 1 else {})
         self._redis = redis
         self._random = random.Random(seed)
         self._pause_s = pause_s
@@ -91,7 +108,7 @@ class Chaos:
         while not until.is_set():
             await asyncio.sleep(self._random.uniform(0.3, 1.7) * self._pause_s)
             self._mend()
-            (what,) = self._random.choices(list(FAULTS), FAULTS.values())
+            (what,) = self._random.choices(list(self._kinds), self._kinds.values())
             await self._do(what)
 
     def _mend(self) -> None:
@@ -111,11 +128,15 @@ class Chaos:
             await asyncio.sleep(self._random.uniform(0.1, 1.0))
             self._redis.start()
             return
-        ready = [service for service in self._groups[kind] if service.is_ready]
+        ready = [service for service in self._groups["worker" if kind == "rank" else kind] if service.is_ready]
         if len(ready) < 2:
             return
         service = self._random.choice(ready)
         self._note(what, service.name)
+        if kind == "rank":
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # its worker may end meanwhile
+                await self._do_to_rank(verb, self._random.choice(service.other_ranks()))
+            return
         if verb == "kill":
             service.send(signal.SIGKILL)
         elif verb == "drain":
@@ -124,6 +145,12 @@ class Chaos:
             service.send(signal.SIGSTOP)
             await asyncio.sleep(self._random.uniform(*STOPPED_S))
             service.send(signal.SIGCONT)
+
+    async def _do_to_rank(self, verb: str, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+        if verb == "stop":
+            await asyncio.sleep(self._random.uniform(*STOPPED_S))
+            os.kill(pid, signal.SIGCONT)
 
     def _note(self, what: str, whom: str) -> None:
         self.faults.append(Fault(time.monotonic() - self._started, what, whom))
