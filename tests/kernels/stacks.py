@@ -16,9 +16,13 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(shape) / shape[-1] ** 0.5).to(dtype)
 
 
-def make_layers(ops: kernels.Ops, windows: list[int], norms: bool, biases: bool) -> list[SimpleNamespace]:
-    def linear(pack, n: int, k: int):
-        return pack(random(n, k, dtype=ops.dtype), random(n, dtype=ops.dtype) if biases else None)
+def make_layers(
+    ops: kernels.Ops, windows: list[int], norms: bool, biases: bool, times: int = 1
+) -> list[SimpleNamespace]:
+    """times: that of what `o` and `down` give."""
+
+    def linear(pack, n: int, k: int, times: int = 1):
+        return pack(random(n, k, dtype=ops.dtype) * times, random(n, dtype=ops.dtype) * times if biases else None)
 
     return [
         SimpleNamespace(
@@ -27,10 +31,10 @@ def make_layers(ops: kernels.Ops, windows: list[int], norms: bool, biases: bool)
             q_norm=random(D, dtype=ops.dtype) if norms else None,
             k_norm=random(D, dtype=ops.dtype) if norms else None,
             sliding_window=window,
-            o=linear(ops.pack_linear, HIDDEN, HEADS * D),
+            o=linear(ops.pack_linear, HIDDEN, HEADS * D, times),
             mlp_norm=random(HIDDEN, dtype=ops.dtype),
             gate_up=linear(ops.pack_gate_up, 2 * INNER, HIDDEN),
-            down=linear(ops.pack_linear, HIDDEN, INNER),
+            down=linear(ops.pack_linear, HIDDEN, INNER, times),
         )
         for window in windows
     ]
@@ -58,11 +62,44 @@ def step() -> dict[str, torch.Tensor]:
     }
 
 
-def stack_arguments(ops, windows, norms=False, biases=False):
+def stack_arguments(ops, windows, norms=False, biases=False, times=1):
     final_norm = random(HIDDEN, dtype=ops.dtype)
-    return make_layers(ops, windows, norms, biases), final_norm, make_caches(ops, len(windows)), torch.rand(160, D)
+    made = make_layers(ops, windows, norms, biases, times)
+    return made, final_norm, make_caches(ops, len(windows)), torch.rand(160, D)
 
 
 def make_stack(ops: kernels.Ops, windows: list[int]) -> tuple[LayerStack, list[tuple[torch.Tensor, torch.Tensor]]]:
     made, final_norm, caches, cos_sin = stack_arguments(ops, windows)
     return ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2), caches
+
+
+class Alike:
+    """Two ranks that have the same: what is added up is doubled."""
+
+    rank, size = 0, 2
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        return values.mul_(2)
+
+
+def alone_and_added_up(ops: kernels.Ops) -> list[torch.Tensor]:
+    """The same in two ways: by layers whose `o` and `down` give twice as much, and by two ranks that are alike.
+
+    A token behind others in a cached block, and a prompt of three.
+    """
+    numbers = {
+        "positions": [7, 0, 1, 2],
+        "slot_mapping": [4 * BLOCK + 7, 9 * BLOCK, 9 * BLOCK + 1, 9 * BLOCK + 2],
+        "block_tables": [[4], [9]],
+        "seq_lens": [8, 3],
+        "query_start_loc": [0, 1, 4],
+    }
+    few = {name: torch.tensor(values).int() for name, values in numbers.items()} | {"rows": torch.tensor([0, 3])}
+    outputs = []
+    for times, ranks in ((2, None), (1, Alike())):
+        torch.manual_seed(3)
+        residual = random(4, HIDDEN, dtype=ops.dtype)
+        made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 20], norms=True, biases=True, times=times)
+        stack = ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, ranks)
+        outputs.append(ops.decoder_layers(residual, stack, **few))
+    return outputs

@@ -9,7 +9,17 @@ from tests.kernels import oracle
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
 from tests.kernels.oracle import assert_close, slack
-from tests.kernels.stacks import BLOCK, BLOCKS, HEADS, HIDDEN, KV_HEADS, make_stack, random, stack_arguments
+from tests.kernels.stacks import (
+    BLOCK,
+    BLOCKS,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    alone_and_added_up,
+    make_stack,
+    random,
+    stack_arguments,
+)
 
 FP8 = torch.float8_e4m3fn
 
@@ -165,3 +175,8 @@ def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, wind
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(caches, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_all_layers_add_up_over_ranks_in_both_products(gpu_ops):
+    alone, added_up = alone_and_added_up(gpu_ops)
+    assert torch.equal(added_up, alone)

@@ -16,6 +16,7 @@ from tests.kernels.stacks import (
     HIDDEN,
     KV_HEADS,
     QUERIES,
+    alone_and_added_up,
     make_caches,
     make_stack,
     random,
@@ -75,6 +76,11 @@ def test_one_call_adds_up_over_ranks_as_single_operations_do(cpu_ops, rows):
     if rows:
         with pytest.raises(GivenUp):
             compute(ranks[1], lambda rank: rank)
+
+
+def test_products_are_added_up_over_ranks(ops):
+    alone, added_up = alone_and_added_up(ops)
+    assert torch.equal(added_up, alone)
 
 
 @pytest.mark.parametrize("unkept", [[35], [0, 5, 35], list(range(36))], ids=["one", "last", "all"])
