@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -99,16 +99,17 @@ def test_many_calls_in_a_row_never_mix_their_values() -> None:
 
 def test_nobody_waits_for_a_rank_that_has_ended() -> None:
     ranks = make(2)
-    began = threading.Event()
+    ones = torch.ones(3)
 
     def wait() -> None:
-        began.set()
         with pytest.raises(GivenUp):
-            ranks[0].add_up(torch.ones(3))
+            ranks[0].add_up(ones)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
-        assert began.wait(10)
+        end = time.monotonic() + 10
+        while ranks[1]._memory.find(ones.numpy().tobytes()) < 0:  # it writes, and then it waits
+            assert time.monotonic() < end
         ranks[1].give_up()
         waiting.result(10)
     with pytest.raises(GivenUp):
@@ -123,5 +124,6 @@ def test_a_wrong_tensor_is_refused_before_anybody_waits() -> None:
         rank.add_up(torch.ones(3, dtype=torch.float16))
     with pytest.raises(ValueError, match="not contiguous"):
         rank.add_up(torch.ones(3, 4).t())
+    assert CpuRanks.bytes_for(64) > 0
     with pytest.raises(ValueError, match="65 ranks"):
         CpuRanks.bytes_for(65)
