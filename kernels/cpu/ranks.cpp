@@ -36,11 +36,11 @@ float widen(uint16_t bits) {
     return value;
 }
 
+// Of a sum of bfloat16: if it is a NaN, the bits that are cut off are zero, and rounding makes no number of it.
 uint16_t round_to_bfloat16(float value) {
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
-    const uint32_t rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
-    return uint16_t(value != value ? word >> 16 | 0x40 : rounded);  // rounding could make a number of a NaN
+    return uint16_t((word + 0x7fff + (word >> 16 & 1)) >> 16);
 }
 
 }  // namespace
