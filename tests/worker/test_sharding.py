@@ -86,6 +86,8 @@ def test_norms_and_embeddings_are_whole_everywhere(config: ModelConfig) -> None:
         ({}, 3, "1, 2, 4"),
         ({"num_heads": 6, "num_kv_heads": 3}, 2, "1, 3, 6"),
         ({"intermediate_size": 98}, 4, "1, 2"),
+        ({"num_heads": 8, "num_kv_heads": 2, "intermediate_size": 96}, 6, "1, 2, 4, 8"),  # 6 share the heads unequally
+        ({"vocab_size": 6}, 4, "1, 2"),  # 2 each, and none for the last
         ({"num_heads": 64, "num_kv_heads": 64, "intermediate_size": 64, "vocab_size": 40}, 32, "1, 2, 4, 8"),
     ],
 )
