@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,6 +136,44 @@ def test_a_rank_that_dies_ends_every_later_step(tmp_path: Path) -> None:
         with pytest.raises(OutOfStep):
             engine.runner.check()  # what ends the engine's thread
     assert deaths == [(1, -9)]
+
+
+IN_ORDER = """
+import itertools, json, sys, torch
+from worker.ranks.collectives import Distributed, leave
+
+rank, file = map(int, sys.argv[1:])
+ranks = Distributed(rank, 3, file, torch.device("cpu"), keeps_order=True)
+orders = torch.tensor(list(itertools.permutations((2.0**30, 1.0, -(2.0**30)))))
+sums = ranks.add_up(orders[:, rank].contiguous())
+rounded = ranks.add_up(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16())
+said = ranks.broadcast(torch.tensor([rank + 5]))
+parts = ranks.gather(torch.tensor([rank, 7]))
+print(json.dumps([sums.tolist(), rounded.tolist(), said.tolist(), parts if parts is None else parts.tolist()]))
+ranks.close()
+leave(0)
+"""
+
+
+def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_differ() -> None:
+    """By gloo in place of NCCL."""
+    file, project = os.memfd_create("test"), Path(__file__).parents[2]
+    command = [sys.executable, "-c", IN_ORDER]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(file)], pass_fds=[file], stdout=subprocess.PIPE, cwd=project)
+        for rank in range(3)
+    ]
+    os.close(file)
+    try:
+        found = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    # 1.0 is lost beside the large ones, unless they are gone before.
+    sums = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    for rank, answer in enumerate(found):
+        assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------
