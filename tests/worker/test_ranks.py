@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,17 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
     sums = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     for rank, answer in enumerate(found):
         assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
+
+
+def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    later.write_bytes(b"weights" * 20)
+    with ExitStack() as opened:
+        with ranks_of(path, 2, "reference"):
+            for _ in range(8):  # whatever number is free, one of them gets it
+                opened.enter_context(later.open("rb"))
+        gc.collect()
+    assert later.read_bytes() == b"weights" * 20
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------

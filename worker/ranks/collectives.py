@@ -122,7 +122,8 @@ class Distributed(Collectives):
     """Between GPUs, or processes that compute with plain torch on a CPU."""
 
     def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
-        """Waits for all ranks. file: descriptor of a file that all have open, empty at first.
+        """Waits for all ranks. file: descriptor of a file that all have open, empty at first. It stays open: torch
+        opens it again by its number, at each use and at the end, and would write to whatever has that number then.
 
         keeps_order: sums must not depend on how many rows are added up at once. Two summands have one order only; of
         more the libraries choose it by the place and the number of values.
@@ -174,10 +175,10 @@ def meeting(size: int, ops: kernels.Ops) -> int:
 
 
 def meet(rank: int, size: int, file: int, ops: kernels.Ops) -> Collectives:
-    """One of the ranks that share a `meeting`. Closes the file."""
-    try:
-        if isinstance(ops, kernels.CpuOps):
-            return SharedMemory(rank, size, file)
+    """One of the ranks that share a `meeting`, whose file is theirs from now on."""
+    if not isinstance(ops, kernels.CpuOps):
         return Distributed(rank, size, file, ops.device, ops.row_invariant)
+    try:
+        return SharedMemory(rank, size, file)
     finally:
         os.close(file)
