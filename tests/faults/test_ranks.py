@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -10,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, owned
 from tests.faults.stack import FaultStack, Stream, said
+from worker.models.loader import WEIGHTS
 
 LEASE_S = 1.0
 FLAGS = ("--tensor-parallel-size", "2", "--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3")
@@ -158,3 +162,18 @@ def test_what_ranks_cannot_do_ends_the_start_with_the_reason(stack: FaultStack, 
     worker = stack.worker("a", *flags, ready=False)
     worker.wait_for(f"quire worker: .*{message}", 60)
     assert worker.wait() == 1
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_why_another_rank_cannot_load_is_the_last_thing_that_is_said(
+    stack: FaultStack, tmp_path: Path, kernels: str
+) -> None:
+    stack.model = shutil.copytree(stack.model, tmp_path / "damaged")
+    tensors = load_file(stack.model / WEIGHTS)
+    tensors["model.layers.2.mlp.down_proj.weight"][0, -1] = math.nan  # the other one's part of it
+    save_file(tensors, stack.model / WEIGHTS, metadata={"format": "pt"})
+    worker = stack.worker("a", "--tensor-parallel-size", "2", "--kernels", kernels, ready=False)
+    assert worker.wait(60) == 1
+    said = worker.stderr.splitlines()[-1]
+    assert said.startswith("quire worker: rank 1: ")
+    assert "down_proj.weight has values that are not finite" in said

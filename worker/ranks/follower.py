@@ -128,9 +128,9 @@ def main() -> None:
     # Rank 0 is told to stop, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    own = socket.socket(fileno=control)  # open to the end: rank 0 takes its end for that of this process
     try:
-        with socket.socket(fileno=control) as own:
-            run(rank, own, file)
+        run(rank, own, file)
     except torch.OutOfMemoryError as error:
         give_up("quire worker", f"rank {rank} is out of its GPU's memory ({error}); end what else uses it")
         leave(GAVE_UP)

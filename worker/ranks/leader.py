@@ -41,9 +41,7 @@ class OutOfStep(Exception):
 
 def end_worker(rank: int, code: int) -> None:
     """End this process, since the one of another rank has ended."""
-    if code == GAVE_UP:  # it has said why, and that is to be the last thing that is said
-        log.info("rank %d has ended, and so does the worker", rank)
-    else:
+    if code != GAVE_UP:  # else it has said why, and that is to be the last thing that is said
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         log.critical("rank %d has ended (%s), and so does the worker: others go on with its requests", rank, how)
     leave(GAVE_UP if code == GAVE_UP else EXIT_CODE)
@@ -65,6 +63,7 @@ class Followers:
         """Start them, and meet them. Call it on the main thread: they end with it."""
         size = settings.tensor_parallel_size
         self._closing = False
+        self._died = threading.Event()
         self._let_go: Callable[[], None] = lambda: None
         self._on_death = on_death
         self._sockets: list[socket.socket] = []
@@ -96,19 +95,31 @@ class Followers:
         if not self._closing:
             self._let_go()
             self._on_death(rank, code)
+            self._died.set()
 
     def answers(self) -> list[int]:
-        """The next number that each of them says."""
-        numbers = [one.recv(ANSWER_BYTES, socket.MSG_WAITALL) for one in self._sockets]
+        """The next number that each of them says. Raises OutOfStep if one has ended."""
+        try:
+            numbers = [one.recv(ANSWER_BYTES, socket.MSG_WAITALL) for one in self._sockets]
+        except OSError as error:
+            raise self._ended() from error
         if any(len(number) < ANSWER_BYTES for number in numbers):
-            raise OutOfStep("a rank has ended")
+            raise self._ended()
         return list(map(int.from_bytes, numbers))
 
     def tell(self, *order: Any) -> None:
-        """Send all of them what to do next. Raises OSError if one has ended."""
+        """Send all of them what to do next. Raises OutOfStep if one has ended."""
         message = msgpack.packb(order)
-        for one in self._sockets:
-            one.sendall(message)
+        try:
+            for one in self._sockets:
+                one.sendall(message)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> OutOfStep:
+        """What to raise where one of them has ended: once `on_death` has had its say, which knows why."""
+        self._died.wait(END_TIMEOUT_S)
+        return OutOfStep("a rank has ended")
 
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """End them. Who is in a call does not end by itself."""
@@ -235,9 +246,9 @@ class LeadingDecoder(Decoder):
             while self._dropped and not self._is_capturing:
                 self.followers.tell(*self._dropped.pop())
             self.followers.tell(*order)
-        except OSError as error:
+        except OutOfStep as error:
             self._failure = error
-            raise OutOfStep("a rank has ended") from error
+            raise
 
 
 def recorder(model: Decoder) -> Record:
