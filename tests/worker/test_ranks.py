@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,33 @@ def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> N
         leader.forward(batch(1), second)
     assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
     assert follower._graphs == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_dropped_elsewhere_while_a_graph_is_recorded(path: Path, fails: bool) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        caches = [leader.alloc_kv_cache(4, 8), leader.alloc_kv_cache(9, 8)]
+        orders: list[str] = []
+        tell = leader.followers.tell
+
+        def noted(*order: Any) -> None:
+            orders.append(order[0])
+            tell(*order)
+
+        leader.followers.tell = noted
+
+        def record(launch: Callable[[], None], pool: Any) -> Any:
+            caches.pop(0)
+            launch()
+            if fails:
+                raise RuntimeError("the driver says no")
+            return Tape([]), pool
+
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            leader.record(lambda: leader.forward(batch(7), caches[-1]), None, record)
+        leader.forward(batch(6), caches[0])
+    assert orders[:3] == ["capture", "forward", "captured"]
+    assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
 
 
 def test_the_cache_is_as_large_as_the_rank_with_least_memory_allows(

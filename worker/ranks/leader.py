@@ -222,8 +222,8 @@ class LeadingDecoder(Decoder):
             graph, pool = record(launch, pool)
             number = next(self._numbers)
         finally:
+            self._tell("captured", number)  # before what was dropped meanwhile: there it would still be recorded
             self._is_capturing = False
-            self._tell("captured", number)
         leading = LeadingGraph(graph, number, self._tell)
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
