@@ -395,3 +395,20 @@ def test_a_step_that_fails_on_one_rank_ends_all(path: Path, monkeypatch: pytest.
             leader.check()
         del leader.followers.tell
         leader.followers.batches.get(timeout=20)
+
+
+def test_a_replay_that_fails_on_one_rank_ends_all(path: Path) -> None:
+    class Broken(Tape):
+        def replay(self) -> None:
+            raise torch.OutOfMemoryError("no more memory")  # the first one sends the graph to the device
+
+    with a_leader_and_a_follower(path) as (leader, follower, _, tapes):
+        graph, _ = leader.record(lambda: None, None, lambda launch, pool: (Broken([]), pool))
+        with pytest.raises(OutOfStep, match="failed on one rank"):
+            graph.replay()
+        with pytest.raises(OutOfStep):
+            leader.check()
+        with pytest.raises(OutOfStep):
+            graph.replay()
+    assert [tape.replays for tape in tapes] == [1]
+    assert list(follower._graphs.values()) == tapes

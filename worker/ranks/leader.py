@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -158,12 +159,11 @@ class LeadingCache(KVCache):
 class LeadingGraph:
     """A graph of this rank, and its number on the others."""
 
-    def __init__(self, graph: Graph, number: int, tell: Callable[..., None]) -> None:
-        self._graph, self._number, self._tell = graph, number, tell
+    def __init__(self, graph: Graph, number: int, model: LeadingDecoder) -> None:
+        self._graph, self._number, self._model = graph, number, model
 
     def replay(self) -> None:
-        self._tell("replay", self._number)
-        self._graph.replay()
+        self._model.replay(self._number, self._graph)
 
 
 class LeadingDecoder(Decoder):
@@ -203,8 +203,21 @@ class LeadingDecoder(Decoder):
         self._tell("forward", kv_cache.number, *Sizes.of(batch))
         if self._is_capturing:  # nothing is exchanged yet: who fails here gives the graph up, no more
             return self._forward(batch, kv_cache)
-        try:
+        with self._in_step():
             return self._forward(batch, kv_cache)
+
+    def replay(self, number: int, graph: Graph) -> None:
+        """Replay a graph of this rank, which has a number on the others."""
+        self.check()
+        self._tell("replay", number)
+        with self._in_step():
+            graph.replay()
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Around what the others do at the same time: they would wait for a rank that does not."""
+        try:
+            yield
         except BaseException as error:
             self._failure = error
             raise OutOfStep(f"a step failed on one rank ({type(error).__name__}: {error})") from error
@@ -224,7 +237,7 @@ class LeadingDecoder(Decoder):
         finally:
             self._tell("captured", number)  # before what was dropped meanwhile: there it would still be recorded
             self._is_capturing = False
-        leading = LeadingGraph(graph, number, self._tell)
+        leading = LeadingGraph(graph, number, self)
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
 
