@@ -30,7 +30,7 @@ from worker.models.config import read_config
 from worker.models.decoder import Decoder, least_weight_bytes
 from worker.models.loader import resolve
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
-from worker.ranks.leader import Followers, LeadingDecoder, recorder
+from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep, reason, recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     try:
         model = load_model(settings, path, ops, dtype, device)
         return make_engine(settings, name, model, texts, device)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, OutOfStep) as error:
+        if not isinstance(reason(error), torch.OutOfMemoryError):
+            raise
         raise StartError(
             f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "

@@ -16,7 +16,7 @@ from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
 from worker.models.config import ModelConfig
 from worker.models.sharding import NotDivisible, Shard
-from worker.ranks.leader import recorder
+from worker.ranks.leader import reason, recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class CudaMemory(NamedTuple):
 
 def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> CudaMemory:
     """What weights, the largest step, CUDA graphs and other processes leave. The budget of a step is halved until the
-    largest step fits."""
+    largest step fits; not with several ranks, which are out of step then."""
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
     log.info("running the largest step once, to measure it; the first start on a machine compiles kernels for a while")
@@ -221,12 +221,13 @@ def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: in
             tokens //= 2
             log.warning("out of device memory: the token budget of a step is now %d", tokens)
         except Exception as error:
-            if not type(error).__module__.startswith("triton."):
+            found = reason(error)
+            if not type(found).__module__.startswith("triton."):
                 raise
             # A kernel that does not fit this GPU or this version of Triton; launched here for the first time.
-            reason = " ".join(str(error).split())[:200]
+            said = " ".join(str(found).split())[:200]
             raise StartError(
-                f"a Triton kernel does not run on this GPU ({reason}); take --dtype float16, or --kernels reference, "
+                f"a Triton kernel does not run on this GPU ({said}); take --dtype float16, or --kernels reference, "
                 "which computes with torch"
             ) from error
     graphs = 0

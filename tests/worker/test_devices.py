@@ -16,6 +16,7 @@ from worker.build import check_weights, choose_limits
 from worker.engine.limits import EngineLimits
 from worker.errors import StartError
 from worker.models.decoder import Decoder, least_weight_bytes
+from worker.ranks.leader import OutOfStep
 from worker.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -53,6 +54,13 @@ def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[
     return tried
 
 
+def out_of_step(error: Exception) -> OutOfStep:
+    """How an error in a step is seen where there are several ranks."""
+    failure = OutOfStep("a step failed on one rank")
+    failure.__cause__ = error
+    return failure
+
+
 def plan(**settings: object) -> devices.CudaMemory:
     return devices.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
 
@@ -84,6 +92,9 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypa
     from triton.runtime.errors import OutOfResources
 
     steps(monkeypatch, 0, OutOfResources(172160, 101376, "shared memory"))
+    with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
+        plan()
+    steps(monkeypatch, 0, out_of_step(OutOfResources(172160, 101376, "shared memory")))
     with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
         plan()
     steps(monkeypatch, 0, ValueError("a fault of ours"))
@@ -135,9 +146,14 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     check_weights(path, torch.float16, torch.device("cpu"))
 
 
-def test_memory_that_runs_out_at_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_memory_that_runs_out_at_start_is_one_line(
+    has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
+
     def fails(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
+        raise out_of_step(error) if has_ranks else error
 
     monkeypatch.setattr(build, "make_engine", fails)
     settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")

@@ -40,6 +40,11 @@ class OutOfStep(Exception):
     """A rank has failed in a call that the others have made. They wait for it or it for them: all must end."""
 
 
+def reason(error: BaseException) -> BaseException:
+    """What failed on this rank, where that is what put the ranks out of step."""
+    return error.__cause__ if isinstance(error, OutOfStep) and error.__cause__ else error
+
+
 def end_worker(rank: int, code: int) -> None:
     """End this process, since the one of another rank has ended."""
     if code != GAVE_UP:  # else it has said why, and that is to be the last thing that is said
