@@ -26,7 +26,7 @@ from worker.engine.limits import EngineLimits
 from worker.engine.offline import complete, generate
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder
-from worker.ranks.collectives import Sizes
+from worker.ranks.collectives import Collectives, Sizes
 from worker.ranks.follower import Follower
 from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from worker.settings import WorkerSettings
@@ -186,6 +186,31 @@ def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: P
                 opened.enter_context(later.open("rb"))
         gc.collect()
     assert later.read_bytes() == b"weights" * 20
+
+
+class Echo(Collectives):
+    """Rank 0, and a rank that hears what it has said."""
+
+    said: torch.Tensor | None = None
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        if self.said is None:
+            self.said = values.clone()
+        return values.copy_(self.said)
+
+
+def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_them() -> None:
+    lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of them fill no place of 16 bytes
+    *parts, rows = (torch.randint(1, 2**31 - 1, shape if isinstance(shape, tuple) else (shape,)) for shape in lengths)
+    sent = ForwardBatch(*(part.int() for part in parts), rows)
+    echo = Echo()
+    echo.send(sent)
+    assert Sizes.of(sent) == (5, 3, 2, 1)
+    received = echo.receive(Sizes.of(sent))
+    for part, expected in zip(received.parts(), sent.parts(), strict=True):
+        assert part.dtype == expected.dtype
+        assert torch.equal(part, expected)
+        assert part.data_ptr() % 16 == 0
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------
