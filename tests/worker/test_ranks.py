@@ -367,6 +367,28 @@ def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> N
     assert follower._graphs == {}
 
 
+def test_graphs_share_a_pool_where_those_of_the_leader_do(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        pools: list[int | None] = []
+
+        def noted(launch: Callable[[], None], pool: int | None) -> tuple[Tape, int]:
+            launch()
+            pools.append(pool)
+            return Tape([]), pool or len(pools)
+
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("no more memory")
+
+        follower._record = noted
+        of_runners = []
+        for _ in range(2):  # one that measures what graphs take, and the one that stays
+            with pytest.raises(torch.OutOfMemoryError):
+                leader.record(lambda: None, None, fails)
+            graph, pool = leader.record(lambda: None, None, lambda launch, pool: (Tape([]), "pool"))
+            of_runners.append([graph, leader.record(lambda: None, pool, lambda launch, pool: (Tape([]), pool))[0]])
+    assert pools == [None, None, 2, None, None, 5]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_dropped_elsewhere_while_a_graph_is_recorded(path: Path, fails: bool) -> None:
     with a_leader_and_a_follower(path) as (leader, follower, _, _):

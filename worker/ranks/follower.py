@@ -63,7 +63,7 @@ class Follower:
         with torch.inference_mode():
             for name, *arguments in orders:
                 if name == "capture":
-                    self._capture(orders)
+                    self._capture(orders, *arguments)
                 else:
                     self._does[name](*arguments)
 
@@ -74,8 +74,11 @@ class Follower:
         batch = self._ranks.receive(Sizes(*sizes))
         self._model.forward(batch, self._caches[number])
 
-    def _capture(self, orders: Orders) -> None:
-        """Record what is done up to `captured`, which has the number of the graph; -1 if rank 0 has given it up."""
+    def _capture(self, orders: Orders, needs_pool: bool) -> None:
+        """Record what is done up to `captured`, which has the number of the graph; -1 if rank 0 has given it up.
+
+        needs_pool: into a new pool, since rank 0 does. Torch refuses the one of graphs that are gone.
+        """
         number = -1
 
         def launch() -> None:
@@ -86,7 +89,7 @@ class Follower:
                     return
                 self._does[name](*arguments)
 
-        graph, self._pool = self._record(launch, self._pool)
+        graph, self._pool = self._record(launch, None if needs_pool else self._pool)
         if number >= 0:
             self._graphs[number] = graph
 

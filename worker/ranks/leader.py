@@ -234,7 +234,7 @@ class LeadingDecoder(Decoder):
     def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
         """Record what a function launches, on all ranks: a `worker.engine.graphs.Record`."""
         number = -1
-        self._tell("capture")
+        self._tell("capture", pool is None)
         self._is_capturing = True
         try:
             graph, pool = record(launch, pool)
