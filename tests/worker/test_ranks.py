@@ -6,9 +6,11 @@ import gc
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -177,6 +179,24 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
         assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
 
 
+@pytest.mark.parametrize("prefer", ["auto", "reference"])
+def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str) -> None:
+    said: list[tuple[int, int]] = []
+
+    def on_death(rank: int, code: int) -> None:
+        time.sleep(0.2)  # as long as it takes to say it
+        said.append((rank, code))
+
+    with ranks_of(path, 2, prefer, on_death) as model:
+        engine = Engine(model, EngineLimits(40, 8, 4, 32, model.max_model_len), (), None)
+        process = model.followers._processes[0]
+        process.send_signal(signal.SIGSTOP)  # it has the order when it ends, and the leader waits for its part
+        threading.Timer(0.3, process.kill).start()
+        with pytest.raises(OutOfStep):
+            generate(engine, [(1, 2, 3)], SamplingParams(max_tokens=2, temperature=0))
+        assert said == [(1, -9)]
+
+
 def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: Path) -> None:
     later = tmp_path / "later"
     later.write_bytes(b"weights" * 20)
@@ -233,6 +253,9 @@ class Wire:
 
     def answers(self) -> list[int]:
         return [self.said.get(timeout=20)] if self.is_asked else []
+
+    def hear(self, timeout_s: float) -> None:
+        pass
 
     def told(self) -> Iterator[list[Any]]:
         while (order := self.orders.get(timeout=20)) != ["end"]:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parents[2]
 # How long followers get to end by themselves.
 END_TIMEOUT_S = 5.0
+# How soon it is known that one has ended, once a step has failed because of that.
+NEWS_S = 1.0
 
 
 class OutOfStep(Exception):
@@ -122,9 +124,12 @@ class Followers:
         except OSError as error:
             raise self._ended() from error
 
+    def hear(self, timeout_s: float) -> None:
+        """Where one of them has ended, let `on_death` have its say first, which knows why."""
+        self._died.wait(timeout_s)
+
     def _ended(self) -> OutOfStep:
-        """What to raise where one of them has ended: once `on_death` has had its say, which knows why."""
-        self._died.wait(END_TIMEOUT_S)
+        self.hear(END_TIMEOUT_S)
         return OutOfStep("a rank has ended")
 
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
@@ -225,6 +230,7 @@ class LeadingDecoder(Decoder):
             yield
         except BaseException as error:
             self._failure = error
+            self.followers.hear(NEWS_S)
             raise OutOfStep(f"a step failed on one rank ({type(error).__name__}: {error})") from error
 
     def _forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
