@@ -92,7 +92,7 @@ def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: Mode
         # What is left for torch is small, and its idle threads would spin against those of the kernels.
         torch.set_num_threads(1)
     limits = choose_limits(settings, model, device)
-    log_limits(model, limits)
+    log_limits(model, limits, settings.tensor_parallel_size)
     runner = (
         Runner
         if device.type == "cpu"
@@ -184,11 +184,12 @@ def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device
     )
 
 
-def log_limits(model: Decoder, limits: EngineLimits) -> None:
+def log_limits(model: Decoder, limits: EngineLimits, ranks: int = 1) -> None:
     bytes_per_block = model.kv_bytes_per_block(limits.block_size)
     log.info(
-        "%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; host memory for %d blocks, %.0f MiB; "
+        "%s%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; host memory for %d blocks, %.0f MiB; "
         "context %d tokens; %d sequences and %d tokens in a step at most",
+        f"on each of {ranks} ranks " if ranks > 1 else "",
         model.weight_bytes / 2**20,
         limits.num_blocks,
         limits.block_size,

@@ -146,6 +146,16 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     check_weights(path, torch.float16, torch.device("cpu"))
 
 
+def test_the_log_says_of_what_the_memory_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = SimpleNamespace(weight_bytes=3 << 20, kv_bytes_per_block=lambda block_size: 1 << 20)
+    with caplog.at_level("INFO"):
+        for ranks in (1, 2):
+            build.log_limits(model, EngineLimits(10, 16, 4, 64, 64), ranks)  # type: ignore[arg-type]
+    alone, shared = caplog.messages
+    assert alone.startswith("3 MiB of weights; KV cache of 10 blocks of 16 tokens, 10 MiB;")
+    assert shared == f"on each of 2 ranks {alone}"
+
+
 @pytest.mark.parametrize("has_ranks", [False, True])
 def test_memory_that_runs_out_at_start_is_one_line(
     has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
