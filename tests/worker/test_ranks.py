@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,6 +313,7 @@ def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follow
     leader = LoggedLeader.lead(wire, *load)
     part = Logged.load(*load)
     leader.log, part.log = [], []
+    wire.is_asked = True
     tapes: list[Tape] = []
 
     def record(launch: Callable[[], None], pool: Any) -> tuple[Tape, Any]:
@@ -377,6 +379,34 @@ def test_a_graph_that_the_leader_cannot_record_is_forgotten_everywhere(path: Pat
     assert log == ["forward 7", "forward 6"]
     assert len(tapes) == 1
     assert follower._graphs == {}
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_graph_that_another_rank_cannot_record_is_none_anywhere(path: Path, is_launched: bool) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, log, _):
+        cache = leader.alloc_kv_cache(4, 8)
+        replays: list[None] = []
+
+        def fails(launch: Callable[[], None], pool: Any) -> Any:
+            if is_launched:
+                launch()
+            raise RuntimeError("the driver says no")
+
+        def record(launch: Callable[[], None], pool: Any) -> tuple[Any, Any]:
+            launch()
+            return SimpleNamespace(replay=lambda: replays.append(None)), pool
+
+        kept, follower._record = follower._record, fails
+        with pytest.raises(RuntimeError, match="another rank"):
+            leader.record(lambda: leader.forward(batch(7), cache), None, record)
+        if not is_launched:
+            leader.followers.batches.get(timeout=20)  # what the follower did not take
+        follower._record = kept
+        leader.forward(batch(6), cache)  # ranks are still in step
+        graph, _ = leader.record(lambda: None, None, record)
+        graph.replay()
+    assert log == (["forward 7"] if is_launched else []) + ["forward 6"]
+    assert len(follower._graphs) == len(replays) == 1
 
 
 def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> None:
@@ -445,7 +475,6 @@ def test_the_cache_is_as_large_as_the_rank_with_least_memory_allows(
     free = iter((10, 7))
     monkeypatch.setattr(Decoder, "least_free_memory", lambda self: next(free))
     with a_leader_and_a_follower(path) as (leader, _, _, _):
-        leader.followers.is_asked = True
         assert leader.least_free_memory() == 7
 
 

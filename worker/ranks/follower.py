@@ -42,7 +42,7 @@ class Follower:
         self, model: Decoder, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
     ) -> None:
         """answer: says a number to rank 0."""
-        self._model, self._ranks, self._record = model, ranks, record
+        self._model, self._ranks, self._answer, self._record = model, ranks, answer, record
         self._caches: dict[int, KVCache] = {}
         self._graphs: dict[int, Graph] = {}
         self._pool: Any = None
@@ -55,7 +55,7 @@ class Follower:
             "cache": self._cache,
             "free_memory": lambda: answer(model.least_free_memory()),
             "drop_cache": lambda number: self._caches.pop(number),
-            "drop_graph": lambda number: self._graphs.pop(number),
+            "drop_graph": lambda number: self._graphs.pop(number, None),  # some ranks may have recorded none
         }
 
     def obey(self, orders: Orders) -> None:
@@ -76,22 +76,32 @@ class Follower:
 
     def _capture(self, orders: Orders, needs_pool: bool) -> None:
         """Record what is done up to `captured`, which has the number of the graph; -1 if rank 0 has given it up.
+        Rank 0 is told whether that could be done: 1, or 0.
 
         needs_pool: into a new pool, since rank 0 does. Torch refuses the one of graphs that are gone.
         """
-        number = -1
+        number: int | None = None
 
-        def launch() -> None:
+        def launch(does_it: bool = True) -> None:
             nonlocal number
             for name, *arguments in orders:
                 if name == "captured":
                     (number,) = arguments
                     return
-                self._does[name](*arguments)
+                if does_it:
+                    self._does[name](*arguments)
 
-        graph, self._pool = self._record(launch, None if needs_pool else self._pool)
-        if number >= 0:
+        try:
+            graph, self._pool = self._record(launch, None if needs_pool else self._pool)
+        except RuntimeError:
+            log.exception("a CUDA graph cannot be captured on this rank")
+            if number is None:
+                launch(does_it=False)
+            self._answer(0)
+            return
+        if number is not None and number >= 0:
             self._graphs[number] = graph
+        self._answer(1)
 
 
 def received(control: socket.socket) -> Orders:

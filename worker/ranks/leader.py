@@ -238,7 +238,8 @@ class LeadingDecoder(Decoder):
         return super().forward(batch, kv_cache)
 
     def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
-        """Record what a function launches, on all ranks: a `worker.engine.graphs.Record`."""
+        """Record what a function launches, on all ranks: a `worker.engine.graphs.Record`. Raises RuntimeError where one
+        of them cannot."""
         number = -1
         self._tell("capture", pool is None)
         self._is_capturing = True
@@ -248,6 +249,10 @@ class LeadingDecoder(Decoder):
         finally:
             self._tell("captured", number)  # before what was dropped meanwhile: there it would still be recorded
             self._is_capturing = False
+            is_everywhere = all(self.followers.answers())
+        if not is_everywhere:
+            self._dropped.append(("drop_graph", number))
+            raise RuntimeError("another rank could not record it")
         leading = LeadingGraph(graph, number, self)
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
