@@ -78,6 +78,23 @@ def test_one_call_adds_up_over_ranks_as_single_operations_do(cpu_ops, rows):
             compute(ranks[1], lambda rank: rank)
 
 
+def test_a_sum_that_is_given_up_gives_no_output(cpu_ops):
+    """The last sum of all, behind which no other fails."""
+    file = shared_file(2)
+    ranks = [CpuRanks(rank, 2, file) for rank in range(2)]
+    os.close(file)
+    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0])
+    stack = cpu_ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, ranks[0])
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    arguments = step() | {"rows": torch.tensor([35])}
+    with ThreadPoolExecutor(1) as pool:
+        output = pool.submit(cpu_ops.decoder_layers, residual, stack, **arguments)
+        ranks[1].add_up(torch.zeros(1, HIDDEN, dtype=cpu_ops.dtype))
+        ranks[1].give_up()
+        with pytest.raises(GivenUp):
+            output.result(30)
+
+
 def test_products_are_added_up_over_ranks(ops):
     alone, added_up = alone_and_added_up(ops)
     assert torch.equal(added_up, alone)
