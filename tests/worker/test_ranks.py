@@ -29,7 +29,7 @@ from worker.engine.limits import EngineLimits
 from worker.engine.offline import complete, generate
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder
-from worker.ranks.collectives import Collectives, Sizes
+from worker.ranks.collectives import Collectives, Sizes, meet, meeting
 from worker.ranks.follower import Follower
 from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from worker.settings import WorkerSettings
@@ -232,6 +232,16 @@ def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_t
         assert part.dtype == expected.dtype
         assert torch.equal(part, expected)
         assert part.data_ptr() % 16 == 0
+
+
+def test_the_file_by_which_ranks_meet_is_closed() -> None:
+    ops = kernels.select_ops("cpu", torch.float32)
+    if not isinstance(ops, kernels.CpuOps):
+        pytest.skip("needs the C++ kernels")
+    file = meeting(1, ops)
+    meet(0, 1, file, ops)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------
