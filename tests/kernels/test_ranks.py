@@ -124,10 +124,12 @@ def test_nobody_waits_for_a_rank_that_has_ended() -> None:
 
 def test_a_wrong_tensor_is_refused_before_anybody_waits() -> None:
     (rank,) = make(1)
-    with pytest.raises(TypeError, match="float16"):
-        rank.add_up(torch.ones(3, dtype=torch.float16))
-    with pytest.raises(ValueError, match="not contiguous"):
-        rank.add_up(torch.ones(3, 4).t())
+    for dtype in (torch.float16, torch.float64, torch.int32):
+        with pytest.raises(TypeError, match=str(dtype)):
+            rank.add_up(torch.ones(3, dtype=dtype))
+    for call in (rank.add_up, rank.broadcast, rank.gather):
+        with pytest.raises(ValueError, match="not contiguous"):
+            call(torch.ones(3, 4).t())
     assert CpuRanks.bytes_for(64) > 0
     with pytest.raises(ValueError, match="65 ranks"):
         CpuRanks.bytes_for(65)
