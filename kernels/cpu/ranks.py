@@ -21,10 +21,9 @@ class CpuRanks:
         """file: descriptor of a file that all ranks have open, zeroed and of `bytes_for(size)`; may be closed then."""
         self.rank, self.size = rank, size
         self._library = library.load()
-        self._memory = mmap.mmap(file, self.bytes_for(size))
-        view = (ctypes.c_char * len(self._memory)).from_buffer(self._memory)
-        self.address = self._library.quire_ranks_open(ctypes.addressof(view), rank, size)
-        self._view = view  # keeps the memory mapped
+        self._memory = mmap.mmap(file, self.bytes_for(size))  # until nobody refers to it
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address = self._library.quire_ranks_open(start, rank, size)
 
     @staticmethod
     def bytes_for(size: int) -> int:
