@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kPlaceBytes = 1 << 20;  // what is longer goes in pieces
 constexpr int kMaxRanks = 64;
-constexpr int kSpins = 4'000, kYields = 2'000;  // tens of microseconds, then milliseconds
+constexpr unsigned kSpins = 4'000, kYields = 2'000;  // tens of microseconds, then milliseconds
 constexpr long kNapNs = 100'000;
 constexpr size_t kAtOnce = 512;  // elements that are added up together
 constexpr size_t kWorthAThread = 16 << 10;  // elements
@@ -54,7 +54,7 @@ struct Ranks {
     char* place(size_t of) const { return places + ((turn & 1) * size + of) * kPlaceBytes; }
 
     bool wait_for(const std::atomic<uint64_t>& line) const {
-        for (int tries = 0; line.load(std::memory_order_acquire) < turn; ++tries) {
+        for (unsigned tries = 0; line.load(std::memory_order_acquire) < turn; ++tries) {
             if (header->given_up.load(std::memory_order_relaxed)) return false;
             if (tries < kSpins) {
                 __builtin_ia32_pause();
