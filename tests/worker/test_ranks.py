@@ -180,6 +180,19 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
         assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
 
 
+def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(rank: int, control: int, file: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(Followers, "_start", staticmethod(start))
+    deaths: list[tuple[int, int]] = []
+    with pytest.raises(OutOfStep), ranks_of(path, 2, on_death=lambda rank, code: deaths.append((rank, code))):
+        pass
+    assert deaths == [(1, 3)]
+
+
 @pytest.mark.parametrize("prefer", ["auto", "reference"])
 def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str) -> None:
     said: list[tuple[int, int]] = []

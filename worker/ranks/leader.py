@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -83,7 +83,8 @@ class Followers:
             self._sockets.append(ours)
             with theirs:
                 self._processes.append(self._start(rank, theirs.fileno(), file))
-            ours.sendall(msgpack.packb([first, ops.device.type]))
+            with suppress(OSError):  # it has ended already: who waits for its answer finds that out
+                ours.sendall(msgpack.packb([first, ops.device.type]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
         self.ranks = meet(0, size, file, ops)
