@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import sys
+from typing import NoReturn
 
 SWITCH_INTERVAL_S = 0.0005
 
@@ -15,3 +18,15 @@ def settle() -> None:
     # What exists now is never garbage: the collector need not look at it in every step.
     gc.collect()
     gc.freeze()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, without the end of its interpreter.
+
+    That aborts a process of which another thread is inside of torch: the engine's, where a worker ends because of
+    something else. And torch.distributed may abort or hang in it.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from typing import NoReturn
 
 from redis.exceptions import RedisError
 
@@ -17,23 +18,19 @@ from shared.tokenizer import ModelError
 from shared.tracing import TracingError
 from shared.tracing import start as start_tracing
 from worker.errors import StartError
-from worker.interpreter import settle
+from worker.interpreter import leave, settle
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 
-def run(settings: WorkerSettings) -> int:
-    """Serve until told to stop. Returns the exit code; with several ranks it ends the process."""
-    code = run_to_the_end(settings)
-    if settings.tensor_parallel_size > 1:
-        from worker.ranks.collectives import leave
-
-        leave(code)
-    return code
+def run(settings: WorkerSettings) -> NoReturn:
+    """Serve until told to stop, and end the process."""
+    leave(run_to_the_end(settings))
 
 
 def run_to_the_end(settings: WorkerSettings) -> int:
+    """Returns the exit code."""
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
     # What follows imports torch: only when a worker really starts.
     from worker.models.errors import CheckpointError

@@ -180,6 +180,7 @@ class WorkerService:
             for task in (*tasks, stopped, dead):
                 task.cancel()
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
+            await asyncio.to_thread(engine.join, END_TIMEOUT_S)
             await lag.close()
             with suppress(RedisError, OSError):  # the card then expires
                 await broker.retire(self._worker_id, self._incarnation)

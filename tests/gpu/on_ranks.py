@@ -23,7 +23,7 @@ from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
-from worker.ranks.collectives import leave
+from worker.interpreter import leave
 from worker.ranks.leader import Followers, LeadingDecoder, recorder
 from worker.settings import WorkerSettings
 

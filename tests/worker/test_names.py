@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ import pytest
 from shared.broker import Broker, new_id
 from shared.redis_clients import command_client
 from tests.worker.mock_model import EOS, MockModel, continuation
-from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway
+from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
 from worker.engine.engine import Engine
 from worker.names import NameTaken, check_name, home, is_gone, take_name
 from worker.service import Leases, WorkerService
@@ -22,8 +23,8 @@ from worker.service import Leases, WorkerService
 BEAT_S = 0.1
 
 
-def service(redis_url: str) -> WorkerService:
-    engine = Engine(MockModel(), LIMITS, (EOS,), None)
+def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
+    engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
     leases = Leases(lease_s=0.5, beat_s=BEAT_S)
     return WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
 
@@ -105,6 +106,21 @@ async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) 
         with pytest.raises(NameTaken, match="--worker-id"):
             await asyncio.wait_for(task, 10)
         assert (await gateway.client.hget(KEYS.worker("w1"), "incarnation")) == b"new"
+
+
+async def test_its_engine_computes_no_more_when_it_has_ended(redis_url: str) -> None:
+    """It would be inside of torch at the end of the process, which that aborts."""
+    async with Gateway(redis_url) as gateway:
+        worker = service(redis_url, Slow(0.5))
+        task = asyncio.create_task(worker.run(1.0))
+        await gateway.submit((4, 2), max_tokens=50, ignore_eos=True)
+        await asyncio.wait_for(gateway.listen(), 20)
+        holder = await gateway.broker.holder("w1")
+        assert holder is not None
+        assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=holder.incarnation)
+        with pytest.raises(NameTaken):
+            await asyncio.wait_for(task, 10)
+        assert [thread for thread in threading.enumerate() if thread.name == "engine"] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what tells processes apart is Linux's /proc")

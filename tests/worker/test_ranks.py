@@ -144,7 +144,8 @@ def test_a_rank_that_dies_ends_every_later_step(tmp_path: Path) -> None:
 
 IN_ORDER = """
 import itertools, json, sys, torch
-from worker.ranks.collectives import Distributed, leave
+from worker.interpreter import leave
+from worker.ranks.collectives import Distributed
 
 rank, file = map(int, sys.argv[1:])
 ranks = Distributed(rank, 3, file, torch.device("cpu"), keeps_order=True)

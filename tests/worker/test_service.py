@@ -301,8 +301,12 @@ async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url:
 class Slow(MockModel):
     """Takes its time for each step, on the engine's thread."""
 
+    def __init__(self, step_s: float = 0.05) -> None:
+        super().__init__()
+        self.step_s = step_s
+
     def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
-        time.sleep(0.05)
+        time.sleep(self.step_s)
         return super().forward(batch, kv_cache)
 
 

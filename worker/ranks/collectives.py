@@ -6,10 +6,8 @@ torch.distributed: NCCL between GPUs, and gloo for plain torch on a CPU.
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,14 +24,6 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 ANSWER_BYTES = 8
 # Exit code of a rank that has said what is wrong.
 GAVE_UP = 1
-
-
-def leave(code: int) -> NoReturn:
-    """End the process of a rank. torch.distributed may abort or hang where the interpreter takes it down."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def padded(length: int) -> int:

@@ -24,9 +24,10 @@ from shared.logs import give_up, setup_logging
 from worker import devices
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
+from worker.interpreter import leave
 from worker.models.decoder import Decoder, KVCache
 from worker.models.errors import CheckpointError
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, leave, meet
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
 

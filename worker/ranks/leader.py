@@ -23,9 +23,10 @@ import torch
 from kernels import Ops
 from shared.processes import spawn
 from worker.engine.graphs import Graph, Record, record_on_cuda
+from worker.interpreter import leave
 from worker.models.batch import ForwardBatch
 from worker.models.decoder import Decoder, KVCache
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, leave, meet, meeting
+from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
 

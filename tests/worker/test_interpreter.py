@@ -1,0 +1,31 @@
+"""A worker that ends, ends with its exit code, whatever its threads do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BUSY = """
+import sys, threading, time, torch
+from worker.interpreter import leave
+
+def compute():
+    x = torch.randn(200, 200)
+    while True:
+        torch.argmax((x @ x)[:5], 1)
+
+torch.set_num_threads(1)
+threading.Thread(target=compute, daemon=True).start()
+time.sleep(0.2)
+print("the last line")
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_thread_inside_of_torch_does_not_abort_the_process_at_its_end(code: int) -> None:
+    command = [sys.executable, "-c", f"{BUSY}\nleave({code})"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stdout, done.stderr) == (code, "the last line\n", "")
