@@ -125,7 +125,7 @@ async def test_sixty_streams_at_once(page: Page, stack: QuireProcess) -> None:
     await watch_frames(page)
     await send(page, "Tell me a story about a lighthouse.")
     await expect(page.locator(".answer")).to_have_count(60)
-    await expect(page.locator(".answer.live .text p")).not_to_have_count(0, timeout=LONG_MS)
+    await expect(page.locator(".answer .text p")).not_to_have_count(0, timeout=LONG_MS)  # a fast worker may have ended
     await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
     print(f"60 streams of a worker beside it: {await watched_frames(page)}")
     texts = await page.locator(".text").all_text_contents()

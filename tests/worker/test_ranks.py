@@ -39,13 +39,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @contextmanager
 def ranks_of(
-    path: Path, size: int, prefer: str = "auto", on_death: Callable[[int, int], None] | None = None
+    path: Path, size: int, prefer: str = "auto", on_death: Callable[[int, int, str], None] | None = None
 ) -> Iterator[LeadingDecoder]:
     """A model over `size` real processes, this one among them."""
     ops = kernels.select_ops("cpu", torch.float32, prefer)
     settings = WorkerSettings(model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1)
     deaths: list[tuple[int, int]] = []
-    died = on_death or (lambda rank, code: deaths.append((rank, code)))
+    died = on_death or (lambda rank, code, said: deaths.append((rank, code)))
     followers = Followers(settings, path, ops, died)
     try:
         yield LeadingDecoder.lead(followers, path, ops, torch.float32, "cpu")
@@ -124,7 +124,7 @@ def test_a_rank_that_dies_ends_every_later_step(tmp_path: Path) -> None:
     died = threading.Event()
     deaths: list[tuple[int, int]] = []
 
-    def on_death(rank: int, code: int) -> None:
+    def on_death(rank: int, code: int, words: str) -> None:
         deaths.append((rank, code))
         died.set()
 
@@ -182,14 +182,14 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
 
 
 def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(rank: int, control: int, file: int) -> subprocess.Popen[bytes]:
+    def start(rank: int, *files: int) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         process.wait()
         return process
 
     monkeypatch.setattr(Followers, "_start", staticmethod(start))
     deaths: list[tuple[int, int]] = []
-    with pytest.raises(OutOfStep), ranks_of(path, 2, on_death=lambda rank, code: deaths.append((rank, code))):
+    with pytest.raises(OutOfStep), ranks_of(path, 2, on_death=lambda rank, code, said: deaths.append((rank, code))):
         pass
     assert deaths == [(1, 3)]
 
@@ -198,7 +198,7 @@ def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pyt
 def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str) -> None:
     said: list[tuple[int, int]] = []
 
-    def on_death(rank: int, code: int) -> None:
+    def on_death(rank: int, code: int, words: str) -> None:
         time.sleep(0.2)  # as long as it takes to say it
         said.append((rank, code))
 

@@ -1,14 +1,16 @@
 """A rank that follows: it has a part of the model, and does what rank 0 says until that is gone.
 
-    python -m worker.ranks.follower RANK CONTROL FILE
+    python -m worker.ranks.follower RANK CONTROL FILE LAST_WORDS
 
 CONTROL is the descriptor of a socket to rank 0: first the settings come from there, then one message per call of the
-model. FILE is that of the file by which ranks find each other.
+model. FILE is that of the file by which ranks find each other; into LAST_WORDS goes why this one cannot go on, which
+rank 0 says.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -20,7 +22,7 @@ import msgpack
 import torch
 
 import kernels
-from shared.logs import give_up, setup_logging
+from shared.logs import setup_logging
 from worker import devices
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
@@ -138,7 +140,7 @@ def run(rank: int, control: socket.socket, file: int) -> None:
 
 
 def main() -> None:
-    rank, control, file = map(int, sys.argv[1:])
+    rank, control, file, last_words = map(int, sys.argv[1:])
     # Rank 0 is told to stop, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -146,10 +148,10 @@ def main() -> None:
     try:
         run(rank, own, file)
     except torch.OutOfMemoryError as error:
-        give_up("quire worker", f"rank {rank} is out of its GPU's memory ({error}); end what else uses it")
+        os.pwrite(last_words, f"out of its GPU's memory ({error}); end what else uses it".encode(), 0)
         leave(GAVE_UP)
     except (StartError, CheckpointError) as error:
-        give_up("quire worker", f"rank {rank}: {error}")
+        os.pwrite(last_words, str(error).encode(), 0)
         leave(GAVE_UP)
     except BaseException:
         log.exception("rank %d failed", rank)

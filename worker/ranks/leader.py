@@ -21,6 +21,7 @@ import msgpack
 import torch
 
 from kernels import Ops
+from shared.logs import give_up
 from shared.processes import spawn
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.interpreter import leave
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parents[2]
 # How long followers get to end by themselves.
 END_TIMEOUT_S = 5.0
+# Bytes of a reason.
+MOST_WORDS = 4096
 # How soon it is known that one has ended, once a step has failed because of that.
 NEWS_S = 1.0
 
@@ -48,18 +51,23 @@ def reason(error: BaseException) -> BaseException:
     return error.__cause__ if isinstance(error, OutOfStep) and error.__cause__ else error
 
 
-def end_worker(rank: int, code: int) -> None:
+def end_worker(rank: int, code: int, last_words: str) -> None:
     """End this process, since the one of another rank has ended."""
-    if code != GAVE_UP:  # else it has said why, and that is to be the last thing that is said
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        log.critical("rank %d has ended (%s), and so does the worker: others go on with its requests", rank, how)
-    leave(GAVE_UP if code == GAVE_UP else EXIT_CODE)
+    if last_words:
+        logging.disable(
+            logging.ERROR
+        )  # that is to be the last thing that is said; this rank may be in the middle of work
+        give_up("quire worker", f"rank {rank}: {last_words}")
+        leave(GAVE_UP)
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    log.critical("rank %d has ended (%s), and so does the worker: others go on with its requests", rank, how)
+    leave(EXIT_CODE)
 
 
 class Followers:
     """The processes of all ranks but this one, and a socket to each.
 
-    on_death: called on a thread, with rank and exit code, when one of them ends before `close`.
+    on_death: called on a thread, with rank, exit code and last words, when one of them ends before `close`.
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class Followers:
         settings: WorkerSettings,
         path: Path,
         ops: Ops,
-        on_death: Callable[[int, int], None] = end_worker,
+        on_death: Callable[[int, int, str], None] = end_worker,
     ) -> None:
         """Start them, and meet them. Call it on the main thread: they end with it."""
         size = settings.tensor_parallel_size
@@ -77,13 +85,15 @@ class Followers:
         self._on_death = on_death
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        # Files in memory, one for each: why it cannot go on.
+        self._last_words = [os.memfd_create("quire-last-words") for _ in range(1, size)]
         file = meeting(size, ops)
         first = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(ops.dtype)[6:]}
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
             self._sockets.append(ours)
             with theirs:
-                self._processes.append(self._start(rank, theirs.fileno(), file))
+                self._processes.append(self._start(rank, theirs.fileno(), file, self._last_words[rank - 1]))
             with suppress(OSError):  # it has ended already: who waits for its answer finds that out
                 ours.sendall(msgpack.packb([first, ops.device.type]))
         for rank, process in enumerate(self._processes, 1):
@@ -92,19 +102,21 @@ class Followers:
         self._let_go = self.ranks.give_up
 
     @staticmethod
-    def _start(rank: int, control: int, file: int) -> subprocess.Popen[bytes]:
+    def _start(rank: int, control: int, file: int, last_words: int) -> subprocess.Popen[bytes]:
         paths = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])
         # -P: what lies in the folder that the worker was called from is none of our modules.
-        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), str(control), str(file)]
+        files = control, file, last_words
+        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), *map(str, files)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
         environ["PYTHONPATH"] = os.pathsep.join(paths)
-        return spawn(command, environ=environ, output=None, keep=(control, file))
+        return spawn(command, environ=environ, output=None, keep=files)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if not self._closing:
             self._let_go()
-            self._on_death(rank, code)
+            said = os.pread(self._last_words[rank - 1], MOST_WORDS, 0).decode(errors="replace")
+            self._on_death(rank, code, said)
             self._died.set()
 
     def answers(self) -> list[int]:
