@@ -7,6 +7,7 @@ torch.distributed: NCCL between GPUs, and gloo for plain torch on a CPU.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ class Sizes(NamedTuple):
         return sum(map(padded, self.lengths()))
 
 
-class Collectives:
+class Collectives(ABC):
     """One rank's side of what all ranks do together. All of them call the same in the same order, with tensors of the
     same shapes. Implements `worker.models.decoder.Ranks`."""
 
@@ -68,21 +69,23 @@ class Collectives:
     size: int
     device = torch.device("cpu")
 
+    @abstractmethod
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
         """In place, the sum over all ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         """In place, what rank 0 has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gather(self, values: torch.Tensor) -> torch.Tensor | None:
         """[...] of each rank -> [ranks, ...] on rank 0, None elsewhere."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give_up(self) -> None:
         """Let nobody wait for a rank that has ended, where that can be done."""
 
+    @abstractmethod
     def close(self) -> None:
         """Behind the last call of all."""
 
@@ -107,6 +110,9 @@ class Collectives:
 class SharedMemory(CpuRanks, Collectives):
     """Between processes that compute with the C++ kernels."""
 
+    def close(self) -> None:
+        """The memory goes with its last process."""
+
 
 class Distributed(Collectives):
     """Between GPUs, or processes that compute with plain torch on a CPU."""
@@ -130,6 +136,9 @@ class Distributed(Collectives):
             world_size=size,
             device_id=device if is_cuda else None,
         )
+
+    def give_up(self) -> None:
+        """gloo finds out by itself, and what waits for NCCL ends with the process."""
 
     def close(self) -> None:
         if self.device.type != "cuda":  # there it waits for all graphs to be gone; the process ends anyway

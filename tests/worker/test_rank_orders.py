@@ -1,0 +1,300 @@
+"""What the leader orders is done on all ranks: graphs and caches have the same number on all, and go together."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from tests.worker.checkpoints import make_checkpoint
+from worker.models.batch import ForwardBatch
+from worker.models.decoder import Decoder
+from worker.ranks.collectives import Sizes
+from worker.ranks.follower import Follower
+from worker.ranks.leader import LeadingDecoder, OutOfStep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path, "llama")
+
+
+class Wire:
+    """In place of processes: what the leader tells and sends, for a follower in a thread of this process."""
+
+    def __init__(self) -> None:
+        self.orders: queue.Queue[list[Any]] = queue.Queue()
+        self.batches: queue.Queue[ForwardBatch] = queue.Queue()
+        self.ranks = self
+        self.said: queue.Queue[int] = queue.Queue()
+        self.is_asked = False
+
+    rank, size = 0, 1
+
+    def tell(self, *order: Any) -> None:
+        self.orders.put(list(order))
+
+    def answers(self) -> list[int]:
+        return [self.said.get(timeout=20)] if self.is_asked else []
+
+    def hear(self, timeout_s: float) -> None:
+        pass
+
+    def told(self) -> Iterator[list[Any]]:
+        while (order := self.orders.get(timeout=20)) != ["end"]:
+            yield order
+
+    def send(self, batch: ForwardBatch) -> None:
+        self.batches.put(batch)
+
+    def receive(self, sizes: Sizes) -> ForwardBatch:
+        batch = self.batches.get(timeout=20)
+        assert Sizes.of(batch) == sizes
+        return batch
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+        return columns[:, :width]
+
+
+class Tape:
+    """A graph that says what was recorded into it, and how often it was replayed."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.start = log, len(log)
+        self.replays = 0
+
+    def finish(self) -> Tape:
+        self.recorded = self.log[self.start :]
+        return self
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+class Logged(Decoder):
+    """A part of a model that notes the sizes of what it computes."""
+
+    log: list[str]
+
+    def forward(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        self.log.append(f"forward {len(batch.token_ids)}")
+        return torch.zeros(len(batch.logits_rows), self.vocab_size)
+
+
+class LoggedLeader(LeadingDecoder, Logged):
+    pass
+
+
+@contextmanager
+def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follower, list[str], list[Tape]]]:
+    wire = Wire()
+    load = path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu"
+    leader = LoggedLeader.lead(wire, *load)
+    part = Logged.load(*load)
+    leader.log, part.log = [], []
+    wire.is_asked = True
+    tapes: list[Tape] = []
+
+    def record(launch: Callable[[], None], pool: Any) -> tuple[Tape, Any]:
+        tape = Tape(part.log)
+        launch()
+        tapes.append(tape.finish())
+        return tape, pool
+
+    follower = Follower(part, wire, wire.said.put, record)
+    thread = threading.Thread(target=follower.obey, args=(wire.told(),))
+    thread.start()
+    try:
+        yield leader, follower, part.log, tapes
+    finally:
+        wire.tell("end")
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def batch(tokens: int) -> ForwardBatch:
+    numbers = torch.zeros(tokens, dtype=torch.int32)
+    starts = torch.tensor([0, tokens], dtype=torch.int32)
+    return ForwardBatch(numbers, numbers, numbers, torch.zeros(1, 3, dtype=torch.int32), starts[1:], starts, starts[:1])
+
+
+def test_a_graph_is_recorded_and_replayed_on_all_ranks(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, log, tapes):
+        cache = leader.alloc_kv_cache(4, 8)
+        own = Tape([])
+
+        def record(launch: Callable[[], None], pool: Any) -> tuple[Tape, Any]:
+            launch()
+            return own, pool
+
+        leader.forward(batch(5), cache)
+        graph, _ = leader.record(lambda: leader.forward(batch(7), cache), None, record)
+        leader.forward(batch(6), cache)
+        for _ in range(3):
+            graph.replay()
+        assert own.replays == 3
+    assert log == ["forward 5", "forward 7", "forward 6"]
+    assert [(tape.recorded, tape.replays) for tape in tapes] == [(["forward 7"], 3)]
+    assert list(follower._graphs.values()) == tapes
+
+
+def test_a_graph_that_the_leader_cannot_record_is_forgotten_everywhere(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, log, tapes):
+        cache = leader.alloc_kv_cache(4, 8)
+
+        def record(launch: Callable[[], None], pool: Any) -> Any:
+            launch()
+            raise RuntimeError("the driver says no")
+
+        with pytest.raises(RuntimeError, match="says no"):
+            leader.record(lambda: leader.forward(batch(7), cache), None, record)
+        leader.forward(batch(6), cache)  # ranks are still in step
+        leader.check()
+    assert log == ["forward 7", "forward 6"]
+    assert len(tapes) == 1
+    assert follower._graphs == {}
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_graph_that_another_rank_cannot_record_is_none_anywhere(path: Path, is_launched: bool) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, log, _):
+        cache = leader.alloc_kv_cache(4, 8)
+        replays: list[None] = []
+
+        def fails(launch: Callable[[], None], pool: Any) -> Any:
+            if is_launched:
+                launch()
+            raise RuntimeError("the driver says no")
+
+        def record(launch: Callable[[], None], pool: Any) -> tuple[Any, Any]:
+            launch()
+            return SimpleNamespace(replay=lambda: replays.append(None)), pool
+
+        kept, follower._record = follower._record, fails
+        with pytest.raises(RuntimeError, match="another rank"):
+            leader.record(lambda: leader.forward(batch(7), cache), None, record)
+        if not is_launched:
+            leader.followers.batches.get(timeout=20)  # what the follower did not take
+        follower._record = kept
+        leader.forward(batch(6), cache)  # ranks are still in step
+        graph, _ = leader.record(lambda: None, None, record)
+        graph.replay()
+    assert log == (["forward 7"] if is_launched else []) + ["forward 6"]
+    assert len(follower._graphs) == len(replays) == 1
+
+
+def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        first = leader.alloc_kv_cache(4, 8)
+        graph, _ = leader.record(lambda: None, None, lambda launch, pool: (Tape([]), pool))
+        second = leader.alloc_kv_cache(9, 8)
+        del first, graph
+        leader.forward(batch(1), second)
+    assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
+    assert follower._graphs == {}
+
+
+def test_graphs_share_a_pool_where_those_of_the_leader_do(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        pools: list[int | None] = []
+
+        def noted(launch: Callable[[], None], pool: int | None) -> tuple[Tape, int]:
+            launch()
+            pools.append(pool)
+            return Tape([]), pool or len(pools)
+
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("no more memory")
+
+        follower._record = noted
+        of_runners = []
+        for _ in range(2):  # one that measures what graphs take, and the one that stays
+            with pytest.raises(torch.OutOfMemoryError):
+                leader.record(lambda: None, None, fails)
+            graph, pool = leader.record(lambda: None, None, lambda launch, pool: (Tape([]), "pool"))
+            of_runners.append([graph, leader.record(lambda: None, pool, lambda launch, pool: (Tape([]), pool))[0]])
+    assert pools == [None, None, 2, None, None, 5]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_dropped_elsewhere_while_a_graph_is_recorded(path: Path, fails: bool) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        caches = [leader.alloc_kv_cache(4, 8), leader.alloc_kv_cache(9, 8)]
+        orders: list[str] = []
+        tell = leader.followers.tell
+
+        def noted(*order: Any) -> None:
+            orders.append(order[0])
+            tell(*order)
+
+        leader.followers.tell = noted
+
+        def record(launch: Callable[[], None], pool: Any) -> Any:
+            caches.pop(0)
+            launch()
+            if fails:
+                raise RuntimeError("the driver says no")
+            return Tape([]), pool
+
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            leader.record(lambda: leader.forward(batch(7), caches[-1]), None, record)
+        leader.forward(batch(6), caches[0])
+    assert orders[:3] == ["capture", "forward", "captured"]
+    assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
+
+
+def test_the_cache_is_as_large_as_the_rank_with_least_memory_allows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter((10, 7))
+    monkeypatch.setattr(Decoder, "least_free_memory", lambda self: next(free))
+    with a_leader_and_a_follower(path) as (leader, _, _, _):
+        assert leader.least_free_memory() == 7
+
+
+def test_a_step_that_fails_on_one_rank_ends_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_leader_and_a_follower(path) as (leader, _, _, _):
+        cache = leader.alloc_kv_cache(4, 8)
+
+        def fails(*_: Any) -> None:
+            raise torch.OutOfMemoryError("no more memory")
+
+        monkeypatch.setattr(Logged, "forward", fails)
+        leader.followers.tell = lambda *order: None  # the other would wait for its part of the step
+        for _ in range(2):
+            with pytest.raises(OutOfStep, match="failed on one rank"):
+                leader.forward(batch(1), cache)
+        with pytest.raises(OutOfStep):
+            leader.check()
+        del leader.followers.tell
+        leader.followers.batches.get(timeout=20)
+
+
+def test_a_replay_that_fails_on_one_rank_ends_all(path: Path) -> None:
+    class Broken(Tape):
+        def replay(self) -> None:
+            raise torch.OutOfMemoryError("no more memory")  # the first one sends the graph to the device
+
+    with a_leader_and_a_follower(path) as (leader, follower, _, tapes):
+        graph, _ = leader.record(lambda: None, None, lambda launch, pool: (Broken([]), pool))
+        with pytest.raises(OutOfStep, match="failed on one rank"):
+            graph.replay()
+        with pytest.raises(OutOfStep):
+            leader.check()
+        with pytest.raises(OutOfStep):
+            graph.replay()
+    assert [tape.replays for tape in tapes] == [1]
+    assert list(follower._graphs.values()) == tapes
