@@ -10,17 +10,8 @@ from kernels import checks
 from kernels.ops import DecoderLayer, Ops, Ranks
 
 
-@dataclass(frozen=True)
-class Stack:
-    layers: Sequence[DecoderLayer]
-    final_norm: Tensor
+class _WithCaches:
     kv_cache: Sequence[tuple[Tensor, Tensor]]
-    cos_sin: Tensor
-    num_heads: int
-    num_kv_heads: int
-    eps: float
-    scale: float
-    ranks: Ranks | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -31,12 +22,42 @@ class Stack:
         """[layers, 2 (k, v), H_kv, block_size, D]: all that the caches hold in one block."""
         return len(self.kv_cache), 2, *self.kv_cache[0][0].shape[1:]
 
+    def check_caches(self, kv_heads: int | None, dtype: torch.dtype) -> torch.Size:
+        """Returns the shape of each cache. Raises ValueError or TypeError, as the operations do."""
+        shapes = [checks.caches(k, v, kv_heads, dtype) for k, v in self.kv_cache]
+        if not shapes:
+            raise ValueError("a stack has at least one layer")
+        for index, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise ValueError(f"the caches of layer {index} are not like those of layer 0")
+        return shapes[0]
+
+
+@dataclass(frozen=True)
+class Caches(_WithCaches):
+    """The caches of all layers, without the layers."""
+
+    kv_cache: Sequence[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Stack(_WithCaches):
+    layers: Sequence[DecoderLayer]
+    final_norm: Tensor
+    kv_cache: Sequence[tuple[Tensor, Tensor]]
+    cos_sin: Tensor
+    num_heads: int
+    num_kv_heads: int
+    eps: float
+    scale: float
+    ranks: Ranks | None = None
+
     def check(self, dtype: torch.dtype) -> tuple[int, torch.Size]:
         """Returns the hidden size and the shape of each cache. Raises ValueError or TypeError, as the operations do."""
         if not self.layers or len(self.layers) != len(self.kv_cache):
             raise ValueError(f"{len(self.layers)} layers and {len(self.kv_cache)} caches do not make a stack")
         hidden, inner = self.layers[0].qkv.in_features, self.layers[0].down.in_features
-        shape = checks.caches(*self.kv_cache[0], self.num_kv_heads, dtype)
+        shape = self.check_caches(self.num_kv_heads, dtype)
         d = shape[3]
         checks.tensor("final_norm", self.final_norm, dtype, (hidden,))
         checks.tensor("cos_sin", self.cos_sin, torch.float32, (self.cos_sin.shape[0], d))
@@ -49,9 +70,7 @@ class Stack:
             "down": (inner, hidden),
         }
         widths = {"input_norm": hidden, "mlp_norm": hidden, "q_norm": d, "k_norm": d}
-        for index, (layer, (k, v)) in enumerate(zip(self.layers, self.kv_cache, strict=True)):
-            if checks.caches(k, v, self.num_kv_heads, dtype) != shape:
-                raise ValueError(f"the caches of layer {index} are not like those of layer 0")
+        for index, layer in enumerate(self.layers):
             for name, width in widths.items():
                 if (weight := getattr(layer, name)) is not None:
                     checks.tensor(f"{name} of layer {index}", weight, dtype, (width,))

@@ -52,8 +52,12 @@ class Ranks(Protocol):
         """The sum over all ranks, in place; each has values of the same shape."""
 
 
-class LayerStack(Protocol):
-    """What `stack_layers` made of layers and caches; holds both."""
+class CacheStack(Protocol):
+    """What `stack_caches` made of the caches of all layers; holds them."""
+
+
+class LayerStack(CacheStack, Protocol):
+    """What `stack_layers` made of layers and caches; holds both, and does for a CacheStack."""
 
 
 @runtime_checkable
@@ -109,6 +113,10 @@ class Ops(Protocol):
         (Qwen3). The rotation is computed in float32 and rounded once.
         """
 
+    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> object:
+        """What the attention of all layers of a step has in common, for `paged_attention`. Arguments as there; it is
+        right as long as they are what they were."""
+
     def paged_attention(
         self,
         q: Tensor,
@@ -120,8 +128,9 @@ class Ops(Protocol):
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
+        plan: object = None,
     ) -> Tensor:
-        """Causal attention over the cache; returns [T, H * D].
+        """Causal attention over the cache; returns [T, H * D]. plan: of `plan_attention`, from the same arguments.
 
         q [T, H, D]; block_tables [S, max_blocks] int32, entries beyond a sequence's blocks are never read; seq_lens [S]
         int32, the context with this step's tokens, whose k and v are in the cache already; query_start_loc [S + 1]
@@ -173,28 +182,31 @@ class Ops(Protocol):
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of caches (or of some of their blocks) with the order that the shape says."""
 
-    def copy_blocks(self, stack: LayerStack, src: Tensor, dst: Tensor) -> None:
+    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> CacheStack:
+        """Checks the caches of all layers once, k and v of each. All have one shape."""
+
+    def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
         """Block dst[i] becomes a copy of block src[i] in the k and v caches of every layer, for all i at once.
 
         src and dst [n] int64, in host memory for every device; n may be 0. ValueError if a block occurs twice in dst,
         or in both.
         """
 
-    def alloc_host_blocks(self, stack: LayerStack, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
         """Host memory for swapped blocks: act [num_blocks, layers, 2 (k, v), H_kv, block_size, D], contents undefined.
 
         For a CPU it is committed page by page as blocks are first written; for a GPU it is pinned, and so committed as
         a whole. Inside a block the order is that of the caches.
         """
 
-    def swap_out(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         """Host block dst[i] becomes a copy of block src[i] of the caches, for all i at once.
 
         host is of `alloc_host_blocks`; src and dst as for `copy_blocks`, but here an id in both names two different
         blocks, and is allowed.
         """
 
-    def swap_in(self, stack: LayerStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         """Block dst[i] of the caches becomes a copy of host block src[i]; otherwise as `swap_out`."""
 
     def argmax(self, logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import checks
-from kernels.layers import Stack, run
+from kernels.layers import Caches, Stack, run
 from kernels.ops import DecoderLayer, Ranks
 
 
@@ -112,6 +112,9 @@ class ReferenceOps:
         v_cache[block, :, offset] = v[keep]
         return _rotate(q, cos, sin)
 
+    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
+        return None
+
     def paged_attention(
         self,
         q: Tensor,
@@ -123,6 +126,7 @@ class ReferenceOps:
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
+        plan: object = None,
     ) -> Tensor:
         _, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
@@ -197,23 +201,28 @@ class ReferenceOps:
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         return k_cache.clone(), v_cache.clone()
 
-    def copy_blocks(self, stack: Stack, src: Tensor, dst: Tensor) -> None:
+    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> Caches:
+        caches = Caches(kv_cache)
+        caches.check_caches(None, self.dtype)
+        return caches
+
+    def copy_blocks(self, stack: Caches | Stack, src: Tensor, dst: Tensor) -> None:
         checks.block_copies(src, dst, stack.num_blocks)
         for pair in stack.kv_cache:
             for cache in pair:
                 cache[dst] = cache[src]
 
-    def alloc_host_blocks(self, stack: Stack, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: Caches | Stack, num_blocks: int) -> Tensor:
         return torch.empty((num_blocks, *stack.block_shape), dtype=self.dtype, pin_memory=self.device.type == "cuda")
 
-    def swap_out(self, stack: Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: Caches | Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
         for layer, pair in enumerate(stack.kv_cache):
             for which, cache in enumerate(pair):
                 host[dst, layer, which] = cache[src].to(host.device)
 
-    def swap_in(self, stack: Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: Caches | Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
         for layer, pair in enumerate(stack.kv_cache):

@@ -15,7 +15,8 @@ import torch
 from gateway.rendering import Renderer
 from ops.cli import main
 from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder, KVCache
+from worker.models.decoder import Decoder
+from worker.models.paged import KVCache
 
 FAILING, DEADLY = (os.environ.get(name, "never") for name in ("TEST_FAILING", "TEST_DEADLY"))
 

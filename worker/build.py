@@ -26,9 +26,13 @@ from worker.engine.pacing import PrefillPacer
 from worker.engine.runner import Runner
 from worker.errors import StartError
 from worker.memory import available_memory
-from worker.models.config import read_config
-from worker.models.decoder import Decoder, least_weight_bytes
+from worker.models.choice import choose_model
+from worker.models.config import ModelConfig
+from worker.models.decoder import Decoder
 from worker.models.loader import resolve
+from worker.models.paged import Config, PagedModel
+from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_config import TransformersConfig
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
 from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep, reason, recorder
 from worker.settings import WorkerSettings
@@ -53,7 +57,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     device = devices.choose_device(settings.device)
     check(settings, device)
     path = resolve(settings.model)
-    devices.check_ranks(settings, device, read_config(path))
+    config = choose_model(path, settings.model_impl)
+    devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     dtype = devices.choose_dtype(settings.dtype, device)
     ops = devices.make_ops(settings, device, dtype)
@@ -61,9 +66,9 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
     where += f", as {ranks} ranks" if ranks > 1 else ""
     log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
-    check_weights(path, dtype, device, ranks)
+    check_weights(path, config, dtype, device, ranks)
     try:
-        model = load_model(settings, path, ops, dtype, device)
+        model = load_model(settings, path, config, ops, device)
         return make_engine(settings, name, model, texts, device)
     except (torch.OutOfMemoryError, OutOfStep) as error:
         if not isinstance(reason(error), torch.OutOfMemoryError):
@@ -76,19 +81,27 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
 
 
 def load_model(
-    settings: WorkerSettings, path: Path, ops: kernels.Ops, dtype: torch.dtype, device: torch.device
-) -> Decoder:
+    settings: WorkerSettings,
+    path: Path,
+    config: ModelConfig | TransformersConfig,
+    ops: kernels.Ops,
+    device: torch.device,
+) -> PagedModel:
     """The model, or this rank's part of it and the processes that have the others."""
-    checkpoint = path, ops, dtype, device, settings.max_model_len, LoadingLog()
+    if isinstance(config, TransformersConfig):
+        return TransformersModel.load(config, ops, device, settings.max_model_len)
+    checkpoint = path, ops, ops.dtype, device, settings.max_model_len, LoadingLog()
     if settings.tensor_parallel_size == 1:
         return Decoder.load(*checkpoint)
     followers = Followers(settings, path, ops)
     return LeadingDecoder.lead(followers, *checkpoint)
 
 
-def make_engine(settings: WorkerSettings, name: str, model: Decoder, texts: ModelTexts, device: torch.device) -> Engine:
+def make_engine(
+    settings: WorkerSettings, name: str, model: PagedModel, texts: ModelTexts, device: torch.device
+) -> Engine:
     """An engine over a loaded model, warmed up."""
-    if isinstance(model.ops, kernels.CpuOps):
+    if isinstance(model.ops, kernels.CpuOps) and not model.multiplies_in_torch:
         # What is left for torch is small, and its idle threads would spin against those of the kernels.
         torch.set_num_threads(1)
     limits = choose_limits(settings, model, device)
@@ -129,9 +142,9 @@ def check(settings: WorkerSettings, device: torch.device) -> None:
         )
 
 
-def check_weights(path: Path, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
+def check_weights(path: Path, config: Config, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
     """Raise StartError, before minutes go into loading them, for weights that do not fit."""
-    needed, free = least_weight_bytes(read_config(path), dtype), devices.free_memory(device)
+    needed, free = config.least_weight_bytes(dtype), devices.free_memory(device)
     if device.type == "cuda":  # each has its own memory
         needed //= ranks
     if needed > free:
@@ -143,9 +156,9 @@ def check_weights(path: Path, dtype: torch.dtype, device: torch.device, ranks: i
         )
 
 
-def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device) -> EngineLimits:
+def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
     """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
-    max_model_len = settings.max_model_len or model.config.max_position_embeddings
+    max_model_len = model.max_model_len
     # Of one rank; on a CPU they share the machine's memory, and that of the host they share everywhere.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     bytes_of_all = bytes_per_block * settings.tensor_parallel_size
@@ -184,7 +197,7 @@ def choose_limits(settings: WorkerSettings, model: Decoder, device: torch.device
     )
 
 
-def log_limits(model: Decoder, limits: EngineLimits, ranks: int = 1) -> None:
+def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
     bytes_per_block = model.kv_bytes_per_block(limits.block_size)
     log.info(
         "%s%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; host memory for %d blocks, %.0f MiB; "

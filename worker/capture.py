@@ -22,7 +22,7 @@ from worker.engine.rows import Rows
 
 if TYPE_CHECKING:
     from worker.engine.engine import Engine
-    from worker.models.decoder import Decoder
+    from worker.models.paged import PagedModel
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def graph_rooms(sequences: int, tokens: int) -> list[Room]:
     ]
 
 
-def measure_graphs(model: Decoder, limits: EngineLimits, record: Record = record_on_cuda) -> int:
+def measure_graphs(model: PagedModel, limits: EngineLimits, record: Record = record_on_cuda) -> int:
     """Bytes of device memory that a runner and all its graphs take beside weights and cache.
 
     Measured with those that are captured first: the FIRST take the memory that all share, and each that was not

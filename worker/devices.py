@@ -16,11 +16,12 @@ from worker.memory import available_memory
 from worker.models.batch import ForwardBatch
 from worker.models.config import ModelConfig
 from worker.models.sharding import NotDivisible, Shard
+from worker.models.transformers_config import TransformersConfig
 from worker.ranks.leader import reason, recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from worker.models.decoder import Decoder
+    from worker.models.paged import PagedModel
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
 
 
-def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig) -> None:
+def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig) -> None:
     """Raise StartError where --tensor-parallel-size ranks cannot share the model, or have no GPU each."""
     size = settings.tensor_parallel_size
     if device.type == "cuda" and size > torch.cuda.device_count():
@@ -104,6 +105,13 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelCon
             f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
             "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
+    if isinstance(config, TransformersConfig):
+        if size > 1:
+            raise StartError(
+                f"--tensor-parallel-size {size}: {config.architecture} is computed by Transformers, by one process; "
+                "lower it to 1, or give a model that Quire's own decoder knows (docs/quickstart.md)"
+            )
+        return
     try:
         Shard(config, 0, size)
     except NotDivisible as error:
@@ -127,10 +135,12 @@ def kernels_of(ops: kernels.Ops) -> str:
     return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
 
 
-def arithmetic(ops: kernels.Ops, ranks: int = 1) -> dict[str, str]:
+def arithmetic(model: PagedModel, ranks: int = 1) -> dict[str, str]:
     """What decides the last bits of a result, as labels: workers that differ in it may choose another token."""
+    ops = model.ops
     is_cuda = ops.device.type == "cuda"
     return {
+        "model_impl": model.implementation,
         "dtype": str(ops.dtype)[6:],
         "cache_dtype": str(getattr(ops, "kv_dtype", ops.dtype))[6:],
         "kernels": kernels_of(ops),
@@ -158,7 +168,7 @@ def takes_graphs(settings: WorkerSettings) -> bool:
     return settings.cuda_graphs and settings.kernels != "reference"
 
 
-def measure_step(model: Decoder, num_tokens: int, num_rows: int, max_model_len: int, block_size: int) -> int:
+def measure_step(model: PagedModel, num_tokens: int, num_rows: int, max_model_len: int, block_size: int) -> int:
     """Bytes of device memory that the largest step takes beside weights and cache: measured by running it.
 
     `num_tokens` of prompts whose keys go nowhere, and logits and a draw for `num_rows` of them.
@@ -201,7 +211,7 @@ class CudaMemory(NamedTuple):
     tokens: int
 
 
-def plan_cuda_memory(settings: WorkerSettings, model: Decoder, max_model_len: int) -> CudaMemory:
+def plan_cuda_memory(settings: WorkerSettings, model: PagedModel, max_model_len: int) -> CudaMemory:
     """What weights, the largest step, CUDA graphs and other processes leave. The budget of a step is halved until the
     largest step fits; not with several ranks, which are out of step then."""
     device = model.ops.device

@@ -92,7 +92,7 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic(model.ops, settings.tensor_parallel_size),
+        arithmetic=arithmetic(model, settings.tensor_parallel_size),
     )
     settle()
     try:

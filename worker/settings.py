@@ -19,6 +19,11 @@ class WorkerSettings:
     )
     served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
     redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
+    model_impl: str = option(
+        "auto",
+        choices=("auto", "quire", "transformers"),
+        help="What computes the model; auto is Quire's own decoder where that knows its kind, else Transformers.",
+    )
     device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
     dtype: str = option(
         "auto",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.cpu.ranks import CpuRanks, GivenUp
-from kernels.layers import Stack
+from kernels.layers import Caches, Stack
 
 _LAYER_ADDRESSES = (
     *("input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "k_cache", "v_cache", "o", "o_bias"),
@@ -43,16 +43,26 @@ class _Step(Structure):
     ]
 
 
-class CpuStack:
+class CpuCaches:
+    """Addresses of caches, and the stack of them itself, which keeps them alive."""
+
+    def __init__(self, stack: Caches | Stack, dtype: torch.dtype) -> None:
+        _, kv_heads, block_size, d = stack.check_caches(None, dtype)
+        self.dtype, self.num_blocks, self.block_shape = dtype, stack.num_blocks, stack.block_shape
+        self._kept = stack
+        caches = [cache for pair in stack.kv_cache for cache in pair]  # in the order of a host block
+        self.caches = (c_void_p * len(caches))(*map(checks.address, caches))
+        self.block_bytes = kv_heads * block_size * d * dtype.itemsize  # in one cache
+
+
+class CpuStack(CpuCaches):
     """Addresses of weights and caches, and the stack itself, which keeps them alive."""
 
     def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
         self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype)
-        self.dtype, self.stack = dtype, stack
+        super().__init__(stack, dtype)
+        self.stack = stack
         self.max_position, self.slots = stack.cos_sin.shape[0], blocks * block_size
-        caches = [cache for pair in stack.kv_cache for cache in pair]  # in the order of a host block
-        self.caches = (c_void_p * len(caches))(*map(checks.address, caches))
-        self.block_bytes = kv_heads * block_size * d * dtype.itemsize  # in one cache
         self._layers = (_Layer * len(stack.layers))()
         for to, layer, (k, v) in zip(self._layers, stack.layers, stack.kv_cache, strict=True):
             for name in ("input_norm", "mlp_norm", "q_norm", "k_norm"):

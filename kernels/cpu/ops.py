@@ -14,11 +14,11 @@ from torch import Tensor
 from kernels import checks
 from kernels.checks import address
 from kernels.cpu import library
-from kernels.cpu.layers import CpuStack
+from kernels.cpu.layers import CpuCaches, CpuStack
 from kernels.cpu.library import Level
 from kernels.cpu.memory import Arena
 from kernels.cpu.ranks import CpuRanks
-from kernels.layers import Stack, run
+from kernels.layers import Caches, Stack, run
 from kernels.ops import DecoderLayer, Ranks
 
 _PANEL = 32  # columns, as in gemm.h
@@ -209,6 +209,9 @@ class CpuOps:
             )
         return q
 
+    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
+        return None
+
     def paged_attention(
         self,
         q: Tensor,
@@ -220,6 +223,7 @@ class CpuOps:
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
+        plan: object = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
@@ -300,23 +304,26 @@ class CpuOps:
         v = v_cache.view(blocks, heads, block_size // word, d, word).transpose(3, 4)
         return k.reshape(k_cache.shape), v.reshape(v_cache.shape)
 
-    def copy_blocks(self, stack: CpuStack, src: Tensor, dst: Tensor) -> None:
-        checks.block_copies(src, dst, stack.stack.num_blocks)
+    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> CpuCaches:
+        return CpuCaches(Caches(kv_cache), self.dtype)
+
+    def copy_blocks(self, stack: CpuCaches, src: Tensor, dst: Tensor) -> None:
+        checks.block_copies(src, dst, stack.num_blocks)
         self._copy_blocks(stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src))
 
-    def alloc_host_blocks(self, stack: CpuStack, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: CpuCaches, num_blocks: int) -> Tensor:
         size = num_blocks * len(stack.caches) * stack.block_bytes
-        return self._arena.take(size).view(self.dtype).view(num_blocks, *stack.stack.block_shape)
+        return self._arena.take(size).view(self.dtype).view(num_blocks, *stack.block_shape)
 
-    def swap_out(self, stack: CpuStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
-        checks.host_blocks(host, stack.stack.block_shape, self.dtype)
-        checks.block_moves(src, dst, stack.stack.num_blocks, len(host))
+    def swap_out(self, stack: CpuCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, stack.num_blocks, len(host))
         blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
         self._swap_out(*blocks, address(host))
 
-    def swap_in(self, stack: CpuStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
-        checks.host_blocks(host, stack.stack.block_shape, self.dtype)
-        checks.block_moves(src, dst, len(host), stack.stack.num_blocks)
+    def swap_in(self, stack: CpuCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.block_moves(src, dst, len(host), stack.num_blocks)
         blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
         self._swap_in(*blocks, address(host))
 

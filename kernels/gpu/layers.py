@@ -7,23 +7,34 @@ from kernels import checks
 from kernels.gpu.attention import Step
 from kernels.gpu.blocks import BlockTable
 from kernels.gpu.limits import check_cache_shape, check_group
-from kernels.layers import Stack, whole
+from kernels.layers import Caches, Stack, whole
 
 
-class TritonStack:
-    """A checked stack, and the addresses of its caches."""
+class TritonCaches:
+    """Checked caches, and their addresses."""
 
-    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    def __init__(self, stack: Caches | Stack, kv_dtype: torch.dtype) -> None:
         caches = [cache for pair in stack.kv_cache for cache in pair]
         if any(cache.dtype is not kv_dtype for cache in caches):
             raise TypeError(f"a cache is {next(c.dtype for c in caches if c.dtype is not kv_dtype)}, not {kv_dtype}")
+        shape = stack.check_caches(None, kv_dtype)
+        check_cache_shape(shape[2], shape[3])
+        self.num_blocks, self.block_shape = stack.num_blocks, stack.block_shape
+        self._kept = stack
+        self.blocks = BlockTable(caches)
+
+
+class TritonStack(TritonCaches):
+    """A checked stack, and the addresses of its caches."""
+
+    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+        super().__init__(stack, kv_dtype)
         likeness = stack
         if kv_dtype is not dtype:  # the checks know one dtype: show them the shapes alone
             shapes = [tuple(torch.empty_like(c, dtype=dtype, device="meta") for c in pair) for pair in stack.kv_cache]
             rest = stack.cos_sin, stack.num_heads, stack.num_kv_heads, stack.eps, stack.scale
             likeness = Stack(stack.layers, stack.final_norm, shapes, *rest)
         self.hidden, shape = likeness.check(dtype)
-        check_cache_shape(shape[2], shape[3])
         check_group(stack.num_heads, stack.num_kv_heads, shape[3], dtype)
         for name in ("qkv", "o", "gate_up", "down"):
             for layer in stack.layers:
@@ -31,7 +42,6 @@ class TritonStack:
                 if packed.gate_up != (name == "gate_up") or packed.weight.dtype is not dtype:
                     raise ValueError(f"{name} was packed for another use or another dtype")
         self.stack = stack
-        self.blocks = BlockTable(caches)
 
 
 def run(

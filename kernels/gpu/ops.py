@@ -28,7 +28,7 @@ from kernels.gpu.rope import rope_and_cache_kernel
 from kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
 from kernels.gpu.sampling import sample_kernel
 from kernels.gpu.tiles import ROOMY_BYTES, power_of_2
-from kernels.layers import Stack
+from kernels.layers import Caches, Stack
 from kernels.ops import DecoderLayer, Ranks
 
 
@@ -216,6 +216,10 @@ class TritonOps:
         )
         return q
 
+    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> Step:
+        checks.sequences(block_tables, seq_lens, query_start_loc)
+        return Step(self._launch, block_tables, seq_lens, query_start_loc)
+
     def paged_attention(
         self,
         q: Tensor,
@@ -227,6 +231,7 @@ class TritonOps:
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
+        plan: Step | None = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
@@ -238,7 +243,8 @@ class TritonOps:
         tables = block_tables, seq_lens, query_start_loc
         if self.check_ids:
             bounds.blocks(*tables, len(q), block_size, blocks, sliding_window)
-        Step(self._launch, *tables).attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
+        step = Step(self._launch, *tables) if plan is None else plan
+        step.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
         return out
 
     def stack_layers(
@@ -297,26 +303,29 @@ class TritonOps:
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         return k_cache.clone(), v_cache.clone()
 
-    def copy_blocks(self, stack: layers.TritonStack, src: Tensor, dst: Tensor) -> None:
-        checks.block_copies(src, dst, stack.stack.num_blocks)
+    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> layers.TritonCaches:
+        return layers.TritonCaches(Caches(kv_cache), self.kv_dtype)
+
+    def copy_blocks(self, stack: layers.TritonCaches, src: Tensor, dst: Tensor) -> None:
+        checks.block_copies(src, dst, stack.num_blocks)
         stack.blocks.copy(src, dst)
 
-    def alloc_host_blocks(self, stack: layers.TritonStack, num_blocks: int) -> Tensor:
-        shape = (num_blocks, *stack.stack.block_shape)
+    def alloc_host_blocks(self, stack: layers.TritonCaches, num_blocks: int) -> Tensor:
+        shape = (num_blocks, *stack.block_shape)
         return torch.empty(shape, dtype=self.kv_dtype, device="cpu", pin_memory=self.device.type == "cuda")
 
-    def swap_out(self, stack: layers.TritonStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: layers.TritonCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
         self._check_swap(host, stack)
-        checks.block_moves(src, dst, stack.stack.num_blocks, len(host))
+        checks.block_moves(src, dst, stack.num_blocks, len(host))
         stack.blocks.swap_out(host, src, dst)
 
-    def swap_in(self, stack: layers.TritonStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: layers.TritonCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
         self._check_swap(host, stack)
-        checks.block_moves(src, dst, len(host), stack.stack.num_blocks)
+        checks.block_moves(src, dst, len(host), stack.num_blocks)
         stack.blocks.swap_in(host, src, dst)
 
-    def _check_swap(self, host: Tensor, stack: layers.TritonStack) -> None:
-        checks.host_blocks(host, stack.stack.block_shape, self.kv_dtype)
+    def _check_swap(self, host: Tensor, stack: layers.TritonCaches) -> None:
+        checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         if self.device.type == "cuda" and not host.is_pinned():
             raise ValueError("host is not pinned: it must be of alloc_host_blocks")
 

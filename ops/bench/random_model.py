@@ -12,9 +12,10 @@ import torch
 
 from kernels.ops import Ops
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import EMBEDDING, FINAL_NORM, HEAD, Decoder, load_layer, tensor_shapes
+from worker.models.decoder import Decoder, load_layer
 from worker.models.rope import cos_sin_table
 from worker.models.sharding import Shard
+from worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 # As in the config.json of each on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,8 @@ import torch
 
 from ops.cli import main
 from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder, KVCache
+from worker.models.decoder import Decoder
+from worker.models.paged import KVCache
 
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))

@@ -17,9 +17,10 @@ import torch
 
 import kernels
 from shared.messages import SamplingParams
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.worker.mock_model import record
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.transformers_checkpoints import make_kind
 from worker.capture import graph_rooms
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
@@ -28,10 +29,15 @@ from worker.engine.graphs import record_on_cuda
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import complete, generate
 from worker.engine.step import Step
+from worker.models.choice import choose_model
 from worker.models.decoder import Decoder
+from worker.models.paged import PagedModel
+from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_config import TransformersConfig
 
 ON_CUDA = torch.cuda.is_available()
-FAMILIES = ("llama3-rope", "mistral", "qwen3")
+# Quire's own, and some that Transformers computes.
+TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")
 GRAPHS = [False, True]
 
 
@@ -40,7 +46,12 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
     # Those of the CPU know no tokens that belong to no sequence.
     on_cpu = kernels.select_ops("cpu", torch.float32, "reference" if graphs else "auto")
     ops = kernels.triton_ops(device, torch.float32) if ON_CUDA else on_cpu
-    model = Decoder.load(path, ops, torch.float32, device)
+    config = choose_model(path)
+    model: PagedModel = (
+        TransformersModel.load(config, ops, device)
+        if isinstance(config, TransformersConfig)
+        else Decoder.load(path, ops, torch.float32, device)
+    )
     sizes = {"num_blocks": 200, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
     chosen = EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits))  # type: ignore[arg-type]
     rooms = graph_rooms(chosen.max_num_seqs, chosen.max_num_batched_tokens) if graphs else []
@@ -53,9 +64,9 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TRIED)
 def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / family, family)
+    path = (make_checkpoint if family in FAMILIES else make_kind)(tmp_path / family, family)
     engine = make_engine(path, graphs)
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
     assert [choices[0] for choices in outputs] == by_hugging_face(path)

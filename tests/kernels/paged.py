@@ -70,8 +70,9 @@ class Paged:
         heads = self.heads, self.kv_heads
         self.ops.rope_and_cache(qkv, at.int(), still, slots, self.k_cache, self.v_cache, *heads)
 
-    def attend(self, order: list[int] | None = None, queries: list[int] | None = None) -> list[Tensor]:
-        """One call over the sequences in `order`; returns the rows of each."""
+    def attend(self, order: list[int] | None = None, queries: list[int] | None = None, times: int = 0) -> list[Tensor]:
+        """One call over the sequences in `order`; returns the rows of each. times: calls with one plan, the last one's
+        result is returned."""
         order = list(range(len(self.lengths))) if order is None else order
         queries = self.queries if queries is None else queries
         counts = [queries[s] for s in order]
@@ -79,17 +80,13 @@ class Paged:
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         seq_lens = torch.tensor([self.lengths[s] for s in order], dtype=torch.int32)
         out = torch.full((len(q), self.heads * self.head_dim), float("nan")).to(self.ops.dtype)
-        given = self.ops.paged_attention(
-            q,
-            self.k_cache,
-            self.v_cache,
-            self.tables[order].contiguous(),
-            seq_lens,
-            starts,
-            self.scale,
-            self.window,
-            out,
-        )
+        tables = self.tables[order].contiguous(), seq_lens, starts
+        plan = self.ops.plan_attention(*tables) if times else None
+        for _ in range(times - 1):  # of other layers: their windows may differ
+            other = 0 if self.window else 20
+            self.ops.paged_attention(-q, self.k_cache, self.v_cache, *tables, self.scale / 2, other, plan=plan)
+        caches = self.k_cache, self.v_cache
+        given = self.ops.paged_attention(q, *caches, *tables, self.scale, self.window, out, plan)
         assert given.data_ptr() == out.data_ptr()
         return list(out.split(counts))
 

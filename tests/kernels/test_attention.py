@@ -21,6 +21,14 @@ def test_decode_rows_and_prefill_chunks_in_one_call(ops, heads, kv_heads, d):
     check(Paged(ops, [1, 150, 40, 129, 37], [1, 1, 40, 3, 20], heads, kv_heads, d))
 
 
+@pytest.mark.parametrize("window", [0, 13])
+def test_a_plan_does_for_all_layers_of_a_step(ops, window):
+    paged = Paged(ops, [1, 150, 40, 129], [1, 1, 40, 3], 4, 2, 64, window=window)
+    expected = paged.attend()
+    for found, rows in zip(paged.attend(times=3), expected, strict=True):
+        assert torch.equal(found, rows)
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("window", [0, 1, 13, 130])
 def test_block_sizes_and_windows(ops, block_size, window):

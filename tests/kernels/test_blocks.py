@@ -16,6 +16,17 @@ def ids(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
+@pytest.fixture(params=[False, True], ids=["layers", "caches"])
+def make(request: pytest.FixtureRequest):
+    """A stack of layers, or of their caches alone."""
+
+    def made(ops, windows):
+        stack, caches = make_stack(ops, windows)
+        return ops.stack_caches(caches) if request.param else stack, caches
+
+    return made
+
+
 def plain(ops: kernels.Ops, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """[layers, 2, blocks, H_kv, block_size, D]"""
     return torch.stack([torch.stack(ops.plain_kv_cache(*pair)) for pair in caches])
@@ -32,8 +43,8 @@ def some_threads(request: pytest.FixtureRequest, threads) -> None:
 
 @pytest.mark.usefixtures("some_threads")
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, count):
-    stack, caches = make_stack(ops, [0, 20, 0])
+def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, make, count):
+    stack, caches = make(ops, [0, 20, 0])
     for cache in (cache for pair in caches for cache in pair):
         cache[[b for b in range(BLOCKS) if b not in SRC]] = float("nan")
     expected = plain(ops, caches)
@@ -44,8 +55,8 @@ def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, count):
 
 @pytest.mark.usefixtures("some_threads")
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_blocks_come_back_from_host_memory_wherever_they_are_put(ops, count):
-    stack, caches = make_stack(ops, [0, 20, 0])
+def test_blocks_come_back_from_host_memory_wherever_they_are_put(ops, make, count):
+    stack, caches = make(ops, [0, 20, 0])
     before = plain(ops, caches)
     host = ops.alloc_host_blocks(stack, 9)
     assert host.is_cpu
@@ -94,8 +105,8 @@ def test_host_memory_costs_nothing_until_it_is_written(ops, monkeypatch):
     assert resident_mib() - before < 64
 
 
-def test_blocks_that_do_not_exist_or_collide_are_refused(ops):
-    stack, caches = make_stack(ops, [0])
+def test_blocks_that_do_not_exist_or_collide_are_refused(ops, make):
+    stack, caches = make(ops, [0])
     before, host = plain(ops, caches), ops.alloc_host_blocks(stack, 4)
     host.zero_()
     swaps = (lambda src, dst: ops.swap_out(stack, host, src, dst), lambda src, dst: ops.swap_in(stack, host, src, dst))
@@ -125,3 +136,14 @@ def test_blocks_that_do_not_exist_or_collide_are_refused(ops):
     assert not host.any()
     for move in swaps:  # the two ids count two different things
         move(ids(1), ids(1))
+
+
+def test_caches_that_differ_or_are_none_make_no_stack(ops):
+    _, caches = make_stack(ops, [0, 0])
+    with pytest.raises(ValueError, match="a stack has at least one layer"):
+        ops.stack_caches([])
+    narrow = ops.alloc_kv_cache(BLOCKS - 1, *caches[0][0].shape[1:])
+    with pytest.raises(ValueError, match="the caches of layer 2 are not like those of layer 0"):
+        ops.stack_caches([*caches, narrow])
+    with pytest.raises(TypeError, match="cache"):
+        ops.stack_caches([(caches[0][0].double(), caches[0][1].double())])

@@ -68,6 +68,14 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
     check(paged, paged.attend())
 
 
+def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
+    """Behind another layer, of another window."""
+    paged = make(case, monkeypatch, [1, 150, 40], [1, 1, 3])
+    expected = paged.attend()
+    for found, rows in zip(paged.attend(times=2), expected, strict=True):
+        assert torch.equal(found, rows)
+
+
 @pytest.mark.parametrize(
     ("lengths", "chunks"),
     [

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,17 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 def put(server: EmbeddedRedis, value: str) -> None:
+    """And wait until it is in the file: where the disk is slow, Redis answers up to two seconds before."""
     with Redis.from_url(server.url) as client:
         client.set("key", value)
+        wait_for(lambda: client.info("persistence")["aof_buffer_length"] == 0)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def get(server: EmbeddedRedis) -> bytes | None:
@@ -115,10 +124,8 @@ def test_what_follows_a_torn_end_of_the_file_survives(server: EmbeddedRedis) -> 
     file.write_bytes(written[: written.index(b"other half") + 5])
     server.start()
     assert get(server) == b"kept"
-    deadline = time.monotonic() + 10
     with Redis.from_url(server.url) as client:
-        while client.info("persistence")["aof_last_rewrite_time_sec"] < 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: client.info("persistence")["aof_last_rewrite_time_sec"] >= 0)
     put(server, "changed")
     kill(server)
     server.start()

@@ -15,7 +15,7 @@ from worker import build, devices
 from worker.build import check_weights, choose_limits
 from worker.engine.limits import EngineLimits
 from worker.errors import StartError
-from worker.models.decoder import Decoder, least_weight_bytes
+from worker.models.decoder import Decoder
 from worker.ranks.leader import OutOfStep
 from worker.settings import WorkerSettings
 
@@ -136,7 +136,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
 ) -> None:
     path = make_checkpoint(tmp_path / "llama", "llama")
     model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
-    needed = least_weight_bytes(model.config, torch.float32)
+    needed = model.config.least_weight_bytes(torch.float32)
     assert needed == model.weight_bytes
     monkeypatch.setattr(devices, "available_memory", lambda: needed)
     check_weights(path, torch.float32, torch.device("cpu"))

@@ -10,8 +10,8 @@ import torch
 
 from tests.worker.checkpoints import make_checkpoint
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import HEAD, tensor_shapes
 from worker.models.sharding import NotDivisible, Shard
+from worker.models.tensors import HEAD, tensor_shapes
 
 pytest.importorskip("transformers")
 

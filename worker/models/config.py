@@ -6,13 +6,17 @@ Defaults are those of the configuration classes of Transformers, which apply to 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from worker.models.errors import CheckpointError
 from worker.models.fields import Fields, read_json
 from worker.models.rope import RopeConfig, parse_rope
+from worker.models.tensors import tensor_shapes
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Where a checkpoint says how its weights are compressed.
@@ -102,11 +106,17 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    def least_weight_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of the weights before any is loaded; a backend that packs them may take more."""
+        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        return (tables + sum(math.prod(shape) for shape in tensor_shapes(self).values())) * dtype.itemsize
+
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json, and the token ids of generation_config.json where there is one.
 
-    Raises CheckpointError, one line, for anything missing, malformed or not supported.
+    Raises CheckpointError, one line, for anything missing, malformed or not supported; NotSupported for what is right
+    and of another kind.
     """
     path = folder / "config.json"
     fields = Fields(read_json(path, "give the folder of a complete Hugging Face checkpoint"), str(path))
@@ -156,11 +166,15 @@ def _family(fields: Fields) -> tuple[str, Family]:
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if architectures is None:
-        if not isinstance(model_type, str) or model_type not in by_type:
+        if not isinstance(model_type, str):
             raise fields.fault("model_type" if model_type is not None else "architectures", supported)
+        if model_type not in by_type:
+            raise fields.unsupported("model_type", supported)
         architectures = [by_type[model_type]]
-    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in list(FAMILIES):
+    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise fields.fault("architectures", f"one of {supported}")
+    if architectures[0] not in FAMILIES:
+        raise fields.unsupported("architectures", f"one of {supported}")
     family = FAMILIES[architectures[0]]
     if model_type not in (None, family.model_type):
         raise fields.fault("model_type", f"{family.model_type}, as architectures is {architectures[0]}")
@@ -192,7 +206,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
         if fields.get(name) is not None and fields.get(name) not in neutral:
             raise fields.fault(name, " or ".join(["no such field", *(str(value).lower() for value in neutral)]))
     if fields.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.fault("hidden_act", "silu")
+        raise fields.unsupported("hidden_act", "silu")
     if family.qkv_bias is False and fields.flag("attention_bias", False):
         raise fields.fault("attention_bias", f"false for {family.model_type}")
     if not family.mlp_bias and fields.flag("mlp_bias", False):

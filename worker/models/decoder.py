@@ -7,7 +7,6 @@ of the model each (`sharding.py`): then all of them run every batch, together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +17,15 @@ import torch
 import torch.nn.functional as F
 
 import kernels.ops
-from kernels.ops import LayerStack, Ops, PackedLinear
-from worker.memory import available_memory
+from kernels.ops import Ops, PackedLinear
 from worker.models.batch import ForwardBatch
 from worker.models.config import ModelConfig, read_config
 from worker.models.errors import CheckpointError
 from worker.models.loader import Progress, Weights
+from worker.models.paged import KVCache, PagedModel
 from worker.models.rope import cos_sin_table
 from worker.models.sharding import Shard
-
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+from worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +43,6 @@ class Layer:
     down: PackedLinear
 
 
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """The paged cache of all layers, and host memory for blocks that are swapped out.
-
-    Block b is index b of dimension 0 in every layer, host block b that of `host`; each move is one call for all layers.
-    """
-
-    # Per layer k and v: [num_blocks, num_kv_heads, block_size, head_dim]; the order inside a block is the kernels' own.
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    stack: LayerStack
-    ops: Ops
-    host: torch.Tensor | None  # of ops.alloc_host_blocks
-
-    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
-        """Block dst[i] becomes a copy of block src[i]; no block may occur twice in dst, or in both."""
-        self.ops.copy_blocks(self.stack, *self._ids(src, dst))
-
-    def swap_out(self, src: list[int], dst: list[int]) -> None:
-        """Host block dst[i] becomes a copy of block src[i]."""
-        assert self.host is not None, "the cache has no host blocks"
-        self.ops.swap_out(self.stack, self.host, *self._ids(src, dst))
-
-    def swap_in(self, src: list[int], dst: list[int]) -> None:
-        """Block dst[i] becomes a copy of host block src[i]."""
-        assert self.host is not None, "the cache has no host blocks"
-        self.ops.swap_in(self.stack, self.host, *self._ids(src, dst))
-
-    @staticmethod
-    def _ids(*lists: list[int]) -> list[torch.Tensor]:
-        return [torch.tensor(ids, dtype=torch.int64) for ids in lists]
-
-
 class Ranks(kernels.ops.Ranks, Protocol):
     """The processes that have a part of the model each, seen from one of them."""
 
@@ -84,9 +50,11 @@ class Ranks(kernels.ops.Ranks, Protocol):
         """columns [R, C] of each rank, C the same on all -> [R, width] on rank 0, side by side; elsewhere anything."""
 
 
-class Decoder:
-    """A loaded model, or a part of one. It holds no state of sequences: the caches and their layout belong to the
-    caller."""
+class Decoder(PagedModel):
+    """A loaded model, or a part of one."""
+
+    implementation = "quire"
+    config: ModelConfig  # of this part
 
     def __init__(
         self,
@@ -164,12 +132,7 @@ class Decoder:
         )
 
     @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
     def weight_bytes(self) -> int:
-        """Memory of the packed weights and of the table of embeddings."""
         packed = [self._head, *(linear for at in self._layers for linear in (at.qkv, at.o, at.gate_up, at.down))]
         norms = [
             self._norm,
@@ -182,7 +145,6 @@ class Decoder:
         )
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
-        """Zeroed caches of all layers, and room for `num_host_blocks` in host memory (`Ops.alloc_host_blocks`)."""
         config = self.config
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         caches = [self.ops.alloc_kv_cache(*shape) for _ in self._layers]
@@ -201,18 +163,11 @@ class Decoder:
         return KVCache(caches, stack, self.ops, host)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        """Memory of a block's keys and values, over all layers."""
         elements = 2 * len(self._layers) * self.config.kv_size * block_size
         return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Run the tokens of a step, write their keys and values into the cache, and return logits: float32 [R, V].
-
-        Of several ranks all are called with the same batch, and only the first has the logits.
-
-        Every block up to the end of each sequence's context must be its own or shared read-only. IndexError if an id, a
-        position or a slot is outside its table.
-        """
+        """Of several ranks all are called with the same batch, and only the first has the logits."""
         residual = self.ops.embed(batch.token_ids, self._embedding)  # [T, H]
         hidden = self.ops.decoder_layers(
             residual,
@@ -231,55 +186,6 @@ class Decoder:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
         return self._ranks.collect(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
-
-    def least_free_memory(self) -> int:
-        """Bytes that its device has free, also for torch alone; of several ranks, that of the one which has least."""
-        device = self.ops.device
-        if device.type != "cuda":
-            return available_memory()
-        torch.cuda.empty_cache()
-        free: int = torch.cuda.mem_get_info(device)[0]
-        # What torch has set aside is its own, and of that the cache may have what is not in use.
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-    def check(self) -> None:
-        """Raise if no later step can succeed (`worker.ranks.leader`)."""
-
-    def close(self) -> None:
-        """End what belongs to the model."""
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint but for embedding and head, as Transformers names and shapes them."""
-    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {FINAL_NORM: (hidden,)}
-    for index in range(config.num_layers):
-        layer = f"model.layers.{index}"
-        projections = {
-            "self_attn.q_proj": (config.q_size, hidden, config.qkv_bias),
-            "self_attn.k_proj": (config.kv_size, hidden, config.qkv_bias),
-            "self_attn.v_proj": (config.kv_size, hidden, config.qkv_bias),
-            "self_attn.o_proj": (hidden, config.q_size, config.o_bias),
-            "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-            "mlp.up_proj": (inner, hidden, config.mlp_bias),
-            "mlp.down_proj": (hidden, inner, config.mlp_bias),
-        }
-        for name, (rows, columns, has_bias) in projections.items():
-            shapes[f"{layer}.{name}.weight"] = (rows, columns)
-            if has_bias:
-                shapes[f"{layer}.{name}.bias"] = (rows,)
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-        if config.qk_norm:
-            shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
-            shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
-    return shapes
-
-
-def least_weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Memory of the weights before any is loaded; a backend that packs them may take more (`Decoder.weight_bytes`)."""
-    tables = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
-    return (tables + sum(math.prod(shape) for shape in tensor_shapes(config).values())) * dtype.itemsize
 
 
 def load_layer(

@@ -8,3 +8,7 @@ class CheckpointError(Exception):
 
     def __init__(self, where: object, what: str, remedy: str) -> None:
         super().__init__(" ".join(f"{where}: {what}; {remedy}".split()))
+
+
+class NotSupported(CheckpointError):
+    """Nothing is wrong with the checkpoint; it is of a kind that is not known here."""

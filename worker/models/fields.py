@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.models.errors import CheckpointError
+from worker.models.errors import CheckpointError, NotSupported
 
 REQUIRED: Any = object()
 
@@ -43,10 +43,17 @@ class Fields:
 
     def fault(self, name: str, supported: str) -> CheckpointError:
         """The error for a field with a value that cannot be honoured."""
+        return CheckpointError(*self._said(name, supported))
+
+    def _said(self, name: str, supported: str) -> tuple[str, str, str]:
         value = json.dumps(self._values.get(name))
         value = value if len(value) <= 120 else value[:117] + "..."
         what = f"{name} is {value}" if name in self._values else f"{name} is missing"
-        return CheckpointError(self.where, what, f"supported: {supported}")
+        return self.where, what, f"supported: {supported}"
+
+    def unsupported(self, name: str, supported: str) -> NotSupported:
+        """The same for a value that is right, and means something that is not known here."""
+        return NotSupported(*self._said(name, supported))
 
     def integer(self, name: str, default: int = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self.get(name, REQUIRED)

@@ -25,6 +25,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per element
 AGAIN = "download or copy the checkpoint again"
+# Masks and positions, which old checkpoints carry beside their weights.
+HARMLESS_DTYPES = ("BOOL", "I64", "U8")
 # Not weights: old checkpoints carry the frequencies of RoPE, which follow from the configuration.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 # What a model needs, by name; nothing below the top folder, where some repositories keep other formats.
@@ -136,6 +138,18 @@ class Weights:
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
         return tensor
+
+    def num_elements(self) -> int:
+        """Of all tensors. Raises CheckpointError for one whose type is not a float, as quantised ones are."""
+        return sum(self._elements(name) for name in self._tensors)
+
+    def _elements(self, name: str) -> int:
+        path, handle, inside = self._tensors[name]
+        header = handle.get_slice(inside)
+        if header.get_dtype() not in (*STORED_DTYPES, *HARMLESS_DTYPES):
+            what = f"tensor {name} has the type {header.get_dtype()}, expected {', '.join(STORED_DTYPES)}"
+            raise CheckpointError(path, what, "use a checkpoint that is not quantised")
+        return torch.Size(header.get_shape()).numel()
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors hold the same values, without keeping either."""

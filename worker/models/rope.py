@@ -58,7 +58,7 @@ def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
             high_freq_factor=rope.number("high_freq_factor"),
             original_max_position_embeddings=fields.integer(original, rope.integer(original, max_position_embeddings)),
         )
-    raise rope.fault(key, SUPPORTED)
+    raise rope.unsupported(key, SUPPORTED) if isinstance(rope_type, str) else rope.fault(key, SUPPORTED)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -27,8 +27,9 @@ from worker import devices
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
 from worker.interpreter import leave
-from worker.models.decoder import Decoder, KVCache
+from worker.models.decoder import Decoder
 from worker.models.errors import CheckpointError
+from worker.models.paged import KVCache
 from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE

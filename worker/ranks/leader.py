@@ -26,7 +26,8 @@ from shared.processes import spawn
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.interpreter import leave
 from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder, KVCache
+from worker.models.decoder import Decoder
+from worker.models.paged import KVCache, PagedModel
 from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
 from worker.settings import WorkerSettings
 from worker.watch import EXIT_CODE
@@ -294,6 +295,6 @@ class LeadingDecoder(Decoder):
             raise
 
 
-def recorder(model: Decoder) -> Record:
+def recorder(model: PagedModel) -> Record:
     """How CUDA graphs of a model are recorded."""
     return model.record if isinstance(model, LeadingDecoder) else record_on_cuda

@@ -1,0 +1,339 @@
+"""Which checkpoints Transformers computes, and what is refused: with the reason, in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import kernels
+from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
+from tests.worker.transformers_checkpoints import GPT2_LIKE, LLAMA_LIKE, TOKENS, YARN, make_kind, make_other
+from worker import devices
+from worker.errors import StartError
+from worker.models.choice import choose_model
+from worker.models.config import ModelConfig
+from worker.models.errors import CheckpointError, NotSupported
+from worker.models.transformers_attention import Examination, Unsuitable
+from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_config import TransformersConfig, read_transformers_config
+from worker.settings import WorkerSettings
+
+WEIGHTS = "model.safetensors"
+
+
+def load(path: Path, max_model_len: int = 0) -> TransformersModel:
+    ops = kernels.select_ops("cpu", torch.float32)
+    return TransformersModel.load(read_transformers_config(path), ops, "cpu", max_model_len)
+
+
+def refusal(path: Path, max_model_len: int = 0) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load(path, max_model_len)
+    said = str(caught.value)
+    assert said.startswith(str(path))
+    assert "\n" not in said
+    return said
+
+
+def change(path: Path, file: str = "config.json", **fields: Any) -> None:
+    target = path / file
+    values = json.loads(target.read_text()) if target.exists() else {}
+    target.write_text(json.dumps(values | fields))
+
+
+# What computes it
+
+
+def test_quires_own_decoder_is_chosen_wherever_it_knows_the_model(tmp_path: Path) -> None:
+    own, other = make_checkpoint(tmp_path / "llama", "llama"), make_kind(tmp_path / "gpt2", "gpt2")
+    assert isinstance(choose_model(own), ModelConfig)
+    assert isinstance(choose_model(own, "quire"), ModelConfig)
+    assert isinstance(choose_model(own, "transformers"), TransformersConfig)
+    assert isinstance(choose_model(other), TransformersConfig)
+    with pytest.raises(NotSupported, match="architectures"):
+        choose_model(other, "quire")
+
+
+@pytest.mark.parametrize("kind", ["llama-yarn", "llama-gelu"])
+def test_a_known_family_with_a_field_that_the_decoder_lacks_goes_to_transformers(kind: str, tmp_path: Path) -> None:
+    assert isinstance(choose_model(make_kind(tmp_path / kind, kind)), TransformersConfig)
+
+
+def test_what_is_wrong_with_a_checkpoint_is_said_and_not_tried_otherwise(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    change(path, num_key_value_heads=3)
+    with pytest.raises(CheckpointError, match="num_key_value_heads is 3; supported: a divisor") as caught:
+        choose_model(path)
+    assert not isinstance(caught.value, NotSupported)
+
+
+def test_without_transformers_the_error_says_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(NotSupported, match=r"GPT2LMHeadModel.*Llama.*; install Transformers"):
+        choose_model(path)
+    assert isinstance(choose_model(Path("models/demo")), ModelConfig)
+
+
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
+    device = torch.device("cpu")
+    devices.check_ranks(WorkerSettings(), device, config)
+    with pytest.raises(StartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
+        devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
+
+
+# What is read of a checkpoint
+
+
+def test_what_is_known_before_the_weights_are_read(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    config = read_transformers_config(path)
+    assert (config.architecture, config.num_layers) == ("GPT2LMHeadModel", 3)
+    assert (config.vocab_size, config.max_position_embeddings) == (VOCAB_SIZE, 256)
+    assert config.eos_token_ids == (EOS_TOKEN_ID,)
+    stored = sum(tensor.numel() for tensor in load_file(path / WEIGHTS).values())
+    assert config.least_weight_bytes(torch.bfloat16) == 2 * stored
+    model = load(path)
+    assert model.vocab_size == VOCAB_SIZE
+    # The head is tied to the embedding, and packed beside it.
+    assert model.weight_bytes == pytest.approx(4 * (stored + VOCAB_SIZE * 64), rel=0.05)
+    assert model.kv_bytes_per_block(16) == 3 * 2 * 64 * 16 * 4
+
+
+def test_end_tokens_are_those_of_the_generation_config_then_of_the_config(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    change(path, "generation_config.json", eos_token_id=[5, VOCAB_SIZE + 3, 7])
+    assert read_transformers_config(path).eos_token_ids == (5, 7)
+    (path / "generation_config.json").unlink()
+    change(path, eos_token_id=9)
+    assert read_transformers_config(path).eos_token_ids == (9,)
+
+
+def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    path = make_kind(tmp_path / "phi3", "phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    assert read_transformers_config(path).max_position_embeddings == 64
+    assert "its longest one is of 64" in refusal(path, 65)
+    assert load(path).max_model_len == 64
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=dynamic)
+    model = load(path)
+    assert model.max_model_len == 256
+    kinds = [module.rope_type for module in model._model.modules() if hasattr(module, "rope_type")]
+    assert kinds == ["default"]
+
+
+def test_yarn_has_frequencies_that_never_change(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=YARN)
+    assert read_transformers_config(path).max_position_embeddings == 256
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "why"),
+    [
+        ("gemma2", {"head_dim": 16}, "its attention takes softcap"),
+        ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, "its attention takes s_aux"),
+        ("doge", {}, "its attention has a mask of its own"),
+        ("bert", {}, "neither causal nor those of a window"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM has its attention written out in Transformers"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "2 of its 3 layers have no attention"),
+        ("llama4_text", {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16}, "neither causal nor"),
+        ("mamba", {"state_size": 4}, "keeps a state beside keys and values"),
+        ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2}, "architectures"),
+    ],
+)
+def test_models_whose_attention_is_another_are_refused_with_the_reason(
+    model_type: str, fields: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / model_type
+    if model_type in ("mamba", "t5", "bloom"):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps({"model_type": model_type, **TOKENS, **fields}))
+        save_file({"weight": torch.zeros(1)}, path / WEIGHTS)
+    else:
+        make_other(path, model_type, **(LLAMA_LIKE | fields))
+    assert why in refusal(path)
+
+
+def test_a_chunk_that_no_context_reaches_is_no_obstacle(tmp_path: Path) -> None:
+    fields = {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1}
+    path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
+    assert load(path, 32).max_model_len == 32
+    assert "neither causal nor" in refusal(path, 33)
+
+
+def test_a_model_that_says_something_else_over_pages_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one would that ignores the positions that it is given."""
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    from transformers import GPT2LMHeadModel
+
+    forward = GPT2LMHeadModel.forward
+
+    def careless(self: Any, input_ids: Any, position_ids: Any, logits_to_keep: Any, **rest: Any) -> Any:
+        positions = torch.arange(input_ids.shape[1])[None]
+        return forward(self, input_ids, position_ids=positions, logits_to_keep=logits_to_keep, **rest)
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", careless)
+    assert "GPT2LMHeadModel gives other logits over pages than without" in refusal(path)
+
+
+def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    monkeypatch.setattr("worker.models.transformers_backend.pack", lambda model, ops: 1 / 0)
+    assert "cannot be computed over pages: ZeroDivisionError: division by zero" in refusal(path)
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(model: Any, ops: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr("worker.models.transformers_backend.pack", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(make_kind(tmp_path / "gpt2", "gpt2"))
+
+
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    marker = tmp_path / "ran"
+    (path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass C: ...\nclass M: ...\n")
+    auto_map = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    change(path, auto_map=auto_map)
+    load(path)  # Transformers knows the type, and takes its own
+    change(path, model_type="mine", architectures=["M"])
+    assert "Transformers cannot read it" in refusal(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantised"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "supported: causal language models"),
+        ({"architectures": None, "model_type": "nothing"}, "Transformers cannot read it"),
+        ({"n_head": "four"}, "Transformers cannot read it"),
+        ({"n_embd": 80}, "Transformers cannot load it"),
+        ({"vocab_size": 0}, "finds no vocab_size"),
+        ({"add_cross_attention": True}, "attends to the states of an encoder"),
+        ({"n_layer": 4}, "12 tensors are missing: transformer.h.3.attn.c_attn.bias"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configurations_that_do_not_fit_are_refused(fields: dict[str, Any], why: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    change(path, **fields)
+    assert why in refusal(path)
+
+
+def test_heads_of_a_size_that_no_kernel_has_are_refused(tmp_path: Path) -> None:
+    path = make_other(tmp_path / "gpt2", "gpt2", **(GPT2_LIKE | {"n_embd": 72, "n_head": 3}))
+    assert "head_dim" in refusal(path)
+
+
+def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    tensors = load_file(path / WEIGHTS)
+    name = "transformer.h.1.mlp.c_fc.weight"
+    without = {key: value for key, value in tensors.items() if key != name}
+    save_file(without, path / WEIGHTS, {"format": "pt"})
+    assert f"1 tensors are missing: {name}" in refusal(path)
+    tensors[name][0, 0] = float("inf")
+    save_file(tensors, path / WEIGHTS, {"format": "pt"})
+    assert f"tensor {name} has values that are not finite" in refusal(path)
+    save_file(tensors | {name: tensors[name].to(torch.int32)}, path / WEIGHTS, {"format": "pt"})
+    assert "has the type I32" in refusal(path)
+    (path / WEIGHTS).unlink()
+    (path / "pytorch_model.bin").write_bytes(b"x")
+    assert "pickle format" in refusal(path)
+
+
+def test_tensors_that_are_not_part_of_the_model_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    save_file(load_file(path / WEIGHTS) | {"extra.weight": torch.zeros(2)}, path / WEIGHTS, {"format": "pt"})
+    with caplog.at_level(logging.WARNING):
+        load(path)
+    assert "1 tensors are not part of this model and are not used: extra.weight" in caplog.text
+
+
+# What is asked of attention
+
+
+def asked(**changes: Any) -> Examination:
+    examination = Examination(torch.float32, 64)
+    q, k, v = torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 2, 16)
+    call = {"q": q, "k": k, "v": v, "attention_mask": torch.zeros(1, 1, 2, 2), "module": SimpleNamespace()}
+    examination.attend(**(call | changes))
+    return examination
+
+
+def test_what_a_call_of_attention_asks_for_is_noted() -> None:
+    [one] = asked().asked
+    assert (one.num_heads, one.num_kv_heads, one.head_dim, one.value_dim) == (4, 2, 16, 16)
+    assert (one.scale, one.sliding_window) == (0.25, 0)
+    [one] = asked(scaling=2.0, sliding_window=5, attention_mask=torch.full((1, 1, 2, 2), 5.0)).asked
+    assert (one.scale, one.sliding_window) == (2.0, 5)
+    [one] = asked(sliding_window=64).asked  # wider than any context
+    assert one.sliding_window == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"softcap": 30.0}, "takes softcap"),
+        ({"s_aux": torch.zeros(4)}, "takes s_aux"),
+        ({"attention_mask": None}, "not causal"),
+        ({"is_causal": False}, "not causal"),
+        ({"module": SimpleNamespace(is_causal=False)}, "not causal"),
+        ({"attention_mask": torch.full((1, 1, 2, 2), 5.0)}, "a mask of its own"),
+        ({"sliding_window": 5}, "a mask of its own"),
+        ({"attention_mask": torch.tensor([[[[0.0, 1.0]]]])}, "a mask of its own"),
+        ({"q": torch.zeros(1, 3, 2, 16)}, "its heads are"),
+        ({"v": torch.zeros(1, 2, 2, 32)}, "its heads are"),
+        ({"k": torch.zeros(1, 2, 2, 32)}, "its heads are"),
+        ({"q": torch.zeros(1, 4, 2, 16).double()}, "in torch.float64"),
+        ({"scaling": -1.0}, "scaled by -1.0"),
+    ],
+)
+def test_what_attention_cannot_do_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(Unsuitable, match=why):
+        asked(**changes)
+
+
+def masks(kind: str) -> Any:
+    from transformers import masking_utils
+
+    return {
+        "causal": masking_utils.causal_mask_function,
+        "window": masking_utils.sliding_window_causal_mask_function(9),
+        "wide": masking_utils.sliding_window_causal_mask_function(64),
+        "chunks": masking_utils.and_masks(
+            masking_utils.causal_mask_function, lambda batch, head, q, kv: q // 16 == kv // 16
+        ),
+        "both ways": lambda batch, head, q, kv: kv >= 0,
+        "prefix": lambda batch, head, q, kv: (kv <= q) | (kv < 10),
+        "none": lambda batch, head, q, kv: kv < 0,
+    }[kind]
+
+
+@pytest.mark.parametrize(("kind", "width"), [("causal", 0), ("window", 9), ("wide", 0)])
+def test_the_width_of_a_mask(kind: str, width: int) -> None:
+    assert Examination(torch.float32, 64).width_of(masks(kind)) == width
+
+
+@pytest.mark.parametrize("kind", ["chunks", "both ways", "prefix", "none"])
+def test_masks_that_are_neither_causal_nor_a_window_are_refused(kind: str) -> None:
+    with pytest.raises(Unsuitable, match="its masks are neither causal nor"):
+        Examination(torch.float32, 64).width_of(masks(kind))

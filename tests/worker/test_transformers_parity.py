@@ -1,0 +1,115 @@
+"""Models that Transformers computes over pages give what they give without.
+
+All that the engine does to a sequence is in between, as for Quire's own decoder (test_engine_parity.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from shared.messages import SamplingParams
+from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.transformers_checkpoints import KINDS, make_kind
+from worker.engine.engine import Engine
+from worker.engine.limits import EngineLimits
+from worker.engine.offline import generate
+from worker.models.choice import choose_model
+from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_config import TransformersConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+SMALL = {"num_blocks": 40, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
+
+
+def load(path: Path, prefer: str = "auto", dtype: torch.dtype = torch.float32) -> TransformersModel:
+    config = choose_model(path)
+    assert isinstance(config, TransformersConfig)
+    return TransformersModel.load(config, kernels.select_ops("cpu", dtype, prefer), "cpu")
+
+
+def make_engine(model: TransformersModel, **limits: Any) -> Engine:
+    engine = Engine(
+        model,
+        EngineLimits(**(SMALL | {"max_model_len": model.max_model_len} | limits)),
+        model.config.eos_token_ids,
+        None,
+    )
+    engine.checks_itself = True
+    return engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    engine = make_engine(load(path))
+    outputs = generate(engine, prompts(), GREEDY)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
+    found = [choices[0] for choices in outputs]
+    assert len({tuple(one) for one in found}) > len(found) // 2
+    assert found == by_hugging_face(path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2-scaled", "gemma3", "deepseek-v3"])
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    engine = make_engine(load(path), num_host_blocks=200, preemption=preemption)
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
+    counters = engine.scheduler.counters
+    assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
+    assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
+
+
+def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gemma3", "gemma3")
+    engine = make_engine(load(path), num_blocks=200, prefix_caching=True)
+    expected = [[one] for one in by_hugging_face(path)]
+    assert generate(engine, prompts(), GREEDY) == expected
+    hits = engine.scheduler.blocks.counters.prefix_hits
+    assert generate(engine, prompts(), GREEDY) == expected
+    assert engine.scheduler.blocks.counters.prefix_hits > hits
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3-moe"])
+def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    outputs = generate(make_engine(load(path, "reference")), prompts(), GREEDY)
+    assert [choices[0] for choices in outputs] == by_hugging_face(path)
+
+
+def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path: Path) -> None:
+    """With the C++ kernels, whose products do not depend on the batch; what is left to torch is row by row."""
+    model = load(make_kind(tmp_path / "phi3", "phi3", std=0.1))
+    params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
+    crowd = make_engine(model, num_blocks=48)
+    together = generate(crowd, prompts(), params)
+    assert crowd.scheduler.num_preemptions > 0
+    alone = [
+        generate(make_engine(model, num_blocks=200), [prompt], one)[0]
+        for prompt, one in zip(prompts(), params, strict=True)
+    ]
+    assert together == alone
+    assert len({tuple(choices[0]) for choices in alone}) == 32
+
+
+def test_logits_are_those_of_transformers_in_float32_and_near_them_in_bfloat16(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from worker.models import transformers_trial as trial
+
+    path = make_kind(tmp_path / "gpt-neox", "gpt-neox")
+    model = load(path)
+    texts = [torch.arange(3, 12, dtype=torch.int32), torch.arange(40, 43, dtype=torch.int32)]
+    exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    expected = trial.by_transformers(exact.eval(), texts)
+    assert float((trial.over_pages(model, texts) - expected).abs().max()) < 1e-4
+    rough = trial.over_pages(load(path, dtype=torch.bfloat16), texts)
+    assert 0 < float((rough - expected).norm() / expected.norm()) < 0.05

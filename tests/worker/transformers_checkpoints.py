@@ -1,0 +1,84 @@
+"""Small random checkpoints of kinds that Transformers computes, each of which differs in something that matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.worker.checkpoints import BOS_TOKEN_ID, COMMON, EOS_TOKEN_ID, VOCAB_SIZE, make_tokenizer
+
+TOKENS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": EOS_TOKEN_ID,
+}
+LLAMA_LIKE = COMMON | {"pad_token_id": EOS_TOKEN_ID}
+GPT2_LIKE = TOKENS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 256}
+TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+# By name: model type, and the fields of its configuration.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2_LIKE),  # weights the other way round; learned positions
+    "gpt2-scaled": ("gpt2", GPT2_LIKE | {"scale_attn_by_inverse_layer_idx": True}),  # each layer has a scale of its own
+    "gpt-bigcode": ("gpt_bigcode", GPT2_LIKE | {"multi_query": True}),
+    "gpt-neox": ("gpt_neox", LLAMA_LIKE | {"rotary_pct": 0.25}),  # MLP beside attention; a part of each head rotated
+    "opt": (  # positions from 2 on; embeddings narrower than layers
+        "opt",
+        TOKENS
+        | {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+        | {"max_position_embeddings": 256, "word_embed_proj_dim": 32},
+    ),
+    "gemma": ("gemma", LLAMA_LIKE | {"head_dim": 32}),  # embeddings are scaled, weights of norms are from 1
+    "gemma3": ("gemma3_text", LLAMA_LIKE | TWO_WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 24}),
+    "cohere2": ("cohere2", LLAMA_LIKE | TWO_WINDOWS | {"logit_scale": 0.5}),  # no positions in some layers
+    "phi": ("phi", LLAMA_LIKE | {"partial_rotary_factor": 0.5}),
+    "phi3": ("phi3", LLAMA_LIKE),  # merged projections
+    "olmo2": ("olmo2", LLAMA_LIKE),  # norms behind the layers
+    "granite": ("granite", LLAMA_LIKE | {"attention_multiplier": 0.3, "residual_multiplier": 0.7}),
+    "smollm3": ("smollm3", LLAMA_LIKE | {"no_rope_layers": [1, 0, 1], "layer_types": None}),
+    "diffllama": ("diffllama", LLAMA_LIKE),  # attention twice in each layer
+    "mixtral": ("mixtral", LLAMA_LIKE | EXPERTS | {"sliding_window": None}),
+    "qwen3-moe": ("qwen3_moe", LLAMA_LIKE | EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    # Looks at the type of its weights.
+    "hunyuan-moe": ("hunyuan_v1_moe", LLAMA_LIKE | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    "deepseek-v3": (  # values are narrower than keys
+        "deepseek_v3",
+        LLAMA_LIKE
+        | {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "head_dim": 16, "qk_rope_head_dim": 16}
+        | {"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+    "llama-yarn": ("llama", LLAMA_LIKE | {"rope_parameters": YARN}),
+    "llama-gelu": ("llama", LLAMA_LIKE | {"hidden_act": "gelu"}),
+}
+
+
+def make_kind(folder: Path, kind: str, *, std: float = 0.2, **overrides: Any) -> Path:
+    """Write a checkpoint of one of KINDS into `folder`, made if need be, with a tokenizer; return the folder."""
+    model_type, fields = KINDS[kind]
+    return make_other(folder, model_type, std=std, **(fields | overrides))
+
+
+def make_other(folder: Path, model_type: str, *, std: float = 0.2, **fields: Any) -> Path:
+    """The same for any model type of Transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **fields)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1 and name.endswith("weight"):
+                    parameter.uniform_(0.5, 1.5)
+                else:
+                    parameter.normal_(std=std)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder

@@ -1,0 +1,178 @@
+"""Attention of models that Transformers computes: over pages, in place of its own.
+
+Transformers lets others register an attention by a name, and calls it once for each layer. Two are registered here.
+`paged` computes a step. `examined` computes nothing: it notes what each layer asks for, so that a model which asks for
+more than there is, such as a cap on its scores, is refused before it serves anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from kernels.ops import Ops
+from worker.models.batch import ForwardBatch
+
+PAGED, EXAMINED = "quire_paged", "quire_examined"
+# What layers pass along and what changes nothing of their attention.
+HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_router_logits", "logits_to_keep", "is_causal"}
+# Positions whose masks are looked at, beside the first and the last ones.
+SAMPLED_POSITIONS = 16
+
+
+class Unsuitable(Exception):
+    """A layer asks for what there is not; the message says for what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of one call of attention: the n-th of every step has its own cache, and asks for the same."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int  # at most head_dim
+    scale: float
+    sliding_window: int  # 0: none
+
+
+class Attention(Protocol):
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: Any) -> torch.Tensor:
+        """q [1, H, T, D], k [1, H_kv, T, D], v [1, H_kv, T, D_v] -> [1, T, H, D_v]."""
+
+
+_running: ContextVar[Attention] = ContextVar("running")
+
+
+@contextmanager
+def running(attention: Attention) -> Iterator[None]:
+    """Every call of attention inside is one of this."""
+    token = _running.set(attention)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def register() -> None:
+    """Make both known to Transformers. Repeatable."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name in (PAGED, EXAMINED):
+        AttentionInterface.register(name, _attend)
+    # Where there is no function for masks, none is made.
+    AttentionMaskInterface.register(EXAMINED, _mask)
+
+
+def _attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **rest: Any
+) -> tuple[torch.Tensor, None]:
+    """As Transformers calls it."""
+    return _running.get().attend(module, query, key, value, attention_mask=attention_mask, **rest), None
+
+
+def _mask(
+    *, batch_size: int, q_length: int, kv_length: int, mask_function: Any, device: Any, **rest: Any
+) -> torch.Tensor:
+    """As Transformers calls it: in place of a mask what it would say, the width of its window, in the same shape."""
+    examination = _running.get()
+    assert isinstance(examination, Examination)
+    width = examination.width_of(mask_function)
+    return torch.full((batch_size, 1, q_length, kv_length), float(width), device=device)
+
+
+@dataclass
+class Examination:
+    """What each call asks for, noted while a few tokens run. max_model_len: masks matter up to there."""
+
+    dtype: torch.dtype
+    max_model_len: int
+    asked: list[Asked] = field(default_factory=list)
+
+    def attend(
+        self,
+        module: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        dropout: float = 0.0,
+        **rest: Any,
+    ) -> torch.Tensor:
+        """Raises Unsuitable. The result is zero."""
+        more = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
+        if more:
+            raise Unsuitable(f"its attention takes {', '.join(more)}")
+        if not getattr(module, "is_causal", True) or not rest.get("is_causal", True) or attention_mask is None:
+            raise Unsuitable("its attention is not causal")
+        widths = set(attention_mask.flatten().tolist())
+        window = int(sliding_window or 0)
+        if widths != {float(self._in_effect(window))}:
+            raise Unsuitable("its attention has a mask of its own")
+        heads, kv_heads, head_dim, value_dim = q.shape[1], k.shape[1], q.shape[3], v.shape[3]
+        if heads % kv_heads or v.shape[1] != kv_heads or k.shape[3] != head_dim or value_dim > head_dim:
+            raise Unsuitable(f"its heads are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
+        if {q.dtype, k.dtype, v.dtype} != {self.dtype}:
+            raise Unsuitable(f"its attention is computed in {q.dtype}, not in {self.dtype}")
+        scale = head_dim**-0.5 if scaling is None else float(scaling)
+        if not scale > 0:
+            raise Unsuitable(f"its scores are scaled by {scale}")
+        self.asked.append(Asked(heads, kv_heads, head_dim, value_dim, scale, self._in_effect(window)))
+        return v.new_zeros((1, q.shape[2], heads, value_dim))
+
+    def width_of(self, mask_function: Any) -> int:
+        """The window of a mask: 0 for all that came before. Raises Unsuitable for one that is anything else."""
+        last = self.max_model_len - 1
+        keys = torch.arange(self.max_model_len)
+        window = 0
+        positions = {last, 0, 1, *(last * i // SAMPLED_POSITIONS for i in range(SAMPLED_POSITIONS))}
+        for position in sorted((p for p in positions if p <= last), reverse=True):
+            zero, query = torch.tensor(0), torch.tensor(position)
+            seen = torch.as_tensor(mask_function(zero, zero, query, keys)).expand(len(keys)).nonzero().flatten()
+            if position == last and len(seen):
+                window = self._in_effect(last + 1 - int(seen[0]))
+            first = max(0, position + 1 - window) if window else 0
+            if seen.tolist() != list(range(first, position + 1)):
+                raise Unsuitable("its masks are neither causal nor those of a window")
+        return window
+
+    def _in_effect(self, window: int) -> int:
+        return window if window < self.max_model_len else 0
+
+
+class PagedAttention:
+    """The attention of one step, call by call in the order of the examination."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        asked: list[Asked],
+        batch: ForwardBatch,
+        caches: list[tuple[torch.Tensor, torch.Tensor]],
+        identity: torch.Tensor,
+    ) -> None:
+        """identity [1, D]: the cosines and sines of no rotation, since models rotate for themselves."""
+        self._ops, self._calls, self._identity = ops, iter(zip(asked, caches, strict=True)), identity
+        self._slots = batch.slot_mapping
+        self._nowhere = torch.zeros_like(batch.positions)
+        self._tables = batch.block_tables, batch.seq_lens, batch.query_start_loc
+        self._plan = ops.plan_attention(*self._tables)
+
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: Any) -> torch.Tensor:
+        one, caches = next(self._calls)
+        tokens, padding = q.shape[2], one.head_dim - one.value_dim
+        parts = [part[0].transpose(0, 1) for part in (q, k, F.pad(v, (0, padding)) if padding else v)]  # [T, ., D]
+        qkv = torch.cat(parts, dim=1).view(tokens, -1)
+        heads = one.num_heads, one.num_kv_heads
+        rotated = self._ops.rope_and_cache(qkv, self._nowhere, self._identity, self._slots, *caches, *heads)
+        where = self._tables
+        mixed = self._ops.paged_attention(rotated, *caches, *where, one.scale, one.sliding_window, plan=self._plan)
+        return mixed.view(1, tokens, one.num_heads, one.head_dim)[..., : one.value_dim]

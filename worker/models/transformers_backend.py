@@ -1,0 +1,216 @@
+"""Models that are none of Quire's own families: Transformers computes them, and Quire their attention, over its pages.
+
+Products are those of the kernels, too: they are most of the work, and on a CPU their rows do not depend on the batch.
+Everything else is as Transformers has it, an operation at a time, so that such a model is slower than one of
+`decoder.py`. What makes a model suitable is not a list of names: it is examined as it is loaded, and a short text must
+give the same logits over pages, in chunks and beside another, as it gives alone with the attention of Transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from kernels.ops import Ops, PackedLinear
+from worker.models import transformers_attention as attention
+from worker.models import transformers_trial as trial
+from worker.models.batch import ForwardBatch
+from worker.models.errors import CheckpointError, NotSupported
+from worker.models.loader import AGAIN
+from worker.models.paged import KVCache, PagedModel
+from worker.models.transformers_attention import Asked, Examination, PagedAttention, Unsuitable
+from worker.models.transformers_config import TransformersConfig
+
+log = logging.getLogger(__name__)
+
+# How far the logits of the trial may be apart, as a share of their size: in few bits another expert may be chosen.
+FAR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.25}
+
+
+class TransformersModel(PagedModel):
+    """A causal language model of Transformers over a paged cache."""
+
+    implementation = "transformers"
+    config: TransformersConfig
+
+    def __init__(
+        self, config: TransformersConfig, ops: Ops, model: nn.Module, asked: list[Asked], max_model_len: int
+    ) -> None:
+        """model: a transformers.PreTrainedModel whose products are `Product`; asked: by each call of its attention."""
+        self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
+        self._model, self._asked = model, asked
+        self._identity = torch.zeros(1, asked[0].head_dim, device=ops.device)
+        self._identity[:, : asked[0].head_dim // 2] = 1  # cosines, then sines
+
+    @classmethod
+    def load(cls, config: TransformersConfig, ops: Ops, device: torch.device | str, max_model_len: int = 0) -> Self:
+        """Load a checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
+
+        Weights and activations have the type of `ops`. Raises CheckpointError, one line, for a checkpoint that is not
+        complete, and for a context that is too long; NotSupported for a model that cannot be run over pages.
+        """
+        path, limit = config.folder, config.max_position_embeddings
+        max_model_len = max_model_len or limit
+        if not 0 < max_model_len <= limit:
+            what = f"contexts of {max_model_len} tokens are asked for, but its longest one is of {limit}"
+            raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
+        model = load_weights(config, ops.dtype).to(device)
+        texts = trial.texts(config.vocab_size, max_model_len)
+        try:
+            expected = trial.by_transformers(model, texts)
+            asked = examine(model, config, texts[0], ops.dtype, max_model_len)
+            pack(model, ops)
+            loaded = cls(config, ops, model, asked, max_model_len)
+            found = trial.over_pages(loaded, texts)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of any line of a model that is none of ours
+            why = str(error) if isinstance(error, Unsuitable) else f"{type(error).__name__}: {str(error)[:300]}"
+            what = f"{config.architecture} cannot be computed over pages: {why}"
+            raise NotSupported(path, what, "give another model") from error
+        apart = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+        if not apart < FAR[ops.dtype]:
+            what = f"{config.architecture} gives other logits over pages than without, by {apart:.0%}"
+            raise NotSupported(path, what, "give another model")
+        return loaded
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._packed_bytes + _nbytes([*self._model.parameters(), *self._model.buffers()])
+
+    @property
+    def multiplies_in_torch(self) -> bool:
+        """As mixtures of experts do, whose weights are in tensors of three dimensions."""
+        return _nbytes([one for one in self._model.parameters() if one.dim() > 2]) > self._packed_bytes
+
+    @property
+    def _packed_bytes(self) -> int:
+        return sum(module.packed.nbytes for module in self._model.modules() if isinstance(module, Product))
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
+        heads, head_dim = self._asked[0].num_kv_heads, self._asked[0].head_dim
+        caches = [self.ops.alloc_kv_cache(num_blocks, heads, block_size, head_dim) for _ in self._asked]
+        stack = self.ops.stack_caches(caches)
+        host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
+        return KVCache(caches, stack, self.ops, host)
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        elements = sum(2 * one.num_kv_heads * one.head_dim for one in self._asked) * block_size
+        return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        with attention.running(PagedAttention(self.ops, self._asked, batch, kv_cache.layers, self._identity)):
+            return trial.logits(self._model, batch.token_ids, batch.positions, batch.logits_rows)
+
+
+def _nbytes(tensors: list[torch.Tensor]) -> int:
+    """Of all, tied ones once."""
+    return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
+
+
+class Product(nn.Module):
+    """A linear layer that the kernels compute."""
+
+    def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
+        """weight [N, K]. gives_logits: as float32."""
+        super().__init__()
+        self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
+        self.weight = weight.new_empty(0)  # some models look at its type
+        self._multiply = ops.linear_logits if gives_logits else ops.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., K] -> [..., N]"""
+        rows = x.reshape(-1, self.packed.in_features).contiguous()
+        return self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
+
+
+def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
+    """The model as Transformers loads it, in host memory. Raises CheckpointError."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    path = config.folder
+    log.info("Transformers loads %s, %.0f MiB", config.architecture, config.least_weight_bytes(dtype) / 2**20)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config.loaded,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, AttributeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = f"Transformers cannot load it ({type(error).__name__}: {str(error)[:300]})"
+        raise CheckpointError(path, reason, "config.json and the weights must be of the same model") from error
+    if missing := sorted(map(str, found["missing_keys"])):
+        names = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+        what = f"{len(missing)} tensors are missing: {names}"
+        remedy = "config.json must describe these weights, and the checkpoint must be complete"
+        raise CheckpointError(path, what, remedy)
+    if unknown := sorted(map(str, found["unexpected_keys"])):
+        names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
+        log.warning("%s: %d tensors are not part of this model and are not used: %s", path, len(unknown), names)
+    for name, values in model.named_parameters():
+        low, high = values.detach().aminmax()
+        if not (low.isfinite() and high.isfinite()):
+            raise CheckpointError(path, f"tensor {name} has values that are not finite as {str(dtype)[6:]}", AGAIN)
+    for module in model.modules():
+        keep_frequencies(module)
+    return model.eval().requires_grad_(False)
+
+
+def keep_frequencies(module: Any) -> None:
+    """Have a RoPE keep its frequencies, which depend on the context only where that is longer than any here can be.
+
+    Transformers would look at the positions of each step on the host.
+    """
+    kinds = getattr(module, "rope_type", None)
+    if isinstance(kinds, str):
+        module.rope_type = "default"
+    elif isinstance(kinds, dict):
+        module.rope_type = dict.fromkeys(kinds, "default")
+
+
+def examine(
+    model: Any, config: TransformersConfig, text: torch.Tensor, dtype: torch.dtype, max_model_len: int
+) -> list[Asked]:
+    """What each call of attention asks for. From here on the attention of the model is ours. Raises Unsuitable."""
+    attention.register()
+    examination = Examination(dtype, max_model_len)
+    model.set_attn_implementation(attention.EXAMINED)
+    with attention.running(examination):
+        trial.by_transformers(model, [text])
+    model.set_attn_implementation(attention.PAGED)
+    asked = examination.asked
+    if len(asked) < config.num_layers:
+        raise Unsuitable(f"{config.num_layers - len(asked)} of its {config.num_layers} layers have no attention")
+    if len({(one.num_kv_heads, one.head_dim) for one in asked}) > 1:
+        raise Unsuitable("its layers differ in the shapes of their keys")
+    return asked
+
+
+def pack(model: Any, ops: Ops) -> None:
+    """Make each linear layer a `Product`, one by one: the weights are in memory once, and one of them twice."""
+    from transformers.pytorch_utils import Conv1D
+
+    head, made = model.get_output_embeddings(), {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) not in (nn.Linear, Conv1D) or child.weight.dtype is not ops.dtype:
+                continue
+            if id(child) not in made:
+                weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
+                bias = None if child.bias is None else child.bias.data
+                made[id(child)] = child, Product(ops, weight, bias, child is head)
+                child.weight = child.bias = None
+            setattr(parent, name, made[id(child)][1])
