@@ -23,7 +23,7 @@ GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
 MODEL = SimpleNamespace(
     ops=SimpleNamespace(device=CUDA),
-    config=SimpleNamespace(max_position_embeddings=4096),
+    max_model_len=4096,
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
     least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
 )
@@ -139,11 +139,11 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     needed = model.config.least_weight_bytes(torch.float32)
     assert needed == model.weight_bytes
     monkeypatch.setattr(devices, "available_memory", lambda: needed)
-    check_weights(path, torch.float32, torch.device("cpu"))
+    check_weights(path, model.config, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
     with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
-        check_weights(path, torch.float32, torch.device("cpu"))
-    check_weights(path, torch.float16, torch.device("cpu"))
+        check_weights(path, model.config, torch.float32, torch.device("cpu"))
+    check_weights(path, model.config, torch.float16, torch.device("cpu"))
 
 
 def test_the_log_says_of_what_the_memory_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,9 @@ def test_memory_that_runs_out_at_start_is_one_line(
 
 
 def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices.arithmetic(kernels.ReferenceOps("cpu", torch.float32)) == {
+    own = SimpleNamespace(ops=kernels.ReferenceOps("cpu", torch.float32), implementation="quire")
+    assert devices.arithmetic(own) == {  # type: ignore[arg-type]
+        "model_impl": "quire",
         "dtype": "float32",
         "cache_dtype": "float32",
         "kernels": "reference",
@@ -184,10 +186,11 @@ def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="NVIDIA H200"))
     gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
     gpu.kv_dtype = torch.float8_e4m3fn
-    found = devices.arithmetic(gpu, 4)  # type: ignore[arg-type]
-    assert list(found.values()) == ["bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
+    model = SimpleNamespace(ops=gpu, implementation="transformers")
+    found = devices.arithmetic(model, 4)  # type: ignore[arg-type]
+    assert list(found.values()) == ["transformers", "bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
     gpu.row_invariant = True
-    assert devices.arithmetic(gpu)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
+    assert devices.arithmetic(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
 
 
 def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +198,6 @@ def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: p
         ops = kernels.CpuOps(torch.float32)
     except kernels.Unavailable as missing:
         pytest.skip(str(missing))
-    assert devices.arithmetic(ops)["kernels"] == f"cpu-{ops.level.name}"
+    assert devices.kernels_of(ops) == f"cpu-{ops.level.name}"
     monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
-    assert devices.arithmetic(kernels.CpuOps(torch.float32))["kernels"] == "cpu-avx2"
+    assert devices.kernels_of(kernels.CpuOps(torch.float32)) == "cpu-avx2"
