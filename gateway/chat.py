@@ -22,6 +22,7 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
     options = read_options(values)
     limits.check_model(options.model)
     limits.check_choices(1, options)
+    await renderer.check_schema(options.json_schema)
     messages = read_messages(values["messages"])
     token_ids = await renderer.chat(messages, limits.max_model_len)
     return limits.call(options, [("messages", token_ids)], default_max_tokens=None)

@@ -23,6 +23,7 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
     limits.check_model(options.model)
     prompts = read_prompts(values["prompt"], limits.max_prompts, limits.vocab_size)
     limits.check_choices(len(prompts), options)
+    await renderer.check_schema(options.json_schema)
     token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
     named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
     return limits.call(options, named, default_max_tokens=parameters.COMPLETION_DEFAULT_TOKENS)

@@ -38,7 +38,7 @@ class Options:
     """The options of one call.
 
     `max_tokens` None: as much as the call's default allows. `best_of` and `beam_width` are as in `SamplingParams`,
-    where 0 is for absent. `top_logprobs` None: no log-probabilities are asked for.
+    where 0 is for absent. `top_logprobs` None: no log-probabilities are asked for. `json_schema` empty: any text.
     """
 
     model: str
@@ -54,6 +54,7 @@ class Options:
     priority: str
     timeout_s: float | None
     top_logprobs: int | None
+    json_schema: str
     values: Mapping[str, Any]
 
     @property
@@ -78,6 +79,8 @@ class Options:
         else:
             temperature = self.values["temperature"]
             given["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
+        if self.json_schema:
+            given["json_schema"] = self.json_schema
         if self.top_logprobs is not None:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return SamplingParams(max_tokens=max_tokens, seed=seed, n=self.n, best_of=self.best_of, **given)
@@ -111,8 +114,21 @@ def read_options(values: Mapping[str, Any]) -> Options:
         priority=values["priority"],
         timeout_s=values["timeout"],
         top_logprobs=_top_logprobs(values),
+        json_schema=_json_schema(values),
         values=values,
     )
+
+
+def _json_schema(values: Mapping[str, Any]) -> str:
+    schema: str = values["response_format"]
+    for name in ("use_beam_search", "ignore_eos", "min_tokens") if schema else ():
+        if values[name]:
+            raise _refused(
+                name,
+                f"{name} is {shown(values[name])}, which does not go with a response_format: an answer ends where its "
+                "JSON does.",
+            )
+    return schema
 
 
 def _best_of(values: Mapping[str, Any]) -> int:

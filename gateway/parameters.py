@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import InvalidRequest
+from shared import json_schema
 from shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from shared.logprobs import MAX_TOP_LOGPROBS
 from shared.messages import (
@@ -19,6 +21,7 @@ from shared.messages import (
     MAX_LENGTH_PENALTY,
     MAX_OUTPUT_TOKENS,
     MAX_SALT_LENGTH,
+    MAX_SCHEMA_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
 )
@@ -134,6 +137,51 @@ def cache_salt(name: str, value: Any) -> str:
     return salt
 
 
+def response_format(name: str, value: Any) -> str:
+    """The JSON schema that the answer must follow, as text; empty for none."""
+    if type(value) is not dict:
+        raise invalid(name, value, "an object")
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise invalid(f"{name}.type", kind, "text, json_object or json_schema")
+    _only(name, value, ("type", "json_schema") if kind == "json_schema" else ("type",))
+    if kind != "json_schema":
+        return json_schema.ANY_OBJECT if kind == "json_object" else ""
+    name, wrapped = f"{name}.json_schema", value.get("json_schema")
+    if type(wrapped) is not dict:
+        raise invalid(name, wrapped, "an object")
+    _only(name, wrapped, ("name", "description", "schema", "strict"))
+    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", text(f"{name}.name", wrapped.get("name"))):
+        raise invalid(f"{name}.name", wrapped["name"], "1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
+    for key, check in (("description", text), ("strict", flag)):
+        if wrapped.get(key) is not None:
+            check(f"{name}.{key}", wrapped[key])
+    schema = wrapped.get("schema")
+    if type(schema) is not dict:
+        raise invalid(f"{name}.schema", schema, "an object")
+    try:
+        written = json_schema.canonical(schema)
+    except RecursionError:
+        raise invalid(f"{name}.schema", schema, "an object that is not nested so deeply") from None
+    if len(written) > MAX_SCHEMA_LENGTH:
+        raise InvalidRequest(
+            f"{name}.schema has {len(written)} characters; at most {MAX_SCHEMA_LENGTH} are allowed.",
+            param=f"{name}.schema",
+            code="invalid_value",
+        )
+    return written
+
+
+def _only(name: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in value:
+        if key not in known:
+            raise InvalidRequest(
+                f"{name}.{key[:80]} is not supported; {name} has {', '.join(known)} only.",
+                param=f"{name}.{key[:80]}",
+                code="unsupported_parameter",
+            )
+
+
 def stream_options(name: str, value: Any) -> bool:
     """Whether usage is asked for."""
     if type(value) is not dict:
@@ -177,6 +225,7 @@ COMMON: dict[str, Parameter] = {
     "priority": Parameter(priority, DEFAULT_CLASS),
     "timeout": Parameter(number(0, sys.float_info.max)),
     "stop": Parameter(stop, ()),
+    "response_format": Parameter(response_format, ""),
     "max_tokens": Parameter(_TOKENS),
     "max_completion_tokens": Parameter(_TOKENS),
     "min_tokens": Parameter(integer(0, MAX_OUTPUT_TOKENS), 0),
@@ -215,7 +264,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),

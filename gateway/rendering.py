@@ -11,6 +11,7 @@ from gateway.conversation import Message
 from gateway.errors import InvalidRequest
 from gateway.model import ServedModel
 from gateway.parameters import invalid, shown
+from shared import json_schema
 from shared.templates import TemplateFailure
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
@@ -52,6 +53,25 @@ class Renderer:
             return prompt
         _check_length(name, len(prompt), limit)
         return await self._run(len(prompt), self._encode, prompt, True)
+
+    async def check_schema(self, schema: str) -> None:
+        """Raises InvalidRequest for a JSON schema that no answer can be made to follow."""
+        if not schema:
+            return
+        if not self._model.eos_token_ids:
+            raise InvalidRequest(
+                f"response_format needs a model with an end token, and {self._model.name} has none.",
+                param="response_format",
+                code="invalid_value",
+            )
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, json_schema.check, schema)
+        except json_schema.SchemaError as error:
+            raise InvalidRequest(
+                f"response_format.json_schema.schema cannot be followed: {error}.",
+                param="response_format.json_schema.schema",
+                code="invalid_value",
+            ) from error
 
     async def _run(self, characters: int, function: Any, *arguments: Any) -> list[int]:
         if characters <= SHORT_CHARACTERS:

@@ -23,7 +23,7 @@ import msgpack
 
 from shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
 
-VERSION = 2
+VERSION = 3
 
 # Bounds of what is decoded. They are generous: the gateway enforces the limits that users meet.
 MAX_PROMPT_TOKENS = 2_000_000
@@ -32,6 +32,7 @@ MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
+MAX_SCHEMA_LENGTH = 65_536
 MAX_LENGTH_PENALTY = 10
 MAX_ID_LENGTH = 128
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -150,6 +151,8 @@ class SamplingParams:
     `n`. A `beam_width` other than 0 asks for a beam search instead, with that many beams. The score of a finished beam
     is the sum of its log-probabilities / length ** `length_penalty`.
 
+    `json_schema` is the text of a schema that every choice follows; empty: none. Not in a beam search.
+
     `logprobs` asks for the log-probability of every token, `top_logprobs` for those of so many of the most probable
     ones in its place too.
     """
@@ -173,6 +176,7 @@ class SamplingParams:
     early_stopping: str = _field(_one_of(EARLY_STOPPING), default="false")
     logprobs: bool = _field(_flag, default=False)
     top_logprobs: int = _field(_integer(0, MAX_TOP_LOGPROBS), default=0)
+    json_schema: str = _field(_text(MAX_SCHEMA_LENGTH), default="")
 
     @property
     def num_sequences(self) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import pydantic
 import pytest
 import torch
 from redis import Redis
@@ -137,6 +139,29 @@ def test_choices_and_prompts_of_one_call_come_back_in_their_order(stack: Stack) 
         assert len({choice.text for choice in answer.choices}) == 6
         again = client.completions.create(model="tiny", prompt="three", n=2, max_tokens=8, seed=3)
     assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices[4:]]
+
+
+class Heron(pydantic.BaseModel):
+    name: typing.Annotated[str, pydantic.Field(max_length=12)]
+    colour: typing.Literal["grey", "white"]
+    age: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+    friends: typing.Annotated[list[typing.Literal["crane", "stork"]], pydantic.Field(max_length=2)]
+
+
+def test_an_answer_is_an_object_of_the_class_that_the_sdk_is_given(stack: Stack) -> None:
+    """Of a model that would say anything else."""
+    messages: typing.Any = [{"role": "user", "content": "Which heron?"}]
+    with stack.client() as client:
+        for seed in range(4):
+            parsed = client.chat.completions.parse(model="tiny", messages=messages, response_format=Heron, seed=seed)
+            [choice] = parsed.choices
+            assert isinstance(choice.message.parsed, Heron)
+            assert choice.finish_reason == "stop"
+            with client.chat.completions.stream(
+                model="tiny", messages=messages, response_format=Heron, seed=seed
+            ) as stream:
+                [streamed] = stream.get_final_completion().choices
+            assert streamed.message.parsed == choice.message.parsed
 
 
 def test_a_stop_string_cuts_the_text_and_ends_the_request(stack: Stack) -> None:

@@ -19,6 +19,7 @@ from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
 from worker import capture, devices
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
+from worker.engine.grammars import Grammars
 from worker.engine.graphs import Room
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.offline import generate
@@ -113,7 +114,8 @@ def make_engine(
     )
     # As the gateway does: where the configuration names no end token, it is the tokenizer's.
     eos_token_ids = model.config.eos_token_ids or tuple(eos for eos in texts.eos_token_ids if eos < model.vocab_size)
-    engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner)
+    grammars = Grammars(texts.tokenizer, model.vocab_size, eos_token_ids)
+    engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
     warm_up(engine)
     capture.capture_graphs(engine)
     if settings.itl_target_ms:

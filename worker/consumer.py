@@ -191,6 +191,8 @@ class Consumer:
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
+            if request.sampling.json_schema:
+                await asyncio.to_thread(self._engine.prepare, request)
             wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
                 spans.asks(len(request.prompt))

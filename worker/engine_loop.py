@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -109,6 +110,11 @@ class EngineLoop(threading.Thread):
         """Start a request, behind what earlier attempts emitted. An older attempt at it here is dropped."""
         self._asked += request.sampling.num_sequences
         self._post(lambda: self._add(request, attempt, earlier, priority))
+
+    def prepare(self, request: GenerationRequest) -> None:
+        """Do what a request needs and what takes long, on another thread than the engine's: make its grammar."""
+        with suppress(Exception):  # the engine will meet it, too, and say so
+            self._engine.grammars.matcher(request.sampling.json_schema)
 
     def finish(self, request_id: str, outcome: str) -> None:
         """End a request with an outcome; its last item is emitted if it still ran."""

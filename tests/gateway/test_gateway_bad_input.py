@@ -127,7 +127,6 @@ UNSUPPORTED: dict[str, Any] = {
     "functions": [{}],
     "function_call": "auto",
     "logit_bias": {"1": 1},
-    "response_format": {"type": "json_object"},
     "audio": {},
     "modalities": ["text", "audio"],
     "prediction": {},

@@ -27,6 +27,7 @@ from worker.engine.beams import BeamSearch
 from worker.engine.blocks import BlockManager, cache_root
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.flight import Flight
+from worker.engine.grammars import Grammars, Matcher
 from worker.engine.integrity import check_scheduler
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.pacing import PrefillPacer
@@ -43,6 +44,7 @@ from worker.engine.timing import StepTimes
 
 log = logging.getLogger(__name__)
 
+NO_WAY_ON = "the answer cannot follow its JSON schema any more"
 # The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
 STANDARD = 1
 
@@ -51,6 +53,7 @@ class Engine:
     """A continuous-batching engine over one model.
 
     tokenizer: turns ids into text for requests with stop strings; others are never detokenized here.
+    grammars: of JSON schemas, for requests that ask for one; without them these are refused.
     name: of the model, for the hashes of cached prefixes.
     blocks: another allocator than the paged one, for comparison.
     runner: makes the runner; a DeviceRunner where the host should be a step ahead.
@@ -65,6 +68,7 @@ class Engine:
         name: str = "",
         blocks: BlockManager | None = None,
         runner: Callable[[Any, EngineLimits, Rows], Runner] = Runner,
+        grammars: Grammars | None = None,
     ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -74,6 +78,7 @@ class Engine:
         self.rows = self.scheduler.rows
         self.runner = runner(model, limits, self.rows)
         self.sampler = Sampler(model.ops, eos_token_ids, self.rows)
+        self.grammars = grammars or Grammars(None, self.vocab_size, eos_token_ids)
         self.groups: dict[str, SequenceGroup] = {}
         self.num_steps = 0
         # Tokens computed, prompts and decodes apart; what preemption lost counts again, as prompt.
@@ -112,6 +117,7 @@ class Engine:
                 finished[delta.choice] = delta
         self._check_tokens(request.prompt, *outputs.values())
         self.scheduler.check_fits(group)
+        matchers = self._matchers(request.sampling, outputs)
         self._arrivals += 1
         group.start(outputs)
         if request.sampling.beam_width:
@@ -122,10 +128,25 @@ class Engine:
                 sequence.finish_reason = finished[sequence.choice].finish_reason
             else:
                 self._results.watch(sequence)
+                sequence.matcher = matchers.get(sequence.choice)
         self.groups[request.id] = group
-        if not group.is_streamed or group.has_penalties or request.sampling.min_tokens or request.sampling.logprobs:
+        sampling = request.sampling
+        if not group.is_streamed or group.has_penalties or sampling.min_tokens or sampling.logprobs or matchers:
             self._bound.add(request.id)
         self.scheduler.add(group)
+
+    def _matchers(self, sampling: SamplingParams, outputs: dict[int, list[int]]) -> dict[int, Matcher]:
+        """Of each choice, behind what it has drawn; none without a grammar. Raises RequestRefused."""
+        if not sampling.json_schema:
+            return {}
+        if sampling.beam_width:
+            raise RequestRefused("a beam search does not follow a JSON schema")
+        matchers = {choice: self.grammars.matcher(sampling.json_schema) for choice in range(sampling.num_sequences)}
+        for choice, token_ids in outputs.items():
+            matchers[choice].consume(token_ids)
+            if error := matchers[choice].error:
+                raise RequestRefused(f"{NO_WAY_ON}: {error}")
+        return matchers
 
     def _check_tokens(self, prompt: SequenceOf[int], *outputs: SequenceOf[int]) -> None:
         """Refuse what would fail a step, and with it every request of that step."""
@@ -310,10 +331,26 @@ class Engine:
         drawn = tokens.tolist()
         # A loop without Python's: of what a step costs, this and the items grow with the sequences.
         deque(map(list.append, active.token_ids, drawn), maxlen=0)
+        lost: dict[str, str] = {}
         for index in np.flatnonzero(self.rows.is_adjusted[active.rows]):
-            if (counts := active.sequences[index].output_counts) is not None:
+            sequence = active.sequences[index]
+            if (counts := sequence.output_counts) is not None:
                 counts[drawn[index]] += 1
-        return self._results.of(flight, tokens, drawn)
+            if (matcher := sequence.matcher) is not None:
+                matcher.consume(drawn[index : index + 1])
+                if matcher.error is not None:
+                    lost[sequence.group.request_id] = matcher.error
+        items = self._results.of(flight, tokens, drawn)
+        return self._lose(items, lost) if lost else items
+
+    def _lose(self, items: list[StepItem], lost: dict[str, str]) -> list[StepItem]:
+        """End requests whose answers cannot follow their grammars any more, without the tokens of this step."""
+        starts = {item.request_id: item.start for item in items}
+        for request_id in lost.keys() & self.groups.keys():
+            self._forget(self.groups[request_id])
+        ends = {request_id: Outcome("error", f"{NO_WAY_ON}: {why}") for request_id, why in lost.items()}
+        items = [item for item in items if item.request_id not in lost]
+        return items + [StepItem(request_id, starts.get(request_id, 0), (), end) for request_id, end in ends.items()]
 
     def _end(self, sequence: Sequence, count: int) -> None:
         """Let go of a sequence that has ended with its output token number `count`."""

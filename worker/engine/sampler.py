@@ -1,8 +1,9 @@
 """Logits to tokens for a whole mixed batch: penalties, bans, then greedy or a draw, each row by its own parameters.
 
 Order and definitions: repetition penalty over prompt and output (Hugging Face), presence and frequency penalty over the
-output (OpenAI), `min_tokens` by banning the end tokens, then temperature, top-k, top-p, min-p as `kernels` defines
-them. A row's result depends on its own logits and its own random number only.
+output (OpenAI), `min_tokens` by banning the end tokens, a grammar by banning all that it does not allow, then
+temperature, top-k, top-p, min-p as `kernels` defines them. A row's result depends on its own logits and its own random
+number only.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class Sampler:
         factors = np.zeros((3, len(sequences)), dtype=np.float32)  # of `penalise`
         factors[0] = 1.0
         bans: list[int] = []
+        allowed: dict[int, np.ndarray] = {}
         for row in at.tolist():
             sequence = sequences[row]
             params = sequence.group.sampling
@@ -110,6 +112,8 @@ class Sampler:
             factors[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:
                 bans += [row * vocabulary + token for token in self._eos]
+            if sequence.matcher is not None:
+                allowed[row] = sequence.matcher.allowed()
         ids = np.array([token for counts in seen for token in counts], dtype=np.int32)
         if len(ids):
             starts = np.cumsum([0, *map(len, seen)]).astype(np.int32)
@@ -118,6 +122,15 @@ class Sampler:
             of_device(logits, *map(self._sent, (starts, ids, times, *factors)))
         if bans:
             logits.view(-1).index_fill_(0, self._sent(np.array(bans)), NEVER)
+        for row, words in allowed.items():
+            restrict(logits[row], self._sent(words))
+
+
+def restrict(logits: torch.Tensor, words: torch.Tensor) -> None:
+    """Ban what has no bit. logits: [V], changed in place; words: int32 [V / 32 or more], lowest bit first."""
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    has_bit = (words[:, None] >> bits & 1).view(-1)[: len(logits)].bool()
+    logits.masked_fill_(~has_bit, NEVER)
 
 
 def penalise(

@@ -22,6 +22,7 @@ from shared.messages import SamplingParams
 
 if TYPE_CHECKING:
     from worker.engine.beams import BeamSearch
+    from worker.engine.grammars import Matcher
 
 
 # A token that is drawn and not yet known to the host.
@@ -43,6 +44,7 @@ class Sequence:
         "logprob",
         "logprobs",
         "matched_stop",
+        "matcher",
         "num_prompt_tokens",
         "num_sealed",
         "num_stored",
@@ -78,6 +80,8 @@ class Sequence:
         self.logprob = 0.0
         # The records (`shared.logprobs`) of drawn tokens that have not left, where the request asks for them.
         self.logprobs = bytearray()
+        # Which tokens may come next, where the request asks for a grammar.
+        self.matcher: Matcher | None = None
         # How often each token was drawn; kept only where a penalty asks for it.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
 

@@ -1,0 +1,131 @@
+"""`response_format`: what reaches the worker, and what is refused with the name of the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway import rendering
+from shared.json_schema import ANY_OBJECT
+from shared.messages import MAX_SCHEMA_LENGTH
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["ä", 1]}}, "required": ["b"]}
+
+
+def wanted(schema: Any = SCHEMA, **changes: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema} | changes}
+
+
+@pytest.fixture
+async def server(start_gateway: Start) -> AsyncIterator[RunningGateway]:
+    """A gateway whose queue must still be untouched when the test is over."""
+    gateway = await start_gateway()
+    yield gateway
+    assert await gateway.accepted() == 0
+
+
+@pytest.mark.parametrize(
+    ("response_format", "expected"),
+    [
+        (None, ""),
+        ({"type": "text"}, ""),
+        ({"type": "json_object"}, ANY_OBJECT),
+        (wanted(), json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))),
+        (wanted({}, strict=True, description="what it is for"), "{}"),
+        (wanted({}, strict=None, description=None), "{}"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_worker_gets_the_schema_as_it_was_written(
+    gateway: RunningGateway, path: str, response_format: Any, expected: str
+) -> None:
+    body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+    async with gateway.worker(emit(tokens("{}"))) as worker:
+        reply = await gateway.post(path, body | {"response_format": response_format})
+    assert reply.status == 200
+    [request] = worker.claimed
+    assert request.sampling.json_schema == expected
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "no object": ("json_object", "response_format", "an object"),
+    "no type": ({}, "response_format.type", "text, json_object or json_schema"),
+    "another type": ({"type": "regex"}, "response_format.type", "text, json_object or json_schema"),
+    "more than the type": ({"type": "text", "x": 1}, "response_format.x", "has type only"),
+    "a schema of no use": ({"type": "json_object", "json_schema": {}}, "response_format.json_schema", "has type only"),
+    "no schema": ({"type": "json_schema"}, "response_format.json_schema", "an object"),
+    "no name": (wanted(name=None), "response_format.json_schema.name", "a string"),
+    "a name with a space": (wanted(name="a b"), "response_format.json_schema.name", "characters a-z"),
+    "a long name": (wanted(name="a" * 65), "response_format.json_schema.name", "1 to 64"),
+    "strict of another type": (wanted(strict="yes"), "response_format.json_schema.strict", "true or false"),
+    "a description of another type": (wanted(description=1), "response_format.json_schema.description", "a string"),
+    "an unknown field": (wanted(shape={}), "response_format.json_schema.shape", "is not supported"),
+    "a schema that is none": (wanted([]), "response_format.json_schema.schema", "an object"),
+    "a schema that is not there": (wanted(None), "response_format.json_schema.schema", "an object"),
+    "a long schema": (
+        wanted({"enum": ["x" * MAX_SCHEMA_LENGTH]}),
+        "response_format.json_schema.schema",
+        f"at most {MAX_SCHEMA_LENGTH}",
+    ),
+    "an unknown type in it": (wanted({"type": "text"}), "response_format.json_schema.schema", "Invalid type: text"),
+    "an unknown keyword": (wanted({"not": {}}), "response_format.json_schema.schema", "Unimplemented keys"),
+    "a reference to elsewhere": (
+        wanted({"$ref": "http://127.0.0.1/x"}),
+        "response_format.json_schema.schema",
+        "does not fetch",
+    ),
+    "a pattern that is none": (
+        wanted({"type": "string", "pattern": "("}),
+        "response_format.json_schema.schema",
+        "unclosed group",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_cannot_be_honoured_is_refused_by_name(server: RunningGateway, path: str, name: str) -> None:
+    response_format, param, says = REFUSED[name]
+    body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+    reply = await server.post(path, body | {"response_format": response_format})
+    assert (reply.status, reply.error["param"]) == (400, param), reply.error
+    assert says in reply.error["message"]
+
+
+@pytest.mark.parametrize("depth", [200, 900, 5000])
+async def test_a_schema_that_is_nested_deeply_is_refused(server: RunningGateway, depth: int) -> None:
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    body = json.dumps(chat_body(response_format=wanted("HERE"))).replace('"HERE"', schema)
+    reply = await server.post(CHAT, body.encode())
+    assert reply.status == 400, reply.error
+    assert reply.error["param"] in ("response_format.json_schema.schema", None)
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens", "use_beam_search"])
+async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str) -> None:
+    contrary: dict[str, Any] = {name: 5 if name == "min_tokens" else True}
+    reply = await server.post(CHAT, chat_body(max_tokens=20, response_format={"type": "json_object"}, **contrary))
+    assert (reply.status, reply.error["param"]) == (400, name), reply.error
+    assert "does not go with a response_format" in reply.error["message"]
+
+
+async def test_a_schema_is_looked_at_in_a_thread(server: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    seen: list[str] = []
+
+    def check(schema: str) -> None:
+        seen.append(threading.current_thread().name)
+        raise rendering.json_schema.SchemaError("no")
+
+    monkeypatch.setattr(rendering.json_schema, "check", check)
+    reply = await server.post(CHAT, chat_body(response_format=wanted()))
+    assert reply.status == 400
+    assert seen[0].startswith("tokenizer")

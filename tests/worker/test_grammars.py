@@ -1,0 +1,274 @@
+"""Answers that follow a JSON schema, through the whole engine, whatever happens to their sequences."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+import kernels
+from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from shared.json_schema import ANY_OBJECT
+from shared.messages import GenerationRequest, SamplingParams, StepItem
+from worker.engine.device_runner import DeviceRunner
+from worker.engine.engine import NO_WAY_ON, Engine
+from worker.engine.grammars import KEPT, Grammars
+from worker.engine.limits import EngineLimits, RequestRefused
+from worker.engine.offline import complete
+from worker.engine.sampler import restrict
+from worker.models.decoder import Decoder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEMO = PROJECT_ROOT / DEFAULT_MODEL
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 30},
+        "kind": {"enum": ["story", "small talk"]},
+        "pages": {"type": "integer", "minimum": 1, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/next"}]},
+    },
+    "required": ["title", "kind", "pages", "tags", "next"],
+    "additionalProperties": False,
+    "$defs": {
+        "next": {
+            "type": "object",
+            "properties": {"page": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["page"],
+            "additionalProperties": False,
+        }
+    },
+}
+TEXT = json.dumps(SCHEMA)
+# The longest answer of SCHEMA is shorter: each character of a string is a token at most.
+ENOUGH = 160
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return Decoder.load(DEMO, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+
+
+def make_engine(model: Decoder, tokenizer: Tokenizer, ahead: bool = False, **limits: Any) -> Engine:
+    sizes = {"num_blocks": 300, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    eos = model.config.eos_token_ids
+    grammars = Grammars(tokenizer, model.vocab_size, eos)
+    chosen = EngineLimits(**({"max_model_len": model.max_model_len} | sizes | limits))
+    options: dict[str, Any] = {"runner": partial(DeviceRunner, graph_rooms=[])} if ahead else {}
+    engine = Engine(model, chosen, eos, tokenizer, grammars=grammars, **options)
+    engine.checks_itself = True
+    return engine
+
+
+def prompts(tokenizer: Tokenizer, count: int) -> list[tuple[int, ...]]:
+    return [tuple(tokenizer.encode(f"{i}. Tell me a story about a lantern.").ids) for i in range(count)]
+
+
+def params(index: int, **changes: Any) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.5, "top_p": 0.9, "n": 2},
+        {"temperature": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "n": 2, "best_of": 3},
+        {"temperature": 0.8, "top_k": 1, "logprobs": True, "top_logprobs": 2},
+    ]
+    chosen = kinds[index % len(kinds)] | {"max_tokens": ENOUGH, "seed": index, "json_schema": TEXT}
+    return SamplingParams(**(chosen | changes))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_answer_follows_its_schema_beside_others_that_have_none(
+    model: Decoder, tokenizer: Tokenizer, ahead: bool
+) -> None:
+    """In an engine so small that all have to give way now and then."""
+    engine = make_engine(model, tokenizer, ahead, num_blocks=40)
+    asked = [params(i) if i % 4 else SamplingParams(max_tokens=20, temperature=1.0, seed=i) for i in range(24)]
+    found = complete(engine, prompts(tokenizer, 24), asked)
+    assert engine.scheduler.num_preemptions > 0
+    texts = []
+    for one, choices in zip(asked, found, strict=True):
+        for choice in choices if one.json_schema else ():
+            text = tokenizer.decode(choice.token_ids)
+            jsonschema.validate(json.loads(text), SCHEMA)
+            texts.append(text)
+    assert len(set(texts)) > len(texts) // 2
+    alone = [
+        complete(make_engine(model, tokenizer), [prompt], [one])[0]
+        for prompt, one in zip(prompts(tokenizer, 24), asked, strict=True)
+    ]
+    assert [[choice.token_ids for choice in choices] for choices in found] == [
+        [choice.token_ids for choice in choices] for choices in alone
+    ]
+
+
+def tokens_of(items: list[StepItem]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for delta in (delta for item in items for delta in item.deltas):
+        found.setdefault(delta.choice, []).extend(delta.token_ids)
+    return found
+
+
+def run(engine: Engine, request: GenerationRequest, earlier: tuple[StepItem, ...] = ()) -> list[StepItem]:
+    engine.add(request, earlier)
+    items = []
+    while engine.has_work:
+        items += engine.step()
+    return items
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3])
+def test_an_answer_that_another_attempt_began_goes_on_as_it_would_have(
+    model: Decoder, tokenizer: Tokenizer, kind: int
+) -> None:
+    (prompt,) = prompts(tokenizer, 1)
+    request = GenerationRequest("r", "demo", prompt, params(kind))
+    whole = run(make_engine(model, tokenizer), request)
+    assert whole[-1].outcome is not None
+    assert whole[-1].outcome.name == "stop"
+    for cut in range(1, len(whole), 3):
+        rest = run(make_engine(model, tokenizer), request, tuple(whole[:cut]))
+        assert tokens_of(whole[:cut] + rest) == tokens_of(whole)
+        assert rest[-1].outcome == whole[-1].outcome
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_one(model: Decoder, tokenizer: Tokenizer) -> None:
+    engine = make_engine(model, tokenizer)
+    [[whole], [cut]] = complete(engine, prompts(tokenizer, 1) * 2, [params(0), params(0, max_tokens=9)])
+    assert (whole.finish_reason, cut.finish_reason) == ("stop", "length")
+    assert cut.token_ids == whole.token_ids[:9]
+    assert whole.token_ids[-1] in engine.eos_token_ids
+
+
+def test_log_probabilities_are_those_of_the_model_before_the_grammar(model: Decoder, tokenizer: Tokenizer) -> None:
+    """Of a token that has no other beside it the probability is not 1."""
+    [[choice]] = complete(make_engine(model, tokenizer), prompts(tokenizer, 1), [params(5)])
+    assert tokenizer.decode(choice.token_ids[:1]) == '{"' or tokenizer.decode(choice.token_ids[:1]) == "{"
+    assert choice.logprobs[0].logprob < -1
+
+
+def test_any_object_is_an_object(model: Decoder, tokenizer: Tokenizer) -> None:
+    asked = [SamplingParams(max_tokens=80, temperature=1.0, seed=seed, json_schema=ANY_OBJECT) for seed in range(8)]
+    for [choice] in complete(make_engine(model, tokenizer), prompts(tokenizer, 8), asked):
+        text = tokenizer.decode(choice.token_ids)
+        assert text.startswith("{")
+        assert choice.finish_reason == "length" or isinstance(json.loads(text), dict)
+
+
+def refused(engine: Engine, request: GenerationRequest) -> str:
+    with pytest.raises(RequestRefused) as caught:
+        engine.add(request)
+    assert not engine.has_work
+    return str(caught.value)
+
+
+def test_requests_that_cannot_be_followed_are_refused_alone(model: Decoder, tokenizer: Tokenizer) -> None:
+    def asks(**changes: Any) -> GenerationRequest:
+        return GenerationRequest("r", "demo", (5, 6), params(0, **changes))
+
+    engine = make_engine(model, tokenizer)
+    assert "the JSON schema cannot be followed: Invalid type" in refused(engine, asks(json_schema='{"type": "strin"}'))
+    assert "a beam search does not follow" in refused(engine, asks(beam_width=2))
+    without = Engine(model, engine.limits, engine.eos_token_ids, tokenizer)
+    assert "this worker has no tokenizer" in refused(without, asks())
+    endless = Grammars(tokenizer, model.vocab_size, ())
+    without = Engine(model, engine.limits, (), tokenizer, grammars=endless)
+    assert "the model has no end token" in refused(without, asks())
+
+
+def test_a_tokenizer_that_llguidance_does_not_know_is_no_reason_not_to_serve(
+    model: Decoder, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Strange:
+        def get_vocab_size(self, with_added_tokens: bool) -> int:
+            return 10
+
+        def to_str(self) -> str:
+            return "{}"
+
+    grammars = Grammars(Strange(), 10, (2,))
+    assert "answers cannot be made to follow a JSON schema" in caplog.text
+    with pytest.raises(RequestRefused, match="the tokenizer of the model is of a kind that allows none"):
+        grammars.matcher(TEXT)
+
+
+def test_what_an_earlier_attempt_said_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
+    engine = make_engine(model, tokenizer)
+    request = GenerationRequest("r", "demo", (5, 6), params(0))
+    begun = run(
+        make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, json_schema=""))
+    )
+    with pytest.raises(RequestRefused, match=NO_WAY_ON):
+        engine.add(request, tuple(begun[:2]))
+
+
+@pytest.mark.parametrize("kind", [0, 2, 4], ids=["streamed", "choices", "ranked"])
+def test_a_grammar_that_gives_up_ends_its_request_alone(
+    model: Decoder, tokenizer: Tokenizer, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(model, tokenizer)
+    prompt, other = prompts(tokenizer, 2)
+    engine.add(GenerationRequest("good", "demo", prompt, params(0)))
+    engine.add(GenerationRequest("bad", "demo", other, params(kind)))
+    items = [item for _ in range(6) for item in engine.step()]
+    [matcher, *_] = [one.matcher for one in engine.groups["bad"].sequences]
+    assert matcher is not None
+    matcher._matcher.consume_token(next(iter(engine.eos_token_ids)))  # which it does not allow here
+    assert matcher.error is not None
+    while engine.has_work:
+        items += engine.step()
+    *before, last = [item for item in items if item.request_id == "bad"]
+    assert last.outcome is not None
+    assert (last.outcome.name, last.deltas) == ("error", ())
+    assert last.outcome.detail.startswith(NO_WAY_ON)
+    assert last.start == sum(len(delta.token_ids) for item in before for delta in item.deltas)
+    good = [token for item in items if item.request_id == "good" for delta in item.deltas for token in delta.token_ids]
+    jsonschema.validate(json.loads(tokenizer.decode(good)), SCHEMA)
+    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
+
+
+def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    first = grammars.matcher(TEXT)
+    first.consume(tokenizer.encode('{"title"').ids)
+    assert (grammars.matcher(TEXT).allowed() != first.allowed()).any()
+    for number in range(KEPT):
+        grammars.matcher(json.dumps({"const": number}))
+    assert len(grammars._matchers) == KEPT
+    assert TEXT not in grammars._matchers
+
+
+@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
+def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
+    draw = np.random.default_rng(0)
+    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
+    logits = torch.randn(vocabulary)
+    expected = [
+        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
+    ]
+    restrict(logits, torch.from_numpy(mask))
+    assert logits.tolist() == expected
+
+
+def test_a_model_with_more_tokens_than_its_tokenizer_never_draws_them(tokenizer: Tokenizer) -> None:
+    size = tokenizer.get_vocab_size()
+    allowed = Grammars(tokenizer, size + 100, (2,)).matcher(ANY_OBJECT).allowed()
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")
+    assert bits[:size].any()
+    assert not bits[size:].any()
+    assert LLTokenizer(tokenizer.to_str(), n_vocab=size + 100, eos_token=[2]).vocab_size == size + 100

@@ -1,0 +1,98 @@
+"""Answers that follow a JSON schema: which tokens may come next, kept for each sequence.
+
+What may come next follows from the tokens alone, so an answer goes on behind any interruption as it would have without.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from shared import json_schema
+from worker.engine.limits import RequestRefused
+
+log = logging.getLogger(__name__)
+
+# Schemas whose matchers are kept ready.
+KEPT = 64
+
+
+class Matcher:
+    """Where one sequence is in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, words: int, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._words = words
+        self._eos_token_ids = eos_token_ids
+
+    def copy(self) -> Matcher:
+        return Matcher(self._matcher.deep_copy(), self._words, self._eos_token_ids)
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next: int32 [words], a bit for each token, the lowest first."""
+        mask = np.zeros(self._words, dtype=np.int32)
+        if self.error is None:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return mask
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """These tokens have come; an end token, where one is allowed, is the last."""
+        for token_id in token_ids:
+            if token_id in self._eos_token_ids and self._matcher.is_accepting():
+                return
+            self._matcher.consume_token(token_id)
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can come next any more."""
+        return json_schema.one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+
+class Grammars:
+    """Matchers for the schemas of requests. Threads may ask for them at the same time.
+
+    tokenizer: a `tokenizers.Tokenizer`, whose tokens the model draws; None where there is none.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[str, Matcher] = OrderedDict()
+        self._tokenizer: LLTokenizer | None = None
+        self._why_none = "this worker has no tokenizer"
+        eos = sorted(eos_token_ids)
+        self._eos_token_ids = frozenset(eos)
+        if tokenizer is None or not eos:
+            self._why_none = self._why_none if eos else "the model has no end token, with which such an answer ends"
+            return
+        size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
+        self._words = -(-size // 32)
+        try:
+            self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
+        except ValueError as error:
+            log.warning("answers cannot be made to follow a JSON schema: %s", error)
+            self._why_none = f"the tokenizer of the model is of a kind that allows none ({str(error)[:200]})"
+
+    def matcher(self, schema: str) -> Matcher:
+        """A matcher at the beginning of an answer. Raises RequestRefused.
+
+        It takes up to a second the first time that a schema is asked for, and microseconds later.
+        """
+        if self._tokenizer is None:
+            raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")
+        with self._lock:
+            if (found := self._matchers.get(schema)) is None:
+                try:
+                    made = json_schema.matcher(schema, self._tokenizer)
+                except json_schema.SchemaError as error:
+                    raise RequestRefused(f"the JSON schema cannot be followed: {error}") from error
+                found = self._matchers[schema] = Matcher(made, self._words, self._eos_token_ids)
+                if len(self._matchers) > KEPT:
+                    self._matchers.popitem(last=False)
+            self._matchers.move_to_end(schema)
+            return found.copy()
