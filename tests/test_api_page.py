@@ -19,6 +19,7 @@ from gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from gateway.settings import GatewaySettings
 from gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
 from ops.paths import PROJECT_ROOT
+from shared.json_schema import ANY_OBJECT
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.
@@ -93,6 +94,9 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     elif name == "early_stopping":
         assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
         wrong = ["true", 1]
+    elif name == "response_format":
+        assert [check(name, {"type": kind}) for kind in ("text", "json_object")] == ["", ANY_OBJECT]
+        wrong = ["json_object", 1, ["text"]]
     else:  # what a reader of its own checks
         assert name in ("model", "messages", "prompt", "stream_options", "timeout"), kind
     for value in wrong:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shared.messages import (
     EARLY_STOPPING,
+    MAX_SCHEMA_LENGTH,
     OUTCOMES,
     VERSION,
     Delta,
@@ -138,7 +139,8 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
 @pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
 def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
     broken = _map(REQUEST)
-    broken["sampling"][name] = value
+    # A text there may be any, of a certain length.
+    broken["sampling"][name] = "x" * (MAX_SCHEMA_LENGTH + 1) if (name, value) == ("json_schema", "x") else value
     with pytest.raises(MessageError, match=name):
         GenerationRequest.decode(msgpack.packb(broken))
 
