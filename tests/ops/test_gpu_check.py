@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -170,3 +171,23 @@ def test_what_was_unpacked_beside_the_project_is_not_missing(tmp_path: Path, mon
     # The command in the hint must be one that knows them all.
     pinned = (packages.ROOT / "constraints.txt").read_text().replace("-", "_")
     assert all(f"\n{name}==" in pinned for name in packages.of_stack())
+
+
+def test_the_engine_needs_none_of_the_packages_that_a_bare_machine_lacks() -> None:
+    """Only the stack does, and it is left out there."""
+    lacking = ("hiredis", "redis", "llguidance", "aiohttp", "uvloop")
+    block = f"import sys; sys.modules.update(dict.fromkeys({lacking!r}))"
+    needed = "ops.gpu_check.engine, ops.gpu_check.hugging_face, ops.gpu_check.invariance, ops.bench.paper.workloads"
+    needed += ", tests.gpu.test_engine_parity, tests.gpu.on_ranks, worker.ranks.follower, worker.models.choice"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{block}; import {needed}",
+        ],
+        cwd=packages.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

@@ -9,13 +9,14 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
 
-from shared import json_schema
 from worker.engine.limits import RequestRefused
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,11 @@ class Matcher:
     @property
     def error(self) -> str | None:
         """Why nothing can come next any more."""
-        return json_schema.one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        if not self._matcher.is_error():
+            return None
+        from shared import json_schema
+
+        return json_schema.one_line(self._matcher.get_error())
 
 
 class Grammars:
@@ -73,7 +78,12 @@ class Grammars:
         size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self._words = -(-size // 32)
         try:
+            # Imported where it is needed: an engine for anything else works without the package.
+            from llguidance import LLTokenizer
+
             self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
+        except ImportError:
+            self._why_none = "the package llguidance is not installed"
         except ValueError as error:
             log.warning("answers cannot be made to follow a JSON schema: %s", error)
             self._why_none = f"the tokenizer of the model is of a kind that allows none ({str(error)[:200]})"
@@ -85,6 +95,8 @@ class Grammars:
         """
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")
+        from shared import json_schema
+
         with self._lock:
             if (found := self._matchers.get(schema)) is None:
                 try:
