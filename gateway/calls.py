@@ -109,6 +109,13 @@ class Limits:
         `default_max_tokens` is for calls that do not say; None: the rest of the context.
         """
         sampling = []
+        biased = max((token_id for token_id, _ in options.values["logit_bias"]), default=0)
+        if biased >= self.vocab_size:
+            raise InvalidRequest(
+                f"logit_bias has the token id {biased}, and the last one of the model is {self.vocab_size - 1}.",
+                param="logit_bias",
+                code="invalid_value",
+            )
         for name, token_ids in prompts:
             if token_ids and max(token_ids) >= self.vocab_size:
                 raise InvalidRequest(

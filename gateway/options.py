@@ -23,6 +23,7 @@ _SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "logit_bias",
     "min_tokens",
     "ignore_eos",
     "stop",

@@ -17,6 +17,8 @@ from shared import json_schema
 from shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from shared.logprobs import MAX_TOP_LOGPROBS
 from shared.messages import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_CHOICES,
     MAX_LENGTH_PENALTY,
     MAX_OUTPUT_TOKENS,
@@ -137,6 +139,25 @@ def cache_salt(name: str, value: Any) -> str:
     return salt
 
 
+def logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and its bias."""
+    if type(value) is not dict:
+        raise invalid(name, value, "an object")
+    if len(value) > MAX_BIASES:
+        raise InvalidRequest(
+            f"{name} must have at most {MAX_BIASES} tokens, not {len(value)}.", param=name, code="invalid_value"
+        )
+    for token_id in value:
+        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", token_id, re.ASCII):
+            raise InvalidRequest(
+                f"{name} must have token ids as its keys, and {shown(token_id)} is none.",
+                param=name,
+                code="invalid_value",
+            )
+    check = number(-MAX_BIAS, MAX_BIAS)
+    return tuple((int(token_id), check(f"{name}.{token_id}", bias)) for token_id, bias in value.items())
+
+
 def response_format(name: str, value: Any) -> str:
     """The JSON schema that the answer must follow, as text; empty for none."""
     if type(value) is not dict:
@@ -238,6 +259,7 @@ COMMON: dict[str, Parameter] = {
     "presence_penalty": Parameter(number(-2, 2), 0.0),
     "frequency_penalty": Parameter(number(-2, 2), 0.0),
     "repetition_penalty": Parameter(number(0.01, 100), 1.0),
+    "logit_bias": Parameter(logit_bias, ()),
 }
 _TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 CHAT = {
@@ -254,7 +276,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"], []),
     "moderation": (),

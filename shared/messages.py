@@ -34,6 +34,8 @@ MAX_OUTPUT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
 MAX_SCHEMA_LENGTH = 65_536
 MAX_LENGTH_PENALTY = 10
+MAX_BIASES = 1024
+MAX_BIAS = 100
 MAX_ID_LENGTH = 128
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -123,6 +125,15 @@ def _integers(count: int) -> Check:
     return check
 
 
+def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    if type(value) is not list or len(value) > MAX_BIASES:
+        raise MessageError(f"{name} must be a list of at most {MAX_BIASES} pairs")
+    if any(type(pair) is not list or len(pair) != 2 for pair in value):
+        raise MessageError(f"{name} must be a list of pairs of a token id and a bias")
+    token_id, bias = _integer(0, 2**31 - 1), _number(-MAX_BIAS, MAX_BIAS)
+    return tuple((token_id(name, pair[0]), bias(name, pair[1])) for pair in value)
+
+
 def pack_token_ids(token_ids: tuple[int, ...] | list[int]) -> bytes:
     """Token ids as little-endian unsigned 32-bit integers (every machine that Quire runs on is little-endian)."""
     return array("I", token_ids).tobytes()
@@ -151,6 +162,8 @@ class SamplingParams:
     `n`. A `beam_width` other than 0 asks for a beam search instead, with that many beams. The score of a finished beam
     is the sum of its log-probabilities / length ** `length_penalty`.
 
+    `logit_bias` has pairs of a token id and what is added to its logit, behind penalties.
+
     `json_schema` is the text of a schema that every choice follows; empty: none. Not in a beam search.
 
     `logprobs` asks for the log-probability of every token, `top_logprobs` for those of so many of the most probable
@@ -176,6 +189,7 @@ class SamplingParams:
     early_stopping: str = _field(_one_of(EARLY_STOPPING), default="false")
     logprobs: bool = _field(_flag, default=False)
     top_logprobs: int = _field(_integer(0, MAX_TOP_LOGPROBS), default=0)
+    logit_bias: tuple[tuple[int, float], ...] = _field(_biases, default=())
     json_schema: str = _field(_text(MAX_SCHEMA_LENGTH), default="")
 
     @property

@@ -94,6 +94,10 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     elif name == "early_stopping":
         assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
         wrong = ["true", 1]
+    elif name == "logit_bias":
+        assert check(name, {"5": -100, "0": 100.0}) == ((5, -100.0), (0, 100.0))
+        check(name, {str(token_id): 1 for token_id in range(1024)})
+        wrong = [{str(token_id): 1 for token_id in range(1025)}, {"x": 1}, {"-1": 1}, {"01": 1}, {"": 1}, [], "5", 5]
     elif name == "response_format":
         assert [check(name, {"type": kind}) for kind in ("text", "json_object")] == ["", ANY_OBJECT]
         wrong = ["json_object", 1, ["text"]]

@@ -141,6 +141,18 @@ def test_choices_and_prompts_of_one_call_come_back_in_their_order(stack: Stack) 
     assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices[4:]]
 
 
+def test_a_bias_forbids_a_token_and_another_one_makes_it_all_that_is_said(stack: Stack) -> None:
+    arguments: dict[str, typing.Any] = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0}
+    with stack.client() as client:
+        plain, forced, forbidden, same = (
+            client.completions.create(**arguments, logit_bias=bias).choices[0].text
+            for bias in (None, {"65": 100}, {"65": -100}, {"70": 0})
+        )
+    assert forced == forced[0] * 12
+    assert forced[0] not in forbidden
+    assert same == plain
+
+
 class Heron(pydantic.BaseModel):
     name: typing.Annotated[str, pydantic.Field(max_length=12)]
     colour: typing.Literal["grey", "white"]

@@ -126,7 +126,6 @@ UNSUPPORTED: dict[str, Any] = {
     "parallel_tool_calls": True,
     "functions": [{}],
     "function_call": "auto",
-    "logit_bias": {"1": 1},
     "audio": {},
     "modalities": ["text", "audio"],
     "prediction": {},
@@ -147,6 +146,28 @@ UNSUPPORTED: dict[str, Any] = {
 async def test_what_is_not_honoured_is_refused_by_name(server: RunningGateway, path: str, name: str) -> None:
     base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
     await check(server, path, {**base, name: UNSUPPORTED[name]}, 400, name, f"{name} is not supported")
+
+
+BIASES: dict[str, tuple[Any, str, str]] = {
+    "an array": ([[1, 2]], "logit_bias", "an object"),
+    "a word": ({"hello": 1}, "logit_bias", "token ids as its keys"),
+    "a fraction": ({"1.0": 1}, "logit_bias", "token ids as its keys"),
+    "a digit of another script": ({"\u0665": 1}, "logit_bias", "token ids as its keys"),
+    "below zero": ({"-1": 1}, "logit_bias", "token ids as its keys"),
+    "behind the last one": ({"2147483647": 1}, "logit_bias", "the last one of the model"),
+    "too large for anybody": ({"9999999999": 1}, "logit_bias", "the last one of the model"),
+    "too much": ({"5": 101}, "logit_bias.5", "a number from -100 to 100"),
+    "no number": ({"5": None}, "logit_bias.5", "a number from -100 to 100"),
+    "too many": ({str(token_id): 1 for token_id in range(1025)}, "logit_bias", "at most 1024 tokens"),
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("name", BIASES)
+async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway, path: str, name: str) -> None:
+    value, param, says = BIASES[name]
+    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+    await check(server, path, {**base, "logit_bias": value}, 400, param, says)
 
 
 async def test_what_no_api_knows_is_refused_too(server: RunningGateway) -> None:

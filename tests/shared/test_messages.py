@@ -73,6 +73,8 @@ requests = st.builds(
         SamplingParams,
         max_tokens=st.integers(1, 2_000_000),
         seed=st.integers(0, 2**64 - 1),
+        logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-100, 100)), max_size=4).map(tuple),
+        json_schema=st.text(max_size=40),
         n=st.integers(1, 128),
         temperature=st.floats(0, 100),
         top_p=st.floats(0, 1),

@@ -146,6 +146,26 @@ def test_presence_and_frequency_penalties_count_the_output_only(
     assert torch.allclose(adjusted[0], expected, atol=1e-6)
 
 
+def test_biases_are_added_behind_penalties_to_the_rows_that_ask_for_them(sampler: RowSampler) -> None:
+    rows = torch.stack([logits(seed) for seed in range(3)])
+    biased = sequence(output=(9,), temperature=0.0, presence_penalty=0.5, logit_bias=((9, 2.0), (0, -100.0), (39, 7.5)))
+    expected = rows.clone()
+    expected[1, [9, 0, 39]] += torch.tensor([1.5, -100.0, 7.5])
+    plain = [sequence(temperature=0.0) for _ in range(2)]
+    assert sampler.sample(rows, [plain[0], biased, plain[1]]) == expected.argmax(-1).tolist()
+    assert torch.allclose(rows, expected, atol=1e-6)
+
+
+def test_a_bias_bans_a_token_or_makes_it_the_only_one(sampler: RowSampler) -> None:
+    for seed in range(20):
+        row = logits(seed)[None]
+        best = int(row.argmax())
+        banned = sequence(seed=seed, temperature=1.0, logit_bias=((best, -100.0),))
+        assert sampler.sample(row.clone(), [banned]) != [best]
+        forced = sequence(seed=seed, temperature=1.0, logit_bias=((seed, 100.0),))
+        assert sampler.sample(row.clone(), [forced]) == [seed]
+
+
 def test_end_tokens_are_banned_until_min_tokens(sampler: RowSampler) -> None:
     row = torch.zeros(VOCAB)
     row[3] = row[5] = 50.0

@@ -115,7 +115,7 @@ class Engine:
             outputs.setdefault(delta.choice, []).extend(delta.token_ids)
             if delta.finish_reason:
                 finished[delta.choice] = delta
-        self._check_tokens(request.prompt, *outputs.values())
+        self._check_tokens(request.prompt, *outputs.values(), [token for token, _ in request.sampling.logit_bias])
         self.scheduler.check_fits(group)
         matchers = self._matchers(request.sampling, outputs)
         self._arrivals += 1
@@ -131,7 +131,8 @@ class Engine:
                 sequence.matcher = matchers.get(sequence.choice)
         self.groups[request.id] = group
         sampling = request.sampling
-        if not group.is_streamed or group.has_penalties or sampling.min_tokens or sampling.logprobs or matchers:
+        is_plain = group.is_streamed and not (group.has_penalties or sampling.min_tokens or sampling.logprobs)
+        if not is_plain or sampling.logit_bias or matchers:
             self._bound.add(request.id)
         self.scheduler.add(group)
 

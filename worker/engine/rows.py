@@ -43,7 +43,7 @@ class Rows:
         self.max_lengths = np.zeros(count, dtype=np.int32)
         # What makes a row more than an ordinary one.
         self.is_drawn = np.zeros(count, dtype=np.bool_)  # by chance; else greedy
-        self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, bans or a grammar change its logits
+        self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change its logits
         self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings
         self.is_scored = np.zeros(count, dtype=np.bool_)  # log-probabilities are asked for, or ranked by
         self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # of how many tokens they are asked for
@@ -83,7 +83,10 @@ class Rows:
         self.max_lengths[row] = sequence.num_prompt_tokens + params.max_tokens
         self.is_drawn[row] = params.temperature > 0
         self.is_adjusted[row] = bool(
-            group.has_penalties or (params.min_tokens > 0 and not params.ignore_eos) or params.json_schema
+            group.has_penalties
+            or params.logit_bias
+            or (params.min_tokens > 0 and not params.ignore_eos)
+            or params.json_schema
         )
         self.is_watched[row] = bool(params.stop)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)

@@ -1,9 +1,9 @@
 """Logits to tokens for a whole mixed batch: penalties, bans, then greedy or a draw, each row by its own parameters.
 
 Order and definitions: repetition penalty over prompt and output (Hugging Face), presence and frequency penalty over the
-output (OpenAI), `min_tokens` by banning the end tokens, a grammar by banning all that it does not allow, then
-temperature, top-k, top-p, min-p as `kernels` defines them. A row's result depends on its own logits and its own random
-number only.
+output (OpenAI), `logit_bias` (OpenAI), `min_tokens` by banning the end tokens, a grammar by banning all that it does
+not allow, then temperature, top-k, top-p, min-p as `kernels` defines them. A row's result depends on its own logits and
+its own random number only.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Sampler:
             return values.cpu().numpy(), indices.to(torch.int32).cpu().numpy()
 
     def adjust(self, logits: torch.Tensor, at: np.ndarray, sequences: SequenceOf[Sequence]) -> None:
-        """Penalties and bans of the rows `at`. logits: [R, V] float32, contiguous, changed in place, all rows at once.
+        """Penalties, biases and bans of the rows `at`.
 
-        sequences: of all R rows.
+        logits: [R, V] float32, contiguous, changed in place, all rows at once; sequences: of all R rows.
         """
         if not len(at):
             return
@@ -100,6 +100,7 @@ class Sampler:
         seen: list[Mapping[int, int]] = [{}] * len(sequences)
         factors = np.zeros((3, len(sequences)), dtype=np.float32)  # of `penalise`
         factors[0] = 1.0
+        biases: dict[int, float] = {}
         bans: list[int] = []
         allowed: dict[int, np.ndarray] = {}
         for row in at.tolist():
@@ -109,6 +110,7 @@ class Sampler:
             if params.repetition_penalty != 1.0:
                 counts = {**dict.fromkeys(sequence.token_ids, 0), **counts}
             seen[row] = counts
+            biases |= {row * vocabulary + token: bias for token, bias in params.logit_bias}
             factors[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:
                 bans += [row * vocabulary + token for token in self._eos]
@@ -120,6 +122,9 @@ class Sampler:
             times = np.array([count for counts in seen for count in counts.values()], dtype=np.int32)
             of_device = getattr(self._ops, "penalise", penalise)
             of_device(logits, *map(self._sent, (starts, ids, times, *factors)))
+        if biases:
+            where = self._sent(np.array(list(biases), dtype=np.int64))
+            logits.view(-1).index_add_(0, where, self._sent(np.array(list(biases.values()), dtype=np.float32)))
         if bans:
             logits.view(-1).index_fill_(0, self._sent(np.array(bans)), NEVER)
         for row, words in allowed.items():
