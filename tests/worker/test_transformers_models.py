@@ -191,6 +191,21 @@ def test_a_model_that_says_something_else_over_pages_is_refused(
     assert "GPT2LMHeadModel gives other logits over pages than without" in refusal(path)
 
 
+def test_positions_that_begin_elsewhere_than_at_zero_are_refused(tmp_path: Path) -> None:
+    """RoBERTa counts from the number of its padding token: what it is given here it takes as it is."""
+    path = make_other(tmp_path / "roberta", "roberta", **(LLAMA_LIKE | {"is_decoder": True, "pad_token_id": 5}))
+    assert "gives other logits over pages than without" in refusal(path)
+
+
+def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> None:
+    """Llama 4 scales queries by them where it rotates nothing: in contexts that no short text reaches."""
+    fields = {"num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "no_rope_layers": [1, 0, 1]}
+    path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
+    assert "it takes positions from its cache" in refusal(path)
+    change(path, attn_temperature_tuning=False)
+    assert load(path).max_model_len == 256
+
+
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     monkeypatch.setattr("worker.models.transformers_backend.pack", lambda model, ops: 1 / 0)

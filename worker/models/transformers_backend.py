@@ -21,7 +21,7 @@ from worker.models.batch import ForwardBatch
 from worker.models.errors import CheckpointError, NotSupported
 from worker.models.loader import AGAIN
 from worker.models.paged import KVCache, PagedModel
-from worker.models.transformers_attention import Asked, Examination, PagedAttention, Unsuitable
+from worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
 from worker.models.transformers_config import TransformersConfig
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class TransformersModel(PagedModel):
             why = str(error) if isinstance(error, Unsuitable) else f"{type(error).__name__}: {str(error)[:300]}"
             what = f"{config.architecture} cannot be computed over pages: {why}"
             raise NotSupported(path, what, "give another model") from error
-        apart = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
-        if not apart < FAR[getattr(ops, "kv_dtype", ops.dtype)]:
-            what = f"{config.architecture} gives other logits over pages than without, by {apart:.0%}"
+        share = apart(found, expected)
+        if not share < FAR[getattr(ops, "kv_dtype", ops.dtype)]:
+            what = f"{config.architecture} gives other logits over pages than without, by {share:.0%}"
             raise NotSupported(path, what, "give another model")
         return loaded
 
@@ -197,7 +197,30 @@ def examine(
         raise Unsuitable(f"{config.num_layers - len(asked)} of its {config.num_layers} layers have no attention")
     if len({(one.num_kv_heads, one.head_dim) for one in asked}) > 1:
         raise Unsuitable("its layers differ in the shapes of their keys")
+    if not ignores_the_past(model, text, FAR[dtype], max_model_len):
+        raise Unsuitable("it takes positions from its cache, which is not here")
     return asked
+
+
+def ignores_the_past(model: Any, text: torch.Tensor, far: float, max_model_len: int) -> bool:
+    """Whether all that is said of the place of a token are the positions that are given with it.
+
+    Some count the tokens in their cache beside that, and scale scores by it where a context is long. There is no such
+    cache here, so that they would count the tokens of a step.
+    """
+    said = []
+    for past in (None, trial.long_past()):
+        recording = Recording()
+        with attention.running(recording):
+            last = trial.at_the_end(model, text, max_model_len, past)
+        said.append([*recording.given, last])
+    return all(apart(here, there) < far for here, there in zip(*said, strict=True))
+
+
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far these are apart in the row where it is most, as a share of their size."""
+    differ = (found - expected).float().norm(dim=-1)
+    return float((differ / expected.float().norm(dim=-1).clamp(min=1e-30)).max())
 
 
 def pack(model: Any, ops: Ops) -> None:

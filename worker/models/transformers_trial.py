@@ -12,6 +12,8 @@ from worker.models.paged import PagedModel
 BLOCK_SIZE = 16
 # Of two texts, each in a block of its own.
 LENGTHS = (11, 6)
+# Tokens of a past: scores that are scaled by the length of a context are so from some thousands on.
+LONG = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -30,15 +32,35 @@ def texts(vocab_size: int, max_model_len: int) -> list[torch.Tensor]:
 
 def by_transformers(model: Any, both: list[torch.Tensor]) -> torch.Tensor:
     """The logits of the last token of each, computed alone and with the attention that the model has now: [2, V]."""
-    device = model.device
+    # Without positions: Transformers gives them itself, and those that we give in each step must be the same.
     with torch.inference_mode():
-        rows = [
-            logits(
-                model, ids.to(device), torch.arange(len(ids), device=device), torch.tensor([len(ids) - 1]).to(device)
-            )
-            for ids in both
-        ]
+        rows = [logits(model, ids.to(model.device), None, _last(ids, model.device)) for ids in both]
     return torch.cat(rows)
+
+
+def at_the_end(model: Any, ids: torch.Tensor, max_model_len: int, past: Any = None) -> torch.Tensor:
+    """Run a text at the last positions that there are, behind a past or none: the logits of its last token [1, V]."""
+    positions = torch.arange(max_model_len - len(ids), max_model_len, device=model.device)
+    with torch.inference_mode():
+        return logits(model, ids.to(model.device), positions, _last(ids, model.device), past)
+
+
+def long_past() -> Any:
+    """A cache of Transformers that has seen more tokens than any context has, and gives back what it is given."""
+    from transformers import DynamicCache
+
+    class LongPast(DynamicCache):
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return LONG
+
+        def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+            return key_states, value_states
+
+    return LongPast()
+
+
+def _last(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.tensor([len(ids) - 1], device=device)
 
 
 def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
@@ -76,11 +98,14 @@ def batch(pieces: list[Piece]) -> ForwardBatch:
     )
 
 
-def logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def logits(
+    model: Any, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, past: Any = None
+) -> torch.Tensor:
     """Call a model of Transformers: token_ids, positions [T], rows int64 [R] of T -> float32 [R, V]."""
     out = model(
         input_ids=token_ids.long()[None],
-        position_ids=positions.long()[None],
+        position_ids=None if positions is None else positions.long()[None],
+        past_key_values=past,
         use_cache=False,
         return_dict=True,
         logits_to_keep=rows,
