@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import kernels
 from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
-from tests.worker.transformers_checkpoints import GPT2_LIKE, LLAMA_LIKE, TOKENS, YARN, make_kind, make_other
+from tests.worker.transformers_checkpoints import EXPERTS, GPT2_LIKE, LLAMA_LIKE, TOKENS, YARN, make_kind, make_other
 from worker import devices
 from worker.errors import StartError
 from worker.models.choice import choose_model
@@ -167,6 +167,12 @@ def test_models_whose_attention_is_another_are_refused_with_the_reason(
     assert why in refusal(path)
 
 
+def test_a_mask_that_no_layer_uses_is_no_obstacle(tmp_path: Path) -> None:
+    """Qwen2-MoE makes one for windows also where it has none: their width is 0, and it hides everything."""
+    path = make_other(tmp_path / "moe", "qwen2_moe", **(LLAMA_LIKE | EXPERTS | {"shared_expert_intermediate_size": 32}))
+    assert {one.sliding_window for one in load(path)._asked} == {0}
+
+
 def test_a_chunk_that_no_context_reaches_is_no_obstacle(tmp_path: Path) -> None:
     fields = {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1}
     path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
@@ -314,6 +320,7 @@ def test_what_a_call_of_attention_asks_for_is_noted() -> None:
         ({"module": SimpleNamespace(is_causal=False)}, "not causal"),
         ({"attention_mask": torch.full((1, 1, 2, 2), 5.0)}, "a mask of its own"),
         ({"sliding_window": 5}, "a mask of its own"),
+        ({"attention_mask": torch.full((1, 1, 2, 2), -1.0)}, "its masks are neither"),
         ({"attention_mask": torch.tensor([[[[0.0, 1.0]]]])}, "a mask of its own"),
         ({"q": torch.zeros(1, 3, 2, 16)}, "its heads are"),
         ({"v": torch.zeros(1, 2, 2, 32)}, "its heads are"),

@@ -24,6 +24,8 @@ PAGED, EXAMINED = "quire_paged", "quire_examined"
 HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_router_logits", "logits_to_keep", "is_causal"}
 # Positions whose masks are looked at, beside the first and the last ones.
 SAMPLED_POSITIONS = 16
+# In place of a width: of a mask that is no window. Some models make masks that no layer uses.
+NO_WINDOW, OTHER_MASKS = -1, "its masks are neither causal nor those of a window"
 
 
 class Unsuitable(Exception):
@@ -83,7 +85,10 @@ def _mask(
     """As Transformers calls it: in place of a mask what it would say, the width of its window, in the same shape."""
     examination = _running.get()
     assert isinstance(examination, Examination)
-    width = examination.width_of(mask_function)
+    try:
+        width = examination.width_of(mask_function)
+    except Unsuitable:
+        width = NO_WINDOW
     return torch.full((batch_size, 1, q_length, kv_length), float(width), device=device)
 
 
@@ -111,9 +116,11 @@ class Examination:
         more = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
         if more:
             raise Unsuitable(f"its attention takes {', '.join(more)}")
+        widths = set() if attention_mask is None else set(attention_mask.flatten().tolist())
+        if NO_WINDOW in widths:
+            raise Unsuitable(OTHER_MASKS)
         if not getattr(module, "is_causal", True) or not rest.get("is_causal", True) or attention_mask is None:
             raise Unsuitable("its attention is not causal")
-        widths = set(attention_mask.flatten().tolist())
         window = int(sliding_window or 0)
         if widths != {float(self._in_effect(window))}:
             raise Unsuitable("its attention has a mask of its own")
@@ -140,8 +147,8 @@ class Examination:
             if position == last and len(seen):
                 window = self._in_effect(last + 1 - int(seen[0]))
             first = max(0, position + 1 - window) if window else 0
-            if seen.tolist() != list(range(first, position + 1)):
-                raise Unsuitable("its masks are neither causal nor those of a window")
+            if not torch.equal(seen, keys[first : position + 1]):
+                raise Unsuitable(OTHER_MASKS)
         return window
 
     def _in_effect(self, window: int) -> int:
