@@ -284,6 +284,13 @@ def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path
     assert "pickle format" in refusal(path)
 
 
+def test_experts_are_computed_by_what_transformers_has_itself(tmp_path: Path) -> None:
+    """Others that a checkpoint may name would be fetched from the hub, and run."""
+    path = make_kind(tmp_path / "mixtral", "mixtral")
+    change(path, experts_implementation="sonicmoe")
+    assert load(path)._model.config._experts_implementation in ("grouped_mm", "eager")
+
+
 def test_tensors_that_are_not_part_of_the_model_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     save_file(load_file(path / WEIGHTS) | {"extra.weight": torch.zeros(2)}, path / WEIGHTS, {"format": "pt"})

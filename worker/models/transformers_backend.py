@@ -146,6 +146,7 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            experts_implementation=None,  # chosen here: a checkpoint could name one that is code of the hub
             ignore_mismatched_sizes=True,  # named below
             output_loading_info=True,
         )
