@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.worker.transformers_checkpoints import EXPERTS, GPT2_LIKE, LLAMA_LIKE, TOKENS, YARN, make_kind, make_other
 from worker import devices
 from worker.errors import StartError
+from worker.models import transformers_trial
 from worker.models.choice import choose_model
 from worker.models.config import ModelConfig
 from worker.models.errors import CheckpointError, NotSupported
@@ -210,6 +212,33 @@ def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> No
     assert "it takes positions from its cache" in refusal(path)
     change(path, attn_temperature_tuning=False)
     assert load(path).max_model_len == 256
+
+
+@pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, and has 260"), (1, "IndexError")])
+def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: int, why: str, tmp_path: Path) -> None:
+    """As where the configurations of a text and of the whole have one each."""
+    config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
+    config = replace(config, vocab_size=VOCAB_SIZE + more)
+    with pytest.raises(NotSupported, match=why):
+        TransformersModel.load(config, kernels.select_ops("cpu", torch.float32), "cpu")
+
+
+def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls behind it would have the keys of another."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    model = load(make_kind(tmp_path / "gpt2", "gpt2"))
+    forward = GPT2Block.forward
+    long = [torch.arange(16, dtype=torch.int32), torch.arange(3, dtype=torch.int32)]
+    assert transformers_trial.over_pages(model, long).shape == (2, VOCAB_SIZE)
+    second = model._model.transformer.h[1]
+
+    def leaves_out(self: Any, hidden: Any, *args: Any, **rest: Any) -> Any:
+        return hidden if self is second and hidden.shape[1] == 10 else forward(self, hidden, *args, **rest)
+
+    monkeypatch.setattr(GPT2Block, "forward", leaves_out)
+    with pytest.raises(RuntimeError, match="left out a call"):
+        transformers_trial.over_pages(model, long)
 
 
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,3 +194,8 @@ class PagedAttention:
         where = self._tables
         mixed = self._ops.paged_attention(rotated, *caches, *where, one.scale, one.sliding_window, plan=self._plan)
         return mixed.view(1, tokens, one.num_heads, one.head_dim)[..., : one.value_dim]
+
+    def check_all_called(self) -> None:
+        """Raise if there were fewer calls than in the examination: then some had the caches of others."""
+        if next(self._calls, None) is not None:
+            raise RuntimeError("the model left out a call of its attention")

@@ -73,6 +73,9 @@ class TransformersModel(PagedModel):
             why = str(error) if isinstance(error, Unsuitable) else f"{type(error).__name__}: {str(error)[:300]}"
             what = f"{config.architecture} cannot be computed over pages: {why}"
             raise NotSupported(path, what, "give another model") from error
+        if found.shape[1] != config.vocab_size:
+            what = f"{config.architecture} gives logits of {found.shape[1]} tokens, and has {config.vocab_size}"
+            raise NotSupported(path, what, "give another model")
         share = apart(found, expected)
         if not share < FAR[getattr(ops, "kv_dtype", ops.dtype)]:
             what = f"{config.architecture} gives other logits over pages than without, by {share:.0%}"
@@ -104,8 +107,11 @@ class TransformersModel(PagedModel):
         return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        with attention.running(PagedAttention(self.ops, self._asked, batch, kv_cache.layers, self._identity)):
-            return trial.logits(self._model, batch.token_ids, batch.positions, batch.logits_rows)
+        paged = PagedAttention(self.ops, self._asked, batch, kv_cache.layers, self._identity)
+        with attention.running(paged):
+            found = trial.logits(self._model, batch.token_ids, batch.positions, batch.logits_rows)
+        paged.check_all_called()
+        return found
 
 
 def _nbytes(tensors: list[torch.Tensor]) -> int:

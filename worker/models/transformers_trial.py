@@ -25,8 +25,9 @@ class Piece(NamedTuple):
 
 
 def texts(vocab_size: int, max_model_len: int) -> list[torch.Tensor]:
-    """Two texts of arbitrary tokens, or shorter ones where contexts are."""
+    """Two texts of arbitrary tokens, the last of the vocabulary among them, or shorter ones where contexts are."""
     tokens = (torch.arange(sum(LENGTHS), dtype=torch.int32) * 7 + 3) % vocab_size
+    tokens[0] = vocab_size - 1
     return [text[:max_model_len] for text in tokens.split(LENGTHS)]
 
 
