@@ -313,6 +313,19 @@ def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path
     assert "pickle format" in refusal(path)
 
 
+@pytest.mark.parametrize("prefer", ["auto", "reference"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3-moe"])
+def test_later_changes_of_the_file_do_no_harm(kind: str, prefer: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    ops = kernels.select_ops("cpu", torch.float32, prefer)
+    model = TransformersModel.load(read_transformers_config(path), ops, "cpu")
+    texts = transformers_trial.texts(VOCAB_SIZE, 256)
+    before = transformers_trial.over_pages(model, texts)
+    with open(path / WEIGHTS, "r+b") as file:
+        file.write(bytes((path / WEIGHTS).stat().st_size))
+    assert torch.equal(transformers_trial.over_pages(model, texts), before)
+
+
 def test_experts_are_computed_by_what_transformers_has_itself(tmp_path: Path) -> None:
     """Others that a checkpoint may name would be fetched from the hub, and run."""
     path = make_kind(tmp_path / "mixtral", "mixtral")

@@ -60,6 +60,8 @@ class TransformersModel(PagedModel):
             what = f"contexts of {max_model_len} tokens are asked for, but its longest one is of {limit}"
             raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
         model = load_weights(config, ops.dtype).to(device)
+        if ops.device.type == "cpu":
+            copy_weights(model)
         texts = trial.texts(config.vocab_size, max_model_len)
         try:
             expected = trial.by_transformers(model, texts)
@@ -180,6 +182,12 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
     for module in model.modules():
         keep_frequencies(module)
     return model.eval().requires_grad_(False)
+
+
+def copy_weights(model: nn.Module) -> None:
+    """Have them in memory, one by one, and not in the mapped file: its later changes would be changes of the model."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.clone()
 
 
 def keep_frequencies(module: Any) -> None:
