@@ -326,6 +326,12 @@ def test_later_changes_of_the_file_do_no_harm(kind: str, prefer: str, tmp_path: 
     assert torch.equal(transformers_trial.over_pages(model, texts), before)
 
 
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    change(path, "adapter_config.json", base_model_name_or_path="some/where", peft_type="LORA")
+    assert "an adapter beside the weights is not applied; merge" in refusal(path)
+
+
 def test_experts_are_computed_by_what_transformers_has_itself(tmp_path: Path) -> None:
     """Others that a checkpoint may name would be fetched from the hub, and run."""
     path = make_kind(tmp_path / "mixtral", "mixtral")

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from worker.models.config import FAMILIES, QUANTISED
-from worker.models.errors import NotSupported
+from worker.models.errors import CheckpointError, NotSupported
 from worker.models.fields import Fields, read_json
 from worker.models.loader import Weights
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
+ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     for name in QUANTISED:
         if fields.get(name) is not None:
             raise fields.fault(name, "weights that are not quantised; use the checkpoint that these were made from")
+    if (folder / ADAPTER).exists():  # with the package peft installed, Transformers would load it, and what it names
+        remedy = "merge the adapter into the weights, or remove this file"
+        raise CheckpointError(folder / ADAPTER, "an adapter beside the weights is not applied", remedy)
     config, model_class = _known(folder, fields)
     _refuse_others(path, config, model_class)
     text = config.get_text_config()
