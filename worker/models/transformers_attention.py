@@ -125,7 +125,8 @@ class Examination:
         if widths != {float(self._in_effect(window))}:
             raise Unsuitable("its attention has a mask of its own")
         heads, kv_heads, head_dim, value_dim = q.shape[1], k.shape[1], q.shape[3], v.shape[3]
-        if heads % kv_heads or v.shape[1] != kv_heads or k.shape[3] != head_dim or value_dim > head_dim:
+        one_each = {part.shape[:3:2] for part in (q, k, v)} == {(1, q.shape[2])}  # one text, a key for each query
+        if heads % kv_heads or v.shape[1] != kv_heads or k.shape[3] != head_dim or value_dim > head_dim or not one_each:
             raise Unsuitable(f"its heads are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
         if {q.dtype, k.dtype, v.dtype} != {self.dtype}:
             raise Unsuitable(f"its attention is computed in {q.dtype}, not in {self.dtype}")
