@@ -326,6 +326,18 @@ def test_later_changes_of_the_file_do_no_harm(kind: str, prefer: str, tmp_path: 
     assert torch.equal(transformers_trial.over_pages(model, texts), before)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"transformers_weights": "other.bin"}, {"configuration_files": ["config.4.0.0.json"]}]
+)
+def test_other_files_than_those_that_are_checked_are_not_read(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Transformers would take these in place of config.json and model.safetensors, and a pickle among them."""
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    (path / "config.4.0.0.json").write_text((path / "config.json").read_text())
+    torch.save(load_file(path / WEIGHTS), path / "other.bin")
+    change(path, **fields)
+    assert f"{next(iter(fields))} is " in refusal(path)
+
+
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     change(path, "adapter_config.json", base_model_name_or_path="some/where", peft_type="LORA")

@@ -16,6 +16,8 @@ from worker.models.loader import Weights
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
 ADAPTER = "adapter_config.json"
+# Where a checkpoint names files that Transformers reads in place of those that are checked here.
+ELSEWHERE = ("transformers_weights", "configuration_files")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     for name in QUANTISED:
         if fields.get(name) is not None:
             raise fields.fault(name, "weights that are not quantised; use the checkpoint that these were made from")
+    for name in ELSEWHERE:
+        if fields.has(name):
+            raise fields.fault(name, "no such field: config.json and its weights must have their usual names")
     if (folder / ADAPTER).exists():  # with the package peft installed, Transformers would load it, and what it names
         remedy = "merge the adapter into the weights, or remove this file"
         raise CheckpointError(folder / ADAPTER, "an adapter beside the weights is not applied", remedy)
