@@ -305,7 +305,7 @@ def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path
     assert f"1 tensors are missing: {name}" in refusal(path)
     tensors[name][0, 0] = float("inf")
     save_file(tensors, path / WEIGHTS, {"format": "pt"})
-    assert f"tensor {name} has values that are not finite" in refusal(path)
+    assert f"tensor {name} has values that are not finite as float32; take another --dtype, or" in refusal(path)
     save_file(tensors | {name: tensors[name].to(torch.int32)}, path / WEIGHTS, {"format": "pt"})
     assert "has the type I32" in refusal(path)
     (path / WEIGHTS).unlink()
@@ -376,6 +376,8 @@ def test_what_a_call_of_attention_asks_for_is_noted() -> None:
     assert (one.scale, one.sliding_window) == (0.25, 0)
     [one] = asked(scaling=2.0, sliding_window=5, attention_mask=torch.full((1, 1, 2, 2), 5.0)).asked
     assert (one.scale, one.sliding_window) == (2.0, 5)
+    [one] = asked(v=torch.zeros(1, 2, 2, 4)).asked
+    assert (one.value_dim, one.scale) == (4, 0.25)  # by the width of keys
     [one] = asked(sliding_window=64).asked  # wider than any context
     assert one.sliding_window == 0
 
@@ -400,6 +402,8 @@ def test_what_a_call_of_attention_asks_for_is_noted() -> None:
         ({"k": torch.zeros(1, 2, 2, 32)}, "its heads are"),
         ({"q": torch.zeros(1, 4, 2, 16).double()}, "in torch.float64"),
         ({"scaling": -1.0}, "scaled by -1.0"),
+        ({"scaling": 0.0}, "scaled by 0.0"),
+        ({"scaling": float("nan")}, "scaled by nan"),
     ],
 )
 def test_what_attention_cannot_do_is_refused(changes: dict[str, Any], why: str) -> None:

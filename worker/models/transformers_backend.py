@@ -178,7 +178,8 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
     for name, values in model.named_parameters():
         low, high = values.detach().aminmax()
         if not (low.isfinite() and high.isfinite()):
-            raise CheckpointError(path, f"tensor {name} has values that are not finite as {str(dtype)[6:]}", AGAIN)
+            what = f"tensor {name} has values that are not finite as {str(dtype)[6:]}"
+            raise CheckpointError(path, what, f"take another --dtype, or {AGAIN}")
     for module in model.modules():
         keep_frequencies(module)
     return model.eval().requires_grad_(False)
