@@ -214,6 +214,25 @@ def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> No
     assert load(path).max_model_len == 256
 
 
+def test_a_token_that_looks_at_the_one_before_it_is_found_in_few_bits_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a short convolution does; the logits are apart by less than what two ways of rounding may be."""
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    forward = GPT2MLP.forward
+
+    def shifted(self: Any, hidden: Any) -> Any:
+        out = forward(self, hidden)
+        return out + 0.1 * torch.nn.functional.pad(out, (0, 0, 1, 0))[:, :-1]
+
+    monkeypatch.setattr(GPT2MLP, "forward", shifted)
+    ops = kernels.select_ops("cpu", torch.bfloat16)
+    with pytest.raises(NotSupported, match="other logits in chunks and beside another text"):
+        TransformersModel.load(read_transformers_config(path), ops, "cpu")
+
+
 @pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, and has 260"), (1, "IndexError")])
 def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: int, why: str, tmp_path: Path) -> None:
     """As where the configurations of a text and of the whole have one each."""

@@ -30,6 +30,8 @@ SAME_MODEL = "config.json and the weights must be of the same model"
 # How far the logits of the trial may be apart, as a share of their size, by the type of the cache: in few bits another
 # expert may be chosen. What is computed wrongly is further off.
 FAR = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.25, torch.float8_e4m3fn: 0.3}
+# The same where nothing but the steps differ, and the result of a row should not depend on others: mostly it is 0.
+NEAR = 0.05
 
 
 class TransformersModel(PagedModel):
@@ -68,7 +70,7 @@ class TransformersModel(PagedModel):
             asked = examine(model, config, texts[0], ops.dtype, max_model_len)
             pack(model, ops)
             loaded = cls(config, ops, model, asked, max_model_len)
-            found = trial.over_pages(loaded, texts)
+            found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of any line of a model that is none of ours
@@ -82,7 +84,15 @@ class TransformersModel(PagedModel):
         if not share < FAR[getattr(ops, "kv_dtype", ops.dtype)]:
             what = f"{config.architecture} gives other logits over pages than without, by {share:.0%}"
             raise NotSupported(path, what, "give another model")
+        if loaded.is_row_invariant and not (share := apart(found, alone)) < NEAR:
+            what = f"{config.architecture} gives other logits in chunks and beside another text, by {share:.0%}"
+            raise NotSupported(path, what, "give another model")
         return loaded
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether a row depends on itself alone: not with products of torch, as those of experts are."""
+        return self.ops.row_invariant and self.ops.device.type == "cpu" and not self._experts
 
     @property
     def weight_bytes(self) -> int:
@@ -91,7 +101,12 @@ class TransformersModel(PagedModel):
     @property
     def multiplies_in_torch(self) -> bool:
         """As mixtures of experts do, whose weights are in tensors of three dimensions."""
-        return _nbytes([one for one in self._model.parameters() if one.dim() > 2]) > self._packed_bytes
+        return _nbytes(self._experts) > self._packed_bytes
+
+    @property
+    def _experts(self) -> list[torch.Tensor]:
+        modules = [module for module in self._model.modules() if not isinstance(module, nn.Conv1d | nn.Conv2d)]
+        return [one for module in modules for one in module.parameters(recurse=False) if one.dim() > 2]
 
     @property
     def _packed_bytes(self) -> int:

@@ -73,6 +73,15 @@ def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
         [Piece(0, half, first[half:-1]), Piece(1, 0, second)],
         [Piece(0, len(first) - 1, first[-1:])],
     ]
+    return _in_steps(model, both, steps)
+
+
+def one_by_one(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
+    """The same with a step for each."""
+    return _in_steps(model, both, [[Piece(block, 0, ids)] for block, ids in enumerate(both)])
+
+
+def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[Piece]]) -> torch.Tensor:
     cache, last = model.alloc_kv_cache(len(both), BLOCK_SIZE), {}
     for step in steps:
         pieces = [piece for piece in step if len(piece.token_ids)]
