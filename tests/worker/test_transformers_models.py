@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import kernels
 from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
@@ -24,7 +25,7 @@ from worker.models.choice import choose_model
 from worker.models.config import ModelConfig
 from worker.models.errors import CheckpointError, NotSupported
 from worker.models.transformers_attention import Examination, Unsuitable
-from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_backend import Product, TransformersModel, pack
 from worker.models.transformers_config import TransformersConfig, read_transformers_config
 from worker.settings import WorkerSettings
 
@@ -361,6 +362,21 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     change(path, "adapter_config.json", base_model_name_or_path="some/where", peft_type="LORA")
     assert "an adapter beside the weights is not applied; merge" in refusal(path)
+
+
+def test_a_layer_in_two_places_is_packed_once_and_one_of_another_type_is_left() -> None:
+    shared, exact, head = nn.Linear(32, 32), nn.Linear(32, 4).double(), nn.Linear(32, 8, bias=False)
+    model: Any = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared, exact), "head": head})
+    model.get_output_embeddings = lambda: head
+    x = torch.randn(3, 32).bfloat16()
+    shared.bfloat16(), head.bfloat16()
+    expected = shared(x)
+    pack(model, kernels.select_ops("cpu", torch.bfloat16, "reference"))
+    assert isinstance(model["a"][0], Product)
+    assert model["a"][0] is model["b"][0]
+    assert model["b"][1] is exact
+    torch.testing.assert_close(model["a"](x), expected, rtol=0.02, atol=0.02)
+    assert model["head"](x).dtype is torch.float32
 
 
 def test_experts_are_computed_by_what_transformers_has_itself(tmp_path: Path) -> None:

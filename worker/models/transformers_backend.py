@@ -266,9 +266,11 @@ def pack(model: Any, ops: Ops) -> None:
     head, made = model.get_output_embeddings(), {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) not in (nn.Linear, Conv1D) or child.weight.dtype is not ops.dtype:
+            if type(child) not in (nn.Linear, Conv1D):
                 continue
             if id(child) not in made:
+                if child.weight.dtype is not ops.dtype:
+                    continue
                 weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
                 bias = None if child.bias is None else child.bias.data
                 made[id(child)] = child, Product(ops, weight, bias, child is head)
