@@ -135,6 +135,16 @@ def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: P
     assert kinds == ["default"]
 
 
+def test_each_kind_of_layer_may_have_a_rope_of_its_own(tmp_path: Path) -> None:
+    long = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64, "factor": 4.0}
+    long |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    parameters = {"full_attention": long, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    model = load(make_kind(tmp_path / "gemma3", "gemma3", rope_parameters=parameters))
+    assert model.max_model_len == 64
+    kinds = [module.rope_type for module in model._model.modules() if hasattr(module, "rope_type")]
+    assert kinds == [dict.fromkeys(parameters, "default")]
+
+
 def test_yarn_has_frequencies_that_never_change(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=YARN)
     assert read_transformers_config(path).max_position_embeddings == 256
