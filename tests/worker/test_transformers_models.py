@@ -119,6 +119,12 @@ def test_end_tokens_are_those_of_the_generation_config_then_of_the_config(tmp_pa
     (path / "generation_config.json").unlink()
     change(path, eos_token_id=9)
     assert read_transformers_config(path).eos_token_ids == (9,)
+    path = make_kind(tmp_path / "gemma3", "gemma3")
+    (path / "generation_config.json").unlink(missing_ok=True)
+    values = json.loads((path / "config.json").read_text())
+    del values["eos_token_id"]
+    (path / "config.json").write_text(json.dumps(values))
+    assert read_transformers_config(path).eos_token_ids == (1,)  # the default of its class
 
 
 def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: Path) -> None:
@@ -302,6 +308,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     ("fields", "why"),
     [
         ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantised"),
+        ({"compression_config": {"format": "dense"}}, "weights that are not quantised"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "supported: causal language models"),
         ({"architectures": None, "model_type": "nothing"}, "Transformers cannot read it"),
         ({"n_head": "four"}, "Transformers cannot read it"),
