@@ -259,6 +259,13 @@ def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: in
         TransformersModel.load(config, kernels.select_ops("cpu", torch.float32), "cpu")
 
 
+def test_positions_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
+    config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
+    config = replace(config, max_position_embeddings=257)
+    with pytest.raises(NotSupported, match="IndexError"):
+        TransformersModel.load(config, kernels.select_ops("cpu", torch.float32), "cpu")
+
+
 def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls behind it would have the keys of another."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
