@@ -272,6 +272,14 @@ class FaultStack:
             process.wait_for("ready: worker")
         return process
 
+    def man(self, workers: dict[str, QuireProcess], *flags: str) -> None:
+        """Start those of the workers `a` and `b` that do not run, and wait until all are ready."""
+        for name in "ab":
+            if name not in workers or workers[name].process.poll() is not None:
+                workers[name] = self.worker(name, *flags, ready=False)
+        for worker in workers.values():
+            worker.wait_for("ready: worker", 100)
+
     def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
         """A gateway, on a free port if none is given, and its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)

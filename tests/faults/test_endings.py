@@ -61,11 +61,7 @@ class Crew:
 
     def man(self) -> None:
         """Start the workers that do not run."""
-        for name in "ab":
-            if name not in self.workers or self.workers[name].process.poll() is not None:
-                self.workers[name] = self.stack.worker(name, *FLAGS, ready=False)
-        for worker in self.workers.values():
-            worker.wait_for("ready: worker", 100)
+        self.stack.man(self.workers, *FLAGS)
 
     def call(self, number: int) -> dict[str, Any]:
         prompt = f"{number}. Once upon a time"

@@ -67,11 +67,7 @@ class Crew:
 
     def man(self) -> None:
         """Start the workers that do not run."""
-        for name in "ab":
-            if name not in self.workers or self.workers[name].process.poll() is not None:
-                self.workers[name] = self.stack.worker(name, *FLAGS, ready=False)
-        for worker in self.workers.values():
-            worker.wait_for("ready: worker", 100)
+        self.stack.man(self.workers, *FLAGS)
 
     def streams(self) -> dict[str, Stream]:
         found = {str(number): Stream(self.url, call(number) | {"stream": True}) for number in range(6)}
