@@ -11,7 +11,8 @@ from gateway.conversation import Message
 from gateway.errors import InvalidRequest
 from gateway.model import ServedModel
 from gateway.parameters import invalid, shown
-from shared import json_schema
+from gateway.schemas import Schemas
+from shared.json_schema import SchemaError
 from shared.templates import TemplateFailure
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
@@ -30,8 +31,10 @@ class Renderer:
     def __init__(self, model: ServedModel, threads: int) -> None:
         self._model = model
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._schemas = Schemas(threads)
 
     def close(self) -> None:
+        self._schemas.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, messages: Sequence[Message], limit: int) -> list[int]:
@@ -65,8 +68,8 @@ class Renderer:
                 code="invalid_value",
             )
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, json_schema.check, schema)
-        except json_schema.SchemaError as error:
+            await self._schemas.check(schema)
+        except SchemaError as error:
             raise InvalidRequest(
                 f"response_format.json_schema.schema cannot be followed: {error}.",
                 param="response_format.json_schema.schema",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from gateway import rendering
+from gateway import schemas
 from shared.json_schema import ANY_OBJECT
 from shared.messages import MAX_SCHEMA_LENGTH
 from tests.gateway.conftest import Start
@@ -116,16 +118,68 @@ async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str)
     assert "does not go with a response_format" in reply.error["message"]
 
 
-async def test_a_schema_is_looked_at_in_a_thread(server: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
+def chain(length: int) -> dict[str, Any]:
+    """A schema in which each definition refers to the next."""
+    links: dict[str, Any] = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {}}}
 
-    seen: list[str] = []
 
-    def check(schema: str) -> None:
-        seen.append(threading.current_thread().name)
-        raise rendering.json_schema.SchemaError("no")
+DEADLY: dict[str, dict[str, Any]] = {
+    "a stack without end": chain(1400),
+    "more memory than there is": {"type": "integer", "multipleOf": 1_000_003},
+    "more time than there is": {
+        "allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(20)]
+    },
+}
 
-    monkeypatch.setattr(rendering.json_schema, "check", check)
-    reply = await server.post(CHAT, chat_body(response_format=wanted()))
-    assert reply.status == 400
-    assert seen[0].startswith("tokenizer")
+
+@pytest.mark.parametrize("name", DEADLY)
+async def test_a_schema_that_would_end_the_process_is_refused(server: RunningGateway, name: str) -> None:
+    reply = await server.post(CHAT, chat_body(response_format=wanted(DEADLY[name])))
+    assert (reply.status, reply.error["param"]) == (400, "response_format.json_schema.schema"), reply.error
+    assert "it is too large, or takes too long" in reply.error["message"]
+
+
+async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another(
+    server: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    tried: list[tuple[str, str]] = []
+
+    def try_out(schema: str) -> str:
+        tried.append((schema, threading.current_thread().name))
+        has_begun.set()
+        may_end.wait(10)
+        return "so it is"
+
+    known = wanted({"type": "strin"})
+    assert (await server.post(CHAT, chat_body(response_format=known))).status == 400
+    monkeypatch.setattr(schemas, "try_out", try_out)
+    others = [
+        asyncio.create_task(server.post(CHAT, chat_body(response_format=wanted({"const": number}))))
+        for number in range(8)
+    ]
+    try:
+        await asyncio.to_thread(has_begun.wait, 10)
+        assert "Invalid type" in (await server.post(CHAT, chat_body(response_format=known))).error["message"]
+        assert not any(other.done() for other in others)
+    finally:
+        may_end.set()
+    for other in others:
+        assert "so it is" in (await other).error["message"]
+    assert len(tried) == 8
+    assert all(name.startswith("schema") for _, name in tried)
+
+
+async def test_the_schemas_that_are_known_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(schemas, "try_out", lambda schema: tried.append(schema) or "")
+    some = schemas.Schemas(1)
+    for number in range(schemas.KEPT):
+        await some.check(str(number))
+        await some.check("0")
+    assert len(some._known) == schemas.KEPT
+    await some.check(str(schemas.KEPT))
+    await some.check("0")
+    assert tried == [str(number) for number in range(schemas.KEPT + 1)]
+    some.close()

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
+from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
 from shared import json_schema
 from shared.json_schema import SchemaError
 
@@ -96,3 +98,22 @@ def test_the_options_of_a_schema_change_nothing() -> None:
 def test_a_text_that_is_no_schema_is_refused(text: str) -> None:
     with pytest.raises(SchemaError):
         json_schema.check(text)
+
+
+def test_a_mask_that_would_take_long_is_an_error() -> None:
+    """Of a number with more states than there is memory for."""
+    primes = (97, 89, 83, 79, 73, 71, 67)
+    schema = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in primes]}
+    demo = Tokenizer.from_file(str(PROJECT_ROOT / DEFAULT_MODEL / "tokenizer.json"))
+    tokens = LLTokenizer(demo.to_str(), n_vocab=demo.get_vocab_size(), eos_token=[2])
+    matcher = json_schema.matcher(json_schema.canonical(schema), tokens)
+    for digit in "12345678":
+        matcher.compute_bitmask()
+        matcher.consume_token(demo.token_to_id(digit))
+    assert "too many expressions" in json_schema.one_line(matcher.get_error())
+
+
+def test_a_text_that_is_too_long_to_be_followed_is_refused() -> None:
+    """It would be gone through for each token."""
+    with pytest.raises(SchemaError, match="Too many items"):
+        json_schema.check(json_schema.canonical({"const": {f"k{i}": [i, None, {"x": "yyyyy"}] for i in range(1200)}}))
