@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -10,11 +12,12 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 import kernels
 from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from shared import json_schema
 from shared.json_schema import ANY_OBJECT
 from shared.messages import GenerationRequest, SamplingParams, StepItem
 from worker.engine.device_runner import DeviceRunner
@@ -251,6 +254,42 @@ def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokeni
         grammars.matcher(json.dumps({"const": number}))
     assert len(grammars._matchers) == KEPT
     assert TEXT not in grammars._matchers
+
+
+def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is the engine's thread."""
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    grammars.matcher(TEXT)
+    has_begun, may_end, make = threading.Event(), threading.Event(), json_schema.matcher
+
+    def made_slowly(schema: str, tokens: LLTokenizer) -> LLMatcher:
+        has_begun.set()
+        assert may_end.wait(10)
+        return make(schema, tokens)
+
+    monkeypatch.setattr(json_schema, "matcher", made_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(grammars.matcher, ANY_OBJECT)
+        assert has_begun.wait(10)
+        try:
+            threads.submit(grammars.matcher, TEXT).result(5)
+            assert not slow.done()
+        finally:
+            may_end.set()
+        assert slow.result(10).error is None
+
+
+def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that prepares requests, not by the engine's again."""
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    with pytest.raises(RequestRefused, match="Invalid type") as first:
+        grammars.matcher('{"type": "strin"}')
+    monkeypatch.setattr(json_schema, "matcher", None)
+    with pytest.raises(RequestRefused, match="Invalid type") as second:
+        grammars.matcher('{"type": "strin"}')
+    assert str(first.value) == str(second.value)
 
 
 @pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])

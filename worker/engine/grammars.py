@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Schemas whose matchers are kept ready.
+# Schemas whose matchers, or why they have none, are kept ready.
 KEPT = 64
 
 
@@ -67,7 +67,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._lock = threading.Lock()
-        self._matchers: OrderedDict[str, Matcher] = OrderedDict()
+        self._matchers: OrderedDict[str, Matcher | str] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._why_none = "this worker has no tokenizer"
         eos = sorted(eos_token_ids)
@@ -98,13 +98,24 @@ class Grammars:
         from shared import json_schema
 
         with self._lock:
-            if (found := self._matchers.get(schema)) is None:
-                try:
-                    made = json_schema.matcher(schema, self._tokenizer)
-                except json_schema.SchemaError as error:
-                    raise RequestRefused(f"the JSON schema cannot be followed: {error}") from error
-                found = self._matchers[schema] = Matcher(made, self._words, self._eos_token_ids)
+            if (found := self._matchers.get(schema)) is not None:
+                self._matchers.move_to_end(schema)
+        if found is None:
+            # Not under the lock: the engine's thread may ask for another one meanwhile.
+            found = self._make(schema)
+            with self._lock:
+                self._matchers[schema] = found
                 if len(self._matchers) > KEPT:
                     self._matchers.popitem(last=False)
-            self._matchers.move_to_end(schema)
-            return found.copy()
+        if isinstance(found, str):
+            raise RequestRefused(found)
+        return found.copy()
+
+    def _make(self, schema: str) -> Matcher | str:
+        """A matcher, or why there is none."""
+        assert self._tokenizer is not None
+        try:
+            made = json_schema.matcher(schema, self._tokenizer)
+        except json_schema.SchemaError as error:
+            return f"the JSON schema cannot be followed: {error}"
+        return Matcher(made, self._words, self._eos_token_ids)
