@@ -38,8 +38,12 @@ class SchemaError(ValueError):
 def grammar(schema: str) -> str:
     """The grammar of a schema, for LLMatcher. Raises SchemaError for what is no JSON object."""
     try:
+        if "x-guidance" in json.loads(schema):
+            raise SchemaError("x-guidance is not supported")  # options of llguidance, such as to ignore what it lacks
         made: str = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
-    except ValueError as error:
+    except SchemaError:
+        raise
+    except (TypeError, ValueError) as error:
         raise SchemaError(one_line(str(error))) from error
     return made
 
