@@ -311,3 +311,17 @@ def test_a_model_with_more_tokens_than_its_tokenizer_never_draws_them(tokenizer:
     assert bits[:size].any()
     assert not bits[size:].any()
     assert LLTokenizer(tokenizer.to_str(), n_vocab=size + 100, eos_token=[2]).vocab_size == size + 100
+
+
+def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer) -> None:
+    """And one that it does not have is no reason to follow no schema."""
+    size = tokenizer.get_vocab_size()
+    for end in (2, 3):
+        matcher = Grammars(tokenizer, size, (2, 3, size + 1000)).matcher('{"const": 1}')
+        bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+        assert not bits[[2, 3]].any()
+        matcher.consume([tokenizer.token_to_id("1")])
+        bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+        assert np.flatnonzero(bits).tolist() == [2, 3]
+        matcher.consume([end])
+        assert matcher.error is None

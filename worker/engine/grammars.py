@@ -70,7 +70,8 @@ class Grammars:
         self._matchers: OrderedDict[str, Matcher | str] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._why_none = "this worker has no tokenizer"
-        eos = sorted(eos_token_ids)
+        # Some configurations name end tokens that the model does not have.
+        eos = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._eos_token_ids = frozenset(eos)
         if tokenizer is None or not eos:
             self._why_none = self._why_none if eos else "the model has no end token, with which such an answer ends"
