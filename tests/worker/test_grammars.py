@@ -216,8 +216,10 @@ def test_what_an_earlier_attempt_said_must_follow_the_schema_too(model: Decoder,
     begun = run(
         make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, json_schema=""))
     )
-    with pytest.raises(RequestRefused, match=NO_WAY_ON):
+    with pytest.raises(RequestRefused, match=NO_WAY_ON) as caught:
         engine.add(request, tuple(begun[:2]))
+    assert "token" not in str(caught.value), "which the answer may not be read in"
+    assert not engine.has_work
 
 
 @pytest.mark.parametrize("kind", [0, 2, 4], ids=["streamed", "choices", "ranked"])

@@ -51,12 +51,8 @@ class Matcher:
 
     @property
     def error(self) -> str | None:
-        """Why nothing can come next any more."""
-        if not self._matcher.is_error():
-            return None
-        from shared import json_schema
-
-        return json_schema.one_line(self._matcher.get_error())
+        """Why nothing can come next any more: a word. What llguidance says beside it has what the answer said."""
+        return self._matcher.stop_reason() if self._matcher.is_error() else None
 
 
 class Grammars:
