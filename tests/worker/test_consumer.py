@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +32,14 @@ class Engine:
         self.priorities: list[int] = []
         # What it has room for, and what may displace others, after each of the next starts.
         self.then: list[tuple[int, tuple[int, int]]] = []
+        # Where requests were prepared that ask for it, who had started by then, and who was ended.
+        self.prepared: list[tuple[threading.Thread, list[tuple[str, str]]]] = []
+        self.may_start = threading.Event()
+        self.finished: list[tuple[str, str]] = []
+
+    def prepare(self, request: GenerationRequest) -> None:
+        self.prepared.append((threading.current_thread(), list(self.started)))
+        assert self.may_start.wait(10)
 
     def add(self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int) -> None:
         self.started.append((request.id, attempt))
@@ -39,7 +48,7 @@ class Engine:
             self.room, self.displaceable = self.then.pop(0)
 
     def finish(self, request_id: str, outcome: str) -> None:
-        pass
+        self.finished.append((request_id, outcome))
 
     def drop(self, request_id: str, attempt: str) -> None:
         pass
@@ -52,8 +61,9 @@ class Lane:
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.look_back())
         self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
 
-    async def submit(self, request_id: str, priority_class: str) -> None:
-        body = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9)).encode()
+    async def submit(self, request_id: str, priority_class: str, json_schema: str = "") -> None:
+        sampling = SamplingParams(max_tokens=9, json_schema=json_schema)
+        body = GenerationRequest(request_id, "m", (3,), sampling).encode()
         await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
 
     async def suspect(self, request_id: str) -> None:
@@ -300,3 +310,26 @@ async def test_a_takeover_whose_answer_was_lost_is_found_by_looking_back(redis_u
             assert await lane.until_started(1) == ["a"]
         await asyncio.wait_for(task, 10)
         assert lane.consumer._reclaims_at > asyncio.get_running_loop().time() + 30, "nobody can have renewed"
+
+
+async def test_a_grammar_is_made_beside_the_loop_and_a_cancel_meanwhile_is_obeyed(redis_url: str) -> None:
+    async with consuming(redis_url) as lane:
+        await lane.submit("plain", "interactive")
+        await lane.submit("json", "standard", json_schema="{}")
+        async with at_work(lane):
+            async with asyncio.timeout(10):
+                while not lane.engine.prepared:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                assert await lane.broker.cancel("json") == "flagged"
+                while not lane.committer._early_cancels:
+                    lane.committer.put([])
+                    await asyncio.sleep(0.005)
+            lane.engine.may_start.set()
+            assert await lane.until_started(2) == ["plain", "json"]
+            async with asyncio.timeout(10):
+                while not lane.engine.finished:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+    [(thread, started)] = lane.engine.prepared
+    assert thread is not threading.main_thread()
+    assert [name for name, _ in started] == ["plain"]
+    assert lane.engine.finished == [("json", "cancelled")]
