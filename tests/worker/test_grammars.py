@@ -120,6 +120,19 @@ def test_every_answer_follows_its_schema_beside_others_that_have_none(
     ]
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+def test_no_step_is_launched_ahead_of_a_token_that_a_grammar_needs(
+    model: Decoder, tokenizer: Tokenizer, kind: int
+) -> None:
+    """Where nothing else of the request asks for that."""
+    found = [
+        complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, 1), [params(kind)])[0]
+        for ahead in (False, True)
+    ]
+    assert found[0][0].token_ids == found[1][0].token_ids
+    jsonschema.validate(json.loads(tokenizer.decode(found[1][0].token_ids)), SCHEMA)
+
+
 def tokens_of(items: list[StepItem]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for delta in (delta for item in items for delta in item.deltas):
@@ -247,15 +260,33 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
 
 
+def test_a_grammar_may_give_up_with_the_last_token_that_was_asked_for(model: Decoder, tokenizer: Tokenizer) -> None:
+    engine = make_engine(model, tokenizer)
+    engine.add(GenerationRequest("r", "demo", *prompts(tokenizer, 1), params(0, max_tokens=9)))
+    [sequence] = engine.groups["r"].sequences
+    while sequence.num_output_tokens < 8:
+        engine.step()
+    assert sequence.matcher is not None
+    sequence.matcher.consume(engine.eos_token_ids)
+    [item] = engine.step()
+    assert item.outcome is not None
+    assert (item.start, item.deltas, item.outcome.name) == (8, (), "error")
+    assert not engine.has_work
+    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
+
+
 def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    grammars.matcher(ANY_OBJECT)
     first = grammars.matcher(TEXT)
     first.consume(tokenizer.encode('{"title"').ids)
     assert (grammars.matcher(TEXT).allowed() != first.allowed()).any()
-    for number in range(KEPT):
+    grammars.matcher(ANY_OBJECT)
+    for number in range(KEPT - 1):
         grammars.matcher(json.dumps({"const": number}))
     assert len(grammars._matchers) == KEPT
     assert TEXT not in grammars._matchers
+    assert ANY_OBJECT in grammars._matchers  # it came first, and was asked for since
 
 
 def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
@@ -306,6 +337,16 @@ def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
     assert logits.tolist() == expected
 
 
+def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokenizer: Tokenizer) -> None:
+    size = tokenizer.get_vocab_size()
+    whole, part = (Grammars(tokenizer, count, (2,)).matcher(ANY_OBJECT).allowed() for count in (size, size - 100))
+    assert (whole == part).all()
+    logits = torch.zeros(size - 100)
+    restrict(logits, torch.from_numpy(part))
+    bits = np.unpackbits(whole.view(np.uint8), bitorder="little")[: size - 100]
+    assert (logits.numpy() == 0).tolist() == bits.astype(bool).tolist()
+
+
 def test_a_model_with_more_tokens_than_its_tokenizer_never_draws_them(tokenizer: Tokenizer) -> None:
     size = tokenizer.get_vocab_size()
     allowed = Grammars(tokenizer, size + 100, (2,)).matcher(ANY_OBJECT).allowed()
@@ -313,6 +354,17 @@ def test_a_model_with_more_tokens_than_its_tokenizer_never_draws_them(tokenizer:
     assert bits[:size].any()
     assert not bits[size:].any()
     assert LLTokenizer(tokenizer.to_str(), n_vocab=size + 100, eos_token=[2]).vocab_size == size + 100
+
+
+def test_a_mask_that_fails_is_an_error_and_stays_one(tokenizer: Tokenizer) -> None:
+    schema = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (97, 89, 83, 79, 73, 71, 67)]}
+    matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(json.dumps(schema))
+    for digit in "12345678":
+        matcher.allowed()
+        matcher.consume([tokenizer.token_to_id(digit)])
+    assert matcher.error is not None
+    matcher.allowed()
+    assert matcher.error is not None
 
 
 def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer) -> None:
@@ -325,5 +377,8 @@ def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer)
         matcher.consume([tokenizer.token_to_id("1")])
         bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
         assert np.flatnonzero(bits).tolist() == [2, 3]
+        early = Grammars(tokenizer, size, (2, 3)).matcher('{"const": 1}')
+        early.consume([end])
+        assert early.error is not None, "the answer would end here, and be none"
         matcher.consume([end])
         assert matcher.error is None

@@ -27,26 +27,25 @@ KEPT = 64
 class Matcher:
     """Where one sequence is in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, words: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher = matcher
         self._words = words
-        self._eos_token_ids = eos_token_ids
 
     def copy(self) -> Matcher:
-        return Matcher(self._matcher.deep_copy(), self._words, self._eos_token_ids)
+        return Matcher(self._matcher.deep_copy(), self._words)
 
     def allowed(self) -> np.ndarray:
-        """The tokens that may come next: int32 [words], a bit for each token, the lowest first."""
+        """The tokens that may come next: int32 [words], a bit for each token, the lowest first.
+
+        Where that fails `error` says so, and what is allowed has no meaning.
+        """
         mask = np.zeros(self._words, dtype=np.int32)
-        if self.error is None:
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """These tokens have come; an end token, where one is allowed, is the last."""
-        for token_id in token_ids:
-            if token_id in self._eos_token_ids and self._matcher.is_accepting():
-                return
+        """These tokens have come; an end token is the last."""
+        for token_id in token_ids:  # not all at once: there an end token would be an error
             self._matcher.consume_token(token_id)
 
     @property
@@ -68,7 +67,6 @@ class Grammars:
         self._why_none = "this worker has no tokenizer"
         # Some configurations name end tokens that the model does not have.
         eos = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
-        self._eos_token_ids = frozenset(eos)
         if tokenizer is None or not eos:
             self._why_none = self._why_none if eos else "the model has no end token, with which such an answer ends"
             return
@@ -115,4 +113,4 @@ class Grammars:
             made = json_schema.matcher(schema, self._tokenizer)
         except json_schema.SchemaError as error:
             return f"the JSON schema cannot be followed: {error}"
-        return Matcher(made, self._words, self._eos_token_ids)
+        return Matcher(made, self._words)
