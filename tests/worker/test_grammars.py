@@ -26,6 +26,7 @@ from worker.engine.grammars import KEPT, Grammars
 from worker.engine.limits import EngineLimits, RequestRefused
 from worker.engine.offline import complete
 from worker.engine.sampler import restrict
+from worker.engine_loop import EngineLoop
 from worker.models.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -323,6 +324,21 @@ def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, mo
     with pytest.raises(RequestRefused, match="Invalid type") as second:
         grammars.matcher('{"type": "strin"}')
     assert str(first.value) == str(second.value)
+
+
+def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
+    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is no way."""
+    engine = make_engine(model, tokenizer)
+    loop = EngineLoop(engine, emit=lambda commits: None, ended=lambda: None)
+    good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, json_schema=text)) for text in (TEXT, "[]"))
+    for request in (good, bad):
+        loop.prepare(request)
+    monkeypatch.setattr(json_schema, "matcher", None)
+    assert "cannot be followed" in refused(engine, bad)
+    engine.add(good)
+    engine.drop("r")
 
 
 @pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
