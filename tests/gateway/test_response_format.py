@@ -6,13 +6,17 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway import schemas
+from gateway.errors import InvalidRequest
+from gateway.parameters import response_format
+from gateway.rendering import Renderer
 from shared.json_schema import ANY_OBJECT
-from shared.messages import MAX_SCHEMA_LENGTH
+from shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
@@ -116,6 +120,25 @@ async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str)
     reply = await server.post(CHAT, chat_body(max_tokens=20, response_format={"type": "json_object"}, **contrary))
     assert (reply.status, reply.error["param"]) == (400, name), reply.error
     assert "does not go with a response_format" in reply.error["message"]
+
+
+async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
+    """Nothing would end the answer."""
+    endless: Any = SimpleNamespace(eos_token_ids=(), name="endless")
+    renderer = Renderer(endless, threads=1)
+    await renderer.check_schema("")
+    with pytest.raises(InvalidRequest, match="endless has none") as caught:
+        await renderer.check_schema(ANY_OBJECT)
+    assert caught.value.param == "response_format"
+    renderer.close()
+
+
+def test_the_longest_schema_is_one_that_a_worker_decodes() -> None:
+    around = len('{"enum":[""]}')
+    longest = response_format("response_format", wanted({"enum": ["x" * (MAX_SCHEMA_LENGTH - around)]}))
+    assert len(longest) == MAX_SCHEMA_LENGTH
+    request = GenerationRequest("r", "m", (3,), SamplingParams(max_tokens=1, json_schema=longest))
+    assert GenerationRequest.decode(request.encode()) == request
 
 
 def chain(length: int) -> dict[str, Any]:
