@@ -149,6 +149,8 @@ def chain(length: int) -> dict[str, Any]:
 
 DEADLY: dict[str, dict[str, Any]] = {
     "a stack without end": chain(1400),
+    "more of the stack than a worker's threads may have": chain(500),
+    "more memory than a worker keeps for one": {"type": "integer", "multipleOf": 200_003},
     "more memory than there is": {"type": "integer", "multipleOf": 1_000_003},
     "more time than there is": {
         "allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(20)]
