@@ -349,7 +349,7 @@ def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
     expected = [
         float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
     ]
-    restrict(logits, torch.from_numpy(mask))
+    restrict(logits, mask)
     assert logits.tolist() == expected
 
 
@@ -358,7 +358,7 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokeniz
     whole, part = (Grammars(tokenizer, count, (2,)).matcher(ANY_OBJECT).allowed() for count in (size, size - 100))
     assert (whole == part).all()
     logits = torch.zeros(size - 100)
-    restrict(logits, torch.from_numpy(part))
+    restrict(logits, part)
     bits = np.unpackbits(whole.view(np.uint8), bitorder="little")[: size - 100]
     assert (logits.numpy() == 0).tolist() == bits.astype(bool).tolist()
 

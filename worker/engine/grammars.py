@@ -90,8 +90,6 @@ class Grammars:
         """
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")
-        from shared import json_schema
-
         with self._lock:
             if (found := self._matchers.get(schema)) is not None:
                 self._matchers.move_to_end(schema)
@@ -108,6 +106,8 @@ class Grammars:
 
     def _make(self, schema: str) -> Matcher | str:
         """A matcher, or why there is none."""
+        from shared import json_schema
+
         assert self._tokenizer is not None
         try:
             made = json_schema.matcher(schema, self._tokenizer)

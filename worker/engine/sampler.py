@@ -128,14 +128,13 @@ class Sampler:
         if bans:
             logits.view(-1).index_fill_(0, self._sent(np.array(bans)), NEVER)
         for row, words in allowed.items():
-            restrict(logits[row], self._sent(words))
+            restrict(logits[row], words)
 
 
-def restrict(logits: torch.Tensor, words: torch.Tensor) -> None:
+def restrict(logits: torch.Tensor, words: np.ndarray) -> None:
     """Ban what has no bit. logits: [V], changed in place; words: int32 [V / 32 or more], lowest bit first."""
-    bits = torch.arange(32, dtype=torch.int32, device=words.device)
-    has_bit = (words[:, None] >> bits & 1).view(-1)[: len(logits)].bool()
-    logits.masked_fill_(~has_bit, NEVER)
+    has_none = np.unpackbits(~words.view(np.uint8), count=len(logits), bitorder="little").view(np.bool_)
+    logits.masked_fill_(send(torch.from_numpy(has_none), logits.device), NEVER)
 
 
 def penalise(
