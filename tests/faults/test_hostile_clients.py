@@ -220,7 +220,15 @@ HUGE: dict[str, list[Any]] = {
     "seed": [2**70, 1.5, "1"],
     "top_k": [2**40, -2, 1.5],
     "prompt": ["", [], [[]], [-1], [2**70], [True], {}, None, [1] * 5000],
-    "logit_bias": [{"1": 100}, {str(number): 1 for number in range(1000)}],
+    "logit_bias": [{"1": 101}, {"1": "x"}, {"x": 1}, {str(10**9): 1}, {str(number): 1 for number in range(1025)}, [1]],
+    "response_format": [
+        "json",
+        {"type": "regex"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 1000003, "type": "integer"}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 100_000]}}},
+    ],
     "logprobs": [10**6, -1, True],
     "timeout": [1e308, -1, 0, "1"],
 }

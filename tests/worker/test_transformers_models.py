@@ -170,7 +170,7 @@ def test_yarn_has_frequencies_that_never_change(tmp_path: Path) -> None:
         ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "2 of its 3 layers have no attention"),
         ("llama4_text", {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16}, "neither causal nor"),
         ("mamba", {"state_size": 4}, "keeps a state beside keys and values"),
-        ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2}, "architectures"),
+        ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2}, "supported: causal language models"),
     ],
 )
 def test_models_whose_attention_is_another_are_refused_with_the_reason(
@@ -316,7 +316,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     [
         ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantised"),
         ({"compression_config": {"format": "dense"}}, "weights that are not quantised"),
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "supported: causal language models"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "supported: GPT2LMHeadModel, as model_type is gpt2"),
         ({"architectures": None, "model_type": "nothing"}, "Transformers cannot read it"),
         ({"n_head": "four"}, "Transformers cannot read it"),
         ({"n_embd": 80}, "tensor transformer.h.0.attn.c_attn.bias has the shape [192], expected [240]"),

@@ -93,9 +93,10 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
         remedy = "a newer Transformers may know it; code of a checkpoint is never run"
         raise NotSupported(fields.where, reason, remedy) from error
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    asked = fields.get("architectures")
-    if model_class is None or (asked is not None and asked != [model_class.__name__]):
-        raise fields.unsupported("architectures", "causal language models that Transformers knows")
+    if model_class is None:
+        raise fields.unsupported("model_type", "causal language models that Transformers knows")
+    if fields.get("architectures") not in (None, [model_class.__name__]):
+        raise fields.unsupported("architectures", f"{model_class.__name__}, as model_type is {config.model_type}")
     return config, model_class
 
 
