@@ -319,6 +319,8 @@ async def test_two_tabs_of_one_conversation_keep_what_either_says(chat: Page, st
     await send(chat, "second")
     await Script("02" * 16).play(await stub.call(), ["two"])
     await expect(chat.locator("#send")).to_be_visible()
+    # Between tabs the browser's storage takes a moment, less than people do.
+    await other.wait_for_function("Object.values(localStorage).some((text) => text.includes('two'))")
     # The other tab comes to the front, and goes on from what there is.
     await other.evaluate("dispatchEvent(new Event('focus'))")
     await expect(other.locator(".text")).to_have_text(["one", "two"])
