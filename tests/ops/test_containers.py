@@ -114,6 +114,22 @@ async def test_a_chat_streams(stack: Stack) -> None:
     assert pieces[-1].finish_reason in ("stop", "length")
 
 
+async def test_an_answer_follows_a_schema(stack: Stack) -> None:
+    """A gateway tries schemas in a process of its own, here in a container that may do next to nothing."""
+    kinds = {"type": "object", "properties": {"kind": {"enum": ["sad", "happy"]}}, "required": ["kind"]}
+    asked: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "kinds", "schema": kinds | {"additionalProperties": False}},
+    }
+    messages: Any = [{"role": "user", "content": "Tell me a story about a heron."}]
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway_urls[0]}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(model="demo", messages=messages, response_format=asked)
+        assert json.loads(answer.choices[0].message.content or "")["kind"] in ("sad", "happy")
+        asked["json_schema"]["schema"] = {"type": "integer", "multipleOf": 1_000_003}
+        with pytest.raises(openai.BadRequestError, match="too large, or takes too long"):
+            await client.chat.completions.create(model="demo", messages=messages, response_format=asked)
+
+
 async def test_every_container_becomes_healthy(stack: Stack) -> None:
     for service in OURS:
         for container in stack.containers(service):
