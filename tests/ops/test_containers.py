@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -53,6 +54,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def undisturbed() -> dict[str, list[str]]:
     """The texts of BODIES when nothing happens, put here by the first test that knows them."""
     return {}
+
+
+def differences(found: list[str], wanted: list[str]) -> list[str]:
+    """Which texts differ, how long they are, and what stands where they begin to."""
+    said = []
+    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        if one != other:
+            at = len(os.path.commonprefix([one, other]))
+            around = slice(max(0, at - 40), at + 40)
+            said.append(f"{index}: {len(one)} and {len(other)} long, at {at}: {one[around]!r} and {other[around]!r}")
+    return said
 
 
 async def answers(url: str) -> None:
@@ -197,10 +209,10 @@ async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[st
         running, victim = max(counts)
         if running:
             break
-        assert await clients.texts() == undisturbed["texts"]
+        assert differences(await clients.texts(), undisturbed["texts"]) == []
     assert running > 0
     docker("kill", "--signal", "KILL", victim)
-    assert await clients.texts() == undisturbed["texts"]
+    assert differences(await clients.texts(), undisturbed["texts"]) == []
     assert not any(record.breaks for record in clients.records), "clients notice nothing but a pause"
     pause_s = max(record.worst_pause_s for record in clients.records)
     print(f"\nkilled a worker with {running} requests; longest pause {pause_s:.1f} s")
@@ -210,7 +222,7 @@ async def test_a_stop_lets_end_what_runs(stack: Stack, undisturbed: dict[str, li
     clients = Clients(stack.gateway_urls[:2], "stopped", BODIES[:2])
     await in_the_middle(clients)
     stopping = asyncio.create_task(asyncio.to_thread(stack.compose, "stop"))
-    assert await clients.texts() == undisturbed["texts"][:2]
+    assert differences(await clients.texts(), undisturbed["texts"][:2]) == []
     assert not any(record.breaks for record in clients.records)
     await stopping
 
@@ -225,7 +237,7 @@ async def test_a_stop_in_the_middle_loses_no_request(stack: Stack, undisturbed: 
     assert all(record.breaks for record in clients.records), "all were in the middle, and are cut off"
     assert not any(record.outcome for record in clients.records)
     await asyncio.to_thread(stack.compose, "start")
-    assert await clients.texts() == undisturbed["texts"]
+    assert differences(await clients.texts(), undisturbed["texts"]) == []
     assert all(record.resumes for record in clients.records)
 
 
@@ -235,7 +247,7 @@ async def test_a_killed_redis_loses_nothing(stack: Stack, undisturbed: dict[str,
     (redis,) = stack.containers("redis")
     docker("kill", "--signal", "KILL", redis)
     await asyncio.to_thread(stack.compose, "start", "redis")
-    assert await clients.texts() == undisturbed["texts"]
+    assert differences(await clients.texts(), undisturbed["texts"]) == []
     ask = "REDISCLI_AUTH=$(cat /run/quire/redis-password) redis-cli info persistence"
     for _ in range(20):
         said = dict(line.split(":") for line in docker("exec", redis, "sh", "-c", ask).splitlines() if ":" in line)
