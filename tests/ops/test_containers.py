@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -61,7 +60,10 @@ def differences(found: list[str], wanted: list[str]) -> list[str]:
     said = []
     for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if one != other:
-            at = len(os.path.commonprefix([one, other]))
+            at = next(
+                (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(other)),
+            )
             around = slice(max(0, at - 40), at + 40)
             said.append(f"{index}: {len(one)} and {len(other)} long, at {at}: {one[around]!r} and {other[around]!r}")
     return said
