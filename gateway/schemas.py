@@ -35,7 +35,10 @@ class Schemas:
     async def check(self, schema: str) -> None:
         """Raises SchemaError for one that no answer can be made to follow."""
         if schema not in self._known:
-            wrong = await asyncio.get_running_loop().run_in_executor(self._threads, try_out, schema)
+            try:
+                wrong = await asyncio.get_running_loop().run_in_executor(self._threads, try_out, schema)
+            except subprocess.TimeoutExpired as error:  # of a busy machine, not of the schema: it may be tried again
+                raise SchemaError(TOO_LARGE) from error
             self._known[schema] = wrong
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
@@ -45,13 +48,10 @@ class Schemas:
 
 
 def try_out(schema: str) -> str:
-    """What is wrong with a schema; empty: nothing."""
+    """What is wrong with a schema; empty: nothing. Raises TimeoutExpired."""
     # Not as a module: the process needs nothing of this project, wherever that is found.
     command = [sys.executable, "-P", json_schema.__file__]
-    try:
-        trial = subprocess.run(
-            command, input=schema.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return TOO_LARGE
+    trial = subprocess.run(
+        command, input=schema.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S
+    )
     return TOO_LARGE if trial.returncode else trial.stdout.decode()
