@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels.cpu import CpuOps, Unavailable, library
+from kernels.first_calls import make_first_calls
 from kernels.ops import Ops, PackedLinear
 from kernels.reference import ReferenceOps
 
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+make_first_calls()  # before anything can compute on several threads
 
 
 def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto") -> Ops:
