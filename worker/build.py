@@ -16,7 +16,7 @@ import kernels
 from shared.messages import SamplingParams
 from shared.templates import load_chat_template
 from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
-from worker import capture, devices
+from worker import capture, devices, fingerprint
 from worker.engine.device_runner import DeviceRunner
 from worker.engine.engine import Engine
 from worker.engine.grammars import Grammars
@@ -70,6 +70,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     check_weights(path, config, dtype, device, ranks)
     try:
         model = load_model(settings, path, config, ops, device)
+        model.weights_digest = fingerprint.of_weights(path)
         return make_engine(settings, name, model, texts, device)
     except (torch.OutOfMemoryError, OutOfStep) as error:
         if not isinstance(reason(error), torch.OutOfMemoryError):

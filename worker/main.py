@@ -66,6 +66,7 @@ def serve(settings: WorkerSettings) -> None:
     from shared.internal_server import PortError, bind
     from worker.build import build_engine
     from worker.devices import arithmetic
+    from worker.fingerprint import of_results
     from worker.names import check_name
     from worker.service import Leases, WorkerService
 
@@ -82,8 +83,10 @@ def serve(settings: WorkerSettings) -> None:
     except PortError as error:
         raise StartError(str(error)) from error
     engine = build_engine(settings, name)
-    log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
     model = engine.runner.model
+    digests = {"weights": model.weights_digest, "results": of_results(engine)}
+    log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
+    log.info("digests, the same in workers that compute alike: weights %(weights)s, results %(results)s", digests)
     service = WorkerService(
         engine,
         model_name=name,
@@ -92,7 +95,7 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic(model, settings.tensor_parallel_size),
+        arithmetic=arithmetic(model, settings.tensor_parallel_size) | digests,
     )
     settle()
     try:

@@ -199,6 +199,13 @@ async def test_it_scales(stack: Stack) -> None:
 
     await until(scraped, "Prometheus scrapes four workers")
 
+    async def alike() -> bool:
+        query = "count by (weights, results) (quire_worker_info{weights!='',results!=''})"
+        found = await get_json(f"{stack.prometheus_url}/api/v1/query?query={query}")
+        return found is not None and [item["value"][1] for item in found["data"]["result"]] == ["4"]
+
+    await until(alike, "four workers compute the same")
+
 
 async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     undisturbed["texts"] = await Clients(stack.gateway_urls[:2], "undisturbed", BODIES).texts()

@@ -7,7 +7,7 @@ of the model each (`sharding.py`): then all of them run every batch, together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,6 +130,9 @@ class Decoder(PagedModel):
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
             ranks=ranks,
         )
+
+    def tables(self) -> Iterable[torch.Tensor]:
+        return (self._cos_sin,)
 
     @property
     def weight_bytes(self) -> int:

@@ -7,7 +7,7 @@ not after minutes. Files are mapped, and tensors are read one by one: the weight
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,20 @@ class Weights:
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
         return tensor
+
+    def samples(self) -> Iterator[tuple[str, list[int], torch.Tensor]]:
+        """Name, shape and one row of each tensor, by name: from the middle, float32. Raises CheckpointError."""
+        for name in sorted(self._tensors):
+            path, handle, inside = self._tensors[name]
+            if name.endswith(HARMLESS_SUFFIXES):
+                continue
+            try:
+                header = handle.get_slice(inside)
+                shape = header.get_shape()
+                row = header[shape[0] // 2 : shape[0] // 2 + 1] if shape else handle.get_tensor(inside)
+            except (SafetensorError, OSError, RuntimeError) as error:
+                raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
+            yield name, shape, row.float()
 
     def num_elements(self) -> int:
         """Of all tensors. Raises CheckpointError for one whose type is not a float, as quantised ones are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -74,6 +75,7 @@ class PagedModel(ABC):
     ops: Ops
     dtype: torch.dtype  # of weights, activations and, unless `ops` says otherwise, the cache
     max_model_len: int
+    weights_digest = ""  # of its checkpoint (`worker.fingerprint`)
 
     @property
     def vocab_size(self) -> int:
@@ -83,6 +85,15 @@ class PagedModel(ABC):
     def multiplies_in_torch(self) -> bool:
         """Whether much of its work is done by torch, and not by the kernels."""
         return False
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether the bits of a row depend on itself alone, and are the same in every such process."""
+        return self.ops.row_invariant and self.ops.device.type == "cpu"
+
+    def tables(self) -> Iterable[torch.Tensor]:
+        """What it computed when it was loaded, such as rotary embeddings, and uses at every position."""
+        return ()
 
     @property
     @abstractmethod

@@ -9,6 +9,7 @@ give the same logits over pages, in chunks and beside another, as it gives alone
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -92,7 +93,10 @@ class TransformersModel(PagedModel):
     @property
     def is_row_invariant(self) -> bool:
         """Whether a row depends on itself alone: not with products of torch, as those of experts are."""
-        return self.ops.row_invariant and self.ops.device.type == "cpu" and not self._experts
+        return super().is_row_invariant and not self._experts
+
+    def tables(self) -> Iterable[torch.Tensor]:
+        return self._model.buffers()
 
     @property
     def weight_bytes(self) -> int:
