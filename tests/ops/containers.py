@@ -59,7 +59,7 @@ class Stack:
         env_file.touch()
         self.project = f"quiretest{os.getpid()}"
         *gateways, prometheus = _ports(5)
-        self.gateway_urls = [f"http://127.0.0.1:{port}" for port in gateways]
+        self._gateway_urls = [f"http://127.0.0.1:{port}" for port in gateways]
         self.prometheus_url = f"http://127.0.0.1:{prometheus}"
         self._command = [*compose_command(), "--env-file", str(env_file), "--project-name", self.project]
         self._environ = clean_environ(
@@ -81,6 +81,19 @@ class Stack:
     def up(self, **scale: int) -> None:
         numbers = [word for service, count in scale.items() for word in ("--scale", f"{service}={count}")]
         self.compose("up", "--detach", "--no-build", *numbers)
+
+    async def gateways(self, count: int) -> list[str]:
+        """The URLs of the gateways, once so many answer, ready or not. Which ports of the range they get is the
+        engine's affair, and may change when they are started again."""
+        found: list[str] = []
+
+        async def answer() -> bool:
+            said = await asyncio.gather(*(get_json(f"{url}/healthz") for url in self._gateway_urls))
+            found[:] = [url for url, one in zip(self._gateway_urls, said, strict=True) if one is not None]
+            return len(found) == count
+
+        await until(answer, f"{count} gateways answer")
+        return found
 
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "-q", service).split()

@@ -69,15 +69,6 @@ def differences(found: list[str], wanted: list[str]) -> list[str]:
     return said
 
 
-async def answers(url: str) -> None:
-    """Wait until a gateway answers, ready or not."""
-
-    async def alive() -> bool:
-        return await get_json(f"{url}/healthz") is not None
-
-    await until(alive, f"{url} answers")
-
-
 async def in_the_middle(clients: Clients) -> None:
     """Wait until every request has streamed a bit, and none of them all."""
     await until(lambda: all(len(record.tokens_at) > 10 for record in clients.records), "every stream has begun")
@@ -107,8 +98,7 @@ def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None
 async def test_the_first_token_comes_soon_after_up(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     began = time.monotonic()
     starting = asyncio.create_task(asyncio.to_thread(stack.up))
-    await answers(stack.gateway_urls[0])
-    clients = Clients(stack.gateway_urls[:1], "first", BODIES[:1])
+    clients = Clients(await stack.gateways(1), "first", BODIES[:1])
     await until(lambda: clients.records[0].tokens_at, "a first token")
     took_s = clients.records[0].tokens_at[0] - began
     await starting
@@ -118,7 +108,8 @@ async def test_the_first_token_comes_soon_after_up(stack: Stack, undisturbed: di
 
 
 async def test_a_chat_streams(stack: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway_urls[0]}/v1", api_key="none") as client:
+    (url,) = await stack.gateways(1)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         stream = await client.chat.completions.create(
             model="demo", messages=[{"role": "user", "content": "Tell me a story about a heron."}], stream=True
         )
@@ -136,7 +127,8 @@ async def test_an_answer_follows_a_schema(stack: Stack) -> None:
         "json_schema": {"name": "kinds", "schema": kinds | {"additionalProperties": False}},
     }
     messages: Any = [{"role": "user", "content": "Tell me a story about a heron."}]
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway_urls[0]}/v1", api_key="none") as client:
+    (url,) = await stack.gateways(1)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(model="demo", messages=messages, response_format=asked)
         assert json.loads(answer.choices[0].message.content or "")["kind"] in ("sad", "happy")
         asked["json_schema"]["schema"] = {"type": "integer", "multipleOf": 1_000_003}
@@ -185,7 +177,7 @@ def test_the_queue_asks_for_a_password_and_is_not_published(stack: Stack) -> Non
 
 async def test_it_scales(stack: Stack) -> None:
     await asyncio.to_thread(stack.up, worker=4, gateway=2)
-    for url in stack.gateway_urls[:2]:
+    for url in await stack.gateways(2):
 
         async def ready(url: str = url) -> bool:
             state = await get_json(f"{url}/readyz")
@@ -208,9 +200,10 @@ async def test_it_scales(stack: Stack) -> None:
 
 
 async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
-    undisturbed["texts"] = await Clients(stack.gateway_urls[:2], "undisturbed", BODIES).texts()
+    urls = await stack.gateways(2)
+    undisturbed["texts"] = await Clients(urls, "undisturbed", BODIES).texts()
     for attempt in range(5):  # where answers are quick they may have ended before it is known who has them
-        clients = Clients(stack.gateway_urls[:2], f"killed{attempt}", BODIES)
+        clients = Clients(urls, f"killed{attempt}", BODIES)
         await in_the_middle(clients)
         counts = await asyncio.gather(
             *(asyncio.to_thread(lambda w=w: (stack.running_requests(w), w)) for w in stack.containers("worker"))
@@ -228,7 +221,7 @@ async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[st
 
 
 async def test_a_stop_lets_end_what_runs(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
-    clients = Clients(stack.gateway_urls[:2], "stopped", BODIES[:2])
+    clients = Clients(await stack.gateways(2), "stopped", BODIES[:2])
     await in_the_middle(clients)
     stopping = asyncio.create_task(asyncio.to_thread(stack.compose, "stop"))
     assert differences(await clients.texts(), undisturbed["texts"][:2]) == []
@@ -239,19 +232,20 @@ async def test_a_stop_lets_end_what_runs(stack: Stack, undisturbed: dict[str, li
 async def test_a_stop_in_the_middle_loses_no_request(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
     stack.set(QUIRE_DRAIN_S="0.5")
     await asyncio.to_thread(stack.up, worker=2, gateway=2)
-    await asyncio.gather(*map(answers, stack.gateway_urls[:2]))
-    clients = Clients(stack.gateway_urls[:2], "cut", BODIES)
+    urls = await stack.gateways(2)
+    clients = Clients(urls, "cut", BODIES)
     await in_the_middle(clients)
     await asyncio.to_thread(stack.compose, "stop")
     assert all(record.breaks for record in clients.records), "all were in the middle, and are cut off"
     assert not any(record.outcome for record in clients.records)
     await asyncio.to_thread(stack.compose, "start")
+    urls[:] = await stack.gateways(2)
     assert differences(await clients.texts(), undisturbed["texts"]) == []
     assert all(record.resumes for record in clients.records)
 
 
 async def test_a_killed_redis_loses_nothing(stack: Stack, undisturbed: dict[str, list[str]]) -> None:
-    clients = Clients(stack.gateway_urls[:2], "redis", BODIES)
+    clients = Clients(await stack.gateways(2), "redis", BODIES)
     await in_the_middle(clients)
     (redis,) = stack.containers("redis")
     docker("kill", "--signal", "KILL", redis)
@@ -270,9 +264,8 @@ async def test_settings_of_the_env_file_reach_the_processes(stack: Stack) -> Non
     # Nobody listens there: what is to be traced costs nobody anything.
     stack.set(QUIRE_LOG_FORMAT="json", QUIRE_OTLP_ENDPOINT="http://127.0.0.1:9", QUIRE_LOG_PROMPTS="true")
     await asyncio.to_thread(stack.up, worker=1, gateway=1)
-    await answers(stack.gateway_urls[0])
     body = BODIES[0] | {"max_tokens": 5}
-    assert await Clients(stack.gateway_urls[:1], "logged", [body]).texts()
+    assert await Clients(await stack.gateways(1), "logged", [body]).texts()
     for service in ("gateway", "worker"):
         (container,) = stack.containers(service)
         lines = [json.loads(line) for line in docker("logs", container).splitlines()]
