@@ -91,7 +91,8 @@ def load_model(
 ) -> PagedModel:
     """The model, or this rank's part of it and the processes that have the others."""
     if isinstance(config, TransformersConfig):
-        return TransformersModel.load(config, ops, device, settings.max_model_len)
+        progress = LoadingLog(), LoadingLog("packed")
+        return TransformersModel.load(config, ops, device, settings.max_model_len, *progress)
     checkpoint = path, ops, ops.dtype, device, settings.max_model_len, LoadingLog()
     if settings.tensor_parallel_size == 1:
         return Decoder.load(*checkpoint)
@@ -264,13 +265,14 @@ def pin(engine: Engine, prefixes: list[Prefix]) -> None:
 class LoadingLog:
     """Says how far the loading of a large checkpoint is, every two seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "loaded") -> None:
+        self._what = what
         self._said = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._said >= 2:
             self._said = time.monotonic()
-            log.info("loaded %d of %d MiB (%d %%)", done >> 20, total >> 20, 100 * done // max(total, 1))
+            log.info("%s %d of %d MiB (%d %%)", self._what, done >> 20, total >> 20, 100 * done // max(total, 1))
 
 
 def choose_num_blocks(

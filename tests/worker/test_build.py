@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
+import kernels
 from gateway.model import load_model
 from tests.worker.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
+from tests.worker.transformers_checkpoints import make_kind
 from worker.build import build_engine
+from worker.models.transformers_backend import TransformersModel
+from worker.models.transformers_config import read_transformers_config
 from worker.settings import WorkerSettings
 
 
@@ -24,3 +31,25 @@ def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_no
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": BOS_TOKEN_ID}))
     assert end_tokens() == {BOS_TOKEN_ID}
+
+
+def mapped(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+
+
+@pytest.mark.parametrize("model_impl", ["quire", "transformers"])
+def test_no_file_of_weights_stays_mapped(model_impl: str, tmp_path: Path) -> None:
+    """Where it did, a later change of the file would be one of the model."""
+    make_checkpoint(tmp_path, "llama")
+    engine = build_engine(
+        WorkerSettings(model=str(tmp_path), model_impl=model_impl, dtype="float32", num_blocks=32), "test"
+    )
+    assert engine.runner.model.implementation == model_impl
+    assert mapped(tmp_path) == []
+
+
+def test_weights_that_plain_torch_multiplies_do_not_stay_mapped_either(tmp_path: Path) -> None:
+    config = read_transformers_config(make_kind(tmp_path, "gpt2"))
+    model = TransformersModel.load(config, kernels.ReferenceOps("cpu", torch.float32), "cpu")
+    assert model.weight_bytes > 0
+    assert mapped(tmp_path) == []

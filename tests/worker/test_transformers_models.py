@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,12 +287,12 @@ def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monk
 
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
-    monkeypatch.setattr("worker.models.transformers_backend.pack", lambda model, ops: 1 / 0)
+    monkeypatch.setattr("worker.models.transformers_backend.pack", lambda model, ops, progress: 1 / 0)
     assert "cannot be computed over pages: ZeroDivisionError: division by zero" in refusal(path)
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(model: Any, ops: Any) -> None:
+    def full(model: Any, ops: Any, progress: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr("worker.models.transformers_backend.pack", full)
@@ -495,3 +496,19 @@ def test_the_width_of_a_mask(kind: str, width: int) -> None:
 def test_masks_that_are_neither_causal_nor_a_window_are_refused(kind: str) -> None:
     with pytest.raises(Unsuitable, match="its masks are neither causal nor"):
         Examination(torch.float32, 64).width_of(masks(kind))
+
+
+def test_loading_says_how_far_it_is(tmp_path: Path) -> None:
+    config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
+    read: list[tuple[int, int]] = []
+    packed: list[tuple[int, int]] = []
+
+    def note(said: list[tuple[int, int]]) -> Callable[[int, int], None]:
+        return lambda done, total: said.append((done, total))
+
+    TransformersModel.load(config, kernels.select_ops("cpu", torch.float32), "cpu", 0, note(read), note(packed))
+    for said, least in (read, 10), (packed, 8):
+        assert len(said) > least
+        assert [done for done, _ in said] == sorted(done for done, _ in said)
+        assert said[-1][0] == said[-1][1] == said[0][1], "all of it, in the end"
+    assert packed[0][1] < read[0][1], "embeddings and norms are not packed"

@@ -15,12 +15,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from kernels import CpuOps
 from kernels.ops import Ops, PackedLinear
 from worker.models import transformers_attention as attention
 from worker.models import transformers_trial as trial
 from worker.models.batch import ForwardBatch
 from worker.models.errors import CheckpointError, NotSupported
-from worker.models.loader import AGAIN
+from worker.models.loader import AGAIN, Progress
 from worker.models.paged import KVCache, PagedModel
 from worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
 from worker.models.transformers_config import TransformersConfig
@@ -51,25 +52,37 @@ class TransformersModel(PagedModel):
         self._identity[:, : asked[0].head_dim // 2] = 1  # cosines, then sines
 
     @classmethod
-    def load(cls, config: TransformersConfig, ops: Ops, device: torch.device | str, max_model_len: int = 0) -> Self:
+    def load(
+        cls,
+        config: TransformersConfig,
+        ops: Ops,
+        device: torch.device | str,
+        max_model_len: int = 0,
+        read: Progress | None = None,
+        packed: Progress | None = None,
+    ) -> Self:
         """Load a checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
-        Weights and activations have the type of `ops`. Raises CheckpointError, one line, for a checkpoint that is not
-        complete, and for a context that is too long; NotSupported for a model that cannot be run over pages.
+        Weights and activations have the type of `ops`. `read` and `packed` are called with the bytes done so far and in
+        all. Raises CheckpointError, one line, for a checkpoint that is not complete, and for a context that is too
+        long; NotSupported for a model that cannot be run over pages.
         """
         path, limit = config.folder, config.max_position_embeddings
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
             what = f"contexts of {max_model_len} tokens are asked for, but its longest one is of {limit}"
             raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
-        model = load_weights(config, ops.dtype).to(device)
-        if ops.device.type == "cpu":
+        model = load_weights(config, ops.dtype, read).to(device)
+        packing_copies = isinstance(ops, CpuOps)
+        if not packing_copies and ops.device.type == "cpu":
             copy_weights(model)
         texts = trial.texts(config.vocab_size, max_model_len)
         try:
             expected = trial.by_transformers(model, texts)
             asked = examine(model, config, texts[0], ops.dtype, max_model_len)
-            pack(model, ops)
+            pack(model, ops, packed)
+            if packing_copies:
+                copy_weights(model)  # the others
             loaded = cls(config, ops, model, asked, max_model_len)
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
         except torch.OutOfMemoryError:
@@ -156,7 +169,7 @@ class Product(nn.Module):
         return self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
 
 
-def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
+def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progress | None = None) -> Any:
     """The model as Transformers loads it, in host memory. Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -194,8 +207,12 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype) -> Any:
     if unknown := sorted(map(str, found["unexpected_keys"])):
         names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
         log.warning("%s: %d tensors are not part of this model and are not used: %s", path, len(unknown), names)
+    done, total = 0, _nbytes([*model.parameters()])
     for name, values in model.named_parameters():
-        low, high = values.detach().aminmax()
+        low, high = values.detach().aminmax()  # now it is read from the disk
+        done += values.nbytes
+        if progress is not None:
+            progress(done, total)
         if not (low.isfinite() and high.isfinite()):
             what = f"tensor {name} has values that are not finite as {str(dtype)[6:]}"
             raise CheckpointError(path, what, f"take another --dtype, or {AGAIN}")
@@ -263,11 +280,13 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((differ / expected.float().norm(dim=-1).clamp(min=1e-30)).max())
 
 
-def pack(model: Any, ops: Ops) -> None:
+def pack(model: Any, ops: Ops, progress: Progress | None = None) -> None:
     """Make each linear layer a `Product`, one by one: the weights are in memory once, and one of them twice."""
     from transformers.pytorch_utils import Conv1D
 
     head, made = model.get_output_embeddings(), {}
+    linear = [module.weight for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    done, total = 0, sum(weight.nbytes for weight in linear if weight.dtype is ops.dtype)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in (nn.Linear, Conv1D):
@@ -279,4 +298,7 @@ def pack(model: Any, ops: Ops) -> None:
                 bias = None if child.bias is None else child.bias.data
                 made[id(child)] = child, Product(ops, weight, bias, child is head)
                 child.weight = child.bias = None
+                done += weight.nbytes
+                if progress is not None:
+                    progress(done, total)
             setattr(parent, name, made[id(child)][1])
