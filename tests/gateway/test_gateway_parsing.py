@@ -15,7 +15,7 @@ from gateway import parameters
 from gateway.conversation import read_messages
 from gateway.errors import ApiError, InvalidRequest, body
 from gateway.options import Options, read_options
-from gateway.parsing import parse_object
+from gateway.parsing import has_more_values, max_values, parse_object
 from gateway.rendering import read_prompts
 from shared.messages import GenerationRequest
 
@@ -103,4 +103,66 @@ def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) ->
 def test_many_keys_of_which_one_occurs_twice_cost_little() -> None:
     pairs = ",".join(f'"{index}":0' for index in range(200_000))
     with pytest.raises(InvalidRequest, match="'7' occurs twice"):
-        parse_object(f'{{{pairs},"7":1}}'.encode())
+        parse_object(f'{{{pairs},"7":1}}'.encode(), 10**6)
+
+
+def count(value: object) -> int:
+    """Keys, elements behind the first, and brackets."""
+    if isinstance(value, dict):
+        return 1 + max(0, len(value) - 1) + len(value) + sum(map(count, value.values()))
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(count, value))
+    return 0
+
+
+tricky = st.text(alphabet='",:[]{}\\a\u00e9', max_size=8)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | tricky,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(tricky, inner, max_size=4),
+        max_leaves=12,
+    ),
+    st.booleans(),
+)
+def test_values_are_counted_as_the_parser_finds_them(value: object, is_ascii: bool) -> None:
+    text, found = json.dumps(value, ensure_ascii=is_ascii), count(value)
+    strings = text.replace("\\\\", "").replace('\\"', "").count('"') // 2
+    assert not has_more_values(text, max(found, strings))
+    if found:
+        assert has_more_values(text, found - 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"prompt":[' + "[]," * 40_000 + "[]]}",
+        '{"messages":[' + "{}," * 40_000 + "{}]}",
+        "{" + ",".join(f'"{i}":0' for i in range(40_000)) + "}",
+        '{"prompt":[' + "1," * 70_000 + "1]}",
+        '{"stop":[' + '"",' * 70_000 + '""]}',
+        '{"prompt":[' + "[" * 70_000,  # no JSON, and no RecursionError either
+    ],
+)
+def test_a_body_with_too_many_values_is_refused_before_it_is_parsed(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(*_: object, **__: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(json, "loads", parsed)
+    with pytest.raises(InvalidRequest, match="more than 65536 values") as caught:
+        parse_object(body.encode())
+    assert caught.value.code == "too_many_values"
+
+
+def test_long_texts_are_not_counted_as_values() -> None:
+    prompt = 'a, "b": [{c}], \\ ' * 20_000
+    assert parse_object(json.dumps({"prompt": prompt}).encode()) == {"prompt": prompt}
+    prompts = [prompt[:500]] * 600
+    assert parse_object(json.dumps({"prompt": prompts}).encode()) == {"prompt": prompts}
+
+
+def test_larger_bodies_may_have_more_values() -> None:
+    assert (max_values(1024), max_values(1 << 22), max_values(1 << 26)) == (1 << 16, 1 << 18, 1 << 22)
+    body = b'{"prompt":[' + b"1," * 70_000 + b"1]}"
+    assert len(parse_object(body, max_values(1 << 22))["prompt"]) == 70_001

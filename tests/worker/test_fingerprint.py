@@ -11,6 +11,7 @@ import torch
 import kernels
 from ops.paths import PROJECT_ROOT
 from tests.worker.checkpoints import make_checkpoint
+from tests.worker.transformers_checkpoints import make_kind
 from worker.build import build_engine
 from worker.fingerprint import of_results, of_weights
 from worker.models import decoder
@@ -103,6 +104,14 @@ def test_where_equal_workers_may_differ_no_results_are_compared(llama: Path, mon
 def test_a_context_that_is_too_short_has_no_results(llama: Path) -> None:
     assert digests(llama, max_model_len=2)[1] == ""
     assert digests(llama, max_model_len=3)[1] != ""
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gpt2", "olmo2"])
+def test_tables_of_any_shape_are_counted_in(kind: str, tmp_path: Path) -> None:
+    folder = make_kind(tmp_path, kind)
+    weights, results = digests(folder)
+    assert len(weights) == len(results) == 8
+    assert digests(folder) == (weights, results)
 
 
 def test_models_of_transformers_have_both(tmp_path: Path) -> None:
