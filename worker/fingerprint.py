@@ -1,7 +1,7 @@
 """What a worker computes with and to which result, as labels: workers of one model whose labels differ may go on with a
 text in different ways, also where their settings are the same.
 
-    weights   the checkpoint: another revision under the same name, or files that were not copied to the end
+    weights   the checkpoint: another revision under the same name
     results   a few tokens computed by this process: processors, libraries and configurations, to the last bit
 
 Each is a digest of eight hexadecimal digits.
@@ -41,7 +41,7 @@ def of_weights(folder: Path) -> str:
 def of_results(engine: Engine) -> str:
     """Of the log-probabilities of a few tokens, and of the tables that the model computed when it was loaded.
 
-    Empty on a GPU, and where products of torch take part: equal workers may differ there.
+    Empty on a GPU, and where torch multiplies the experts of a model: equal workers may differ there.
     """
     model = engine.runner.model
     length = min(MOST_TOKENS, engine.limits.max_model_len - STEPS)
