@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import kernels
 from shared.messages import SamplingParams
@@ -40,11 +41,17 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def ranks_of(
-    path: Path, size: int, prefer: str = "auto", on_death: Callable[[int, int, str], None] | None = None
+    path: Path,
+    size: int,
+    prefer: str = "auto",
+    on_death: Callable[[int, int, str], None] | None = None,
+    log_format: str = "text",
 ) -> Iterator[LeadingDecoder]:
     """A model over `size` real processes, this one among them."""
     ops = kernels.select_ops("cpu", torch.float32, prefer)
-    settings = WorkerSettings(model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1)
+    settings = WorkerSettings(
+        model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1, log_format=log_format
+    )
     deaths: list[tuple[int, int]] = []
     died = on_death or (lambda rank, code, said: deaths.append((rank, code)))
     followers = Followers(settings, path, ops, died)
@@ -193,6 +200,23 @@ def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pyt
     with pytest.raises(OutOfStep), ranks_of(path, 2, on_death=lambda rank, code, said: deaths.append((rank, code))):
         pass
     assert deaths == [(1, 3)]
+
+
+def test_what_a_rank_logs_has_its_number_and_does_not_repeat_rank_0(
+    path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = path / "model.safetensors"
+    save_file(load_file(weights) | {"more.weight": torch.ones(3)}, weights)
+    has_ended = threading.Event()
+    with ranks_of(path, 2, on_death=lambda *_: has_ended.set(), log_format="json") as model:
+        model._tell("no order at all")
+        assert has_ended.wait(10)
+    assert [one.message for one in caplog.records if "more.weight" in one.message], "rank 0 says it"
+    said = capfd.readouterr().err
+    assert "more.weight" not in said
+    (line,) = [json.loads(one) for one in said.splitlines() if one.startswith("{")]
+    assert (line["msg"], line["rank"], line["worker"]) == ("rank 1 failed", "1", WorkerSettings().name)
+    assert "no order at all" in line["exception"]
 
 
 @pytest.mark.parametrize("prefer", ["auto", "reference"])

@@ -27,6 +27,7 @@ from worker import devices
 from worker.engine.graphs import Graph, Record, record_on_cuda
 from worker.errors import StartError
 from worker.interpreter import leave
+from worker.models import loader
 from worker.models.decoder import Decoder
 from worker.models.errors import CheckpointError
 from worker.models.paged import KVCache
@@ -120,7 +121,9 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     orders = received(control)
     fields, device_type = next(orders)
     settings = WorkerSettings(**fields)
-    setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, worker=settings.name)
+    names = {"worker": settings.name, "rank": str(rank)}
+    setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, **names)
+    logging.getLogger(loader.__name__).setLevel(logging.ERROR)  # rank 0 reads the same files, and warns of them
     size = settings.tensor_parallel_size
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
