@@ -73,12 +73,13 @@ class _ChoiceText:
         return self._begun(text), ScoredTokens(delta.token_ids, records, tuple(offsets))
 
     def _text_ids(self, delta: Delta) -> tuple[int, ...]:
-        """The tokens of a delta less an end token."""
+        """The tokens of a delta less the token that ended it."""
         token_ids = delta.token_ids
-        if delta.finish_reason == "stop" and delta.matched_stop is None and token_ids[-1:]:
-            # The end-of-sequence token is no text, even where the tokenizer does not know that it is special.
-            return token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
-        return token_ids
+        if delta.finish_reason != "stop" or delta.matched_stop or not token_ids:
+            return token_ids
+        # An end token is no text, even where the tokenizer does not know that it is special, and a stop token neither.
+        is_end = delta.matched_stop is not None or token_ids[-1] in self._eos_token_ids
+        return token_ids[:-1] if is_end else token_ids
 
     def finish(self, reason: str) -> str:
         """End the choice: what was held back until now."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.about import About
 from gateway.errors import InvalidRequest, ModelNotFound
@@ -74,6 +74,7 @@ class Limits:
     max_n: int
     max_prompts: int
     max_choices: int
+    special_tokens: Mapping[str, int] = field(default_factory=dict)  # of the tokenizer, by their texts
 
     def check_model(self, name: str) -> None:
         if name != self.model:
@@ -109,13 +110,8 @@ class Limits:
         `default_max_tokens` is for calls that do not say; None: the rest of the context.
         """
         sampling = []
-        biased = max((token_id for token_id, _ in options.values["logit_bias"]), default=0)
-        if biased >= self.vocab_size:
-            raise InvalidRequest(
-                f"logit_bias has the token id {biased}, and the last one of the model is {self.vocab_size - 1}.",
-                param="logit_bias",
-                code="invalid_value",
-            )
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in options.values["logit_bias"]])
+        self._check_token_ids("stop_token_ids", options.values["stop_token_ids"])
         for name, token_ids in prompts:
             if token_ids and max(token_ids) >= self.vocab_size:
                 raise InvalidRequest(
@@ -126,9 +122,17 @@ class Limits:
                 )
             max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
-            sampling.append(params := options.sampling(max_tokens, seed))
+            sampling.append(params := options.sampling(max_tokens, seed, self.special_tokens))
             _check_size(params)
         return Call(options, tuple(tuple(token_ids) for _, token_ids in prompts), tuple(sampling))
+
+    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        if (largest := max(token_ids, default=0)) >= self.vocab_size:
+            raise InvalidRequest(
+                f"{name} has the token id {largest}, and the last one of the model is {self.vocab_size - 1}.",
+                param=name,
+                code="invalid_value",
+            )
 
     def _max_tokens(self, name: str, length: int, asked: int | None, default: int | None) -> int:
         if length == 0:

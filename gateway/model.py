@@ -41,6 +41,7 @@ class ServedModel:
     max_model_len: int | None
     vocab_size: int
     eos_token_ids: frozenset[int]
+    special_tokens: dict[str, int]  # by their texts
 
 
 def load_model(model: str, name: str) -> ServedModel:
@@ -66,6 +67,9 @@ def load_model(model: str, name: str) -> ServedModel:
         max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),
         vocab_size=declared if type(declared) is int else vocab_size,
         eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
+        special_tokens={
+            token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        },
     )
 
 

@@ -15,6 +15,7 @@ DEFAULT_TEMPERATURE = 1.0
 # Beams where the call does not say, unless it wants more choices than that.
 DEFAULT_BEAM_WIDTH = 4
 
+NONE: Mapping[str, int] = {}
 # Parameters that go to the sampler as they are.
 _SAMPLING = (
     "top_p",
@@ -27,6 +28,7 @@ _SAMPLING = (
     "min_tokens",
     "ignore_eos",
     "stop",
+    "stop_token_ids",
 )
 # Parameters that say how a beam search goes, and mean nothing without one.
 _OF_BEAMS = ("beam_width", "length_penalty", "early_stopping")
@@ -64,8 +66,11 @@ class Options:
         counts = {"n": self.n, "best_of": self.best_of, "beam_width": self.beam_width}
         return {name: count for name, count in counts.items() if count}
 
-    def sampling(self, max_tokens: int, seed: int) -> SamplingParams:
-        """The final sampling parameters of one prompt."""
+    def sampling(self, max_tokens: int, seed: int, special_tokens: Mapping[str, int] = NONE) -> SamplingParams:
+        """The final sampling parameters of one prompt.
+
+        A stop string that is the text of a special token stops at that token too, which has no text in an answer.
+        """
         min_tokens = self.values["min_tokens"]
         if min_tokens > max_tokens:
             raise InvalidRequest(
@@ -74,6 +79,8 @@ class Options:
                 code="invalid_value",
             )
         given = {name: self.values[name] for name in _SAMPLING}
+        by_text = [special_tokens[text] for text in given["stop"] if text in special_tokens]
+        given["stop_token_ids"] = tuple(dict.fromkeys([*given["stop_token_ids"], *by_text]))
         if self.beam_width:
             given |= {name: self.values[name] for name in _OF_BEAMS if self.values[name] is not None}
             given |= {"beam_width": self.beam_width, "temperature": 0.0}
@@ -193,6 +200,8 @@ def _beam_width(values: Mapping[str, Any]) -> int:
             f"stop has {len(values['stop'])} strings, but stop strings are not supported with use_beam_search; leave "
             "out stop.",
         )
+    if values["stop_token_ids"]:
+        raise _refused("stop_token_ids", "stop_token_ids is not supported with use_beam_search; leave it out.")
     n: int = values["n"]
     width = values["beam_width"]
     if width is None:

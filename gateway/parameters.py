@@ -26,6 +26,7 @@ from shared.messages import (
     MAX_SCHEMA_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
 )
 
 Check = Callable[[str, Any], Any]
@@ -111,6 +112,18 @@ def stop(name: str, value: Any) -> tuple[str, ...]:
                 code="invalid_value",
             )
     return tuple(strings)
+
+
+def stop_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if type(value) is not list:
+        raise invalid(name, value, "an array of token ids")
+    if len(value) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"{name} must have at most {MAX_STOP_TOKENS} token ids, not {len(value)}.", param=name, code="invalid_value"
+        )
+    if wrong := [one for one in value if type(one) is not int or one < 0]:
+        raise invalid(name, wrong[0], "an array of token ids")
+    return tuple(value)
 
 
 def early_stopping(name: str, value: Any) -> str:
@@ -246,6 +259,7 @@ COMMON: dict[str, Parameter] = {
     "priority": Parameter(priority, DEFAULT_CLASS),
     "timeout": Parameter(number(0, sys.float_info.max)),
     "stop": Parameter(stop, ()),
+    "stop_token_ids": Parameter(stop_token_ids, ()),
     "response_format": Parameter(response_format, ""),
     "max_tokens": Parameter(_TOKENS),
     "max_completion_tokens": Parameter(_TOKENS),

@@ -113,6 +113,7 @@ class Gateway:
             max_n=settings.max_n,
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
+            special_tokens=self.model.special_tokens,
         )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

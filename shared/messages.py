@@ -23,12 +23,13 @@ import msgpack
 
 from shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
 
-VERSION = 3
+VERSION = 4
 
 # Bounds of what is decoded. They are generous: the gateway enforces the limits that users meet.
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKENS = 64  # and one for each stop string that is a special token
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
@@ -162,6 +163,9 @@ class SamplingParams:
     `n`. A `beam_width` other than 0 asks for a beam search instead, with that many beams. The score of a finished beam
     is the sum of its log-probabilities / length ** `length_penalty`.
 
+    A token of `stop_token_ids` ends a sequence like an end token of the model, also with `ignore_eos`, and is not in
+    the text.
+
     `logit_bias` has pairs of a token id and what is added to its logit, behind penalties.
 
     `json_schema` is the text of a schema that every choice follows; empty: none. Not in a beam search.
@@ -189,6 +193,7 @@ class SamplingParams:
     early_stopping: str = _field(_one_of(EARLY_STOPPING), default="false")
     logprobs: bool = _field(_flag, default=False)
     top_logprobs: int = _field(_integer(0, MAX_TOP_LOGPROBS), default=0)
+    stop_token_ids: tuple[int, ...] = _field(_integers(MAX_STOP_TOKENS + MAX_STOP_STRINGS), default=())
     logit_bias: tuple[tuple[int, float], ...] = _field(_biases, default=())
     json_schema: str = _field(_text(MAX_SCHEMA_LENGTH), default="")
 
@@ -265,6 +270,7 @@ class WorkerCard:
 class Delta(NamedTuple):
     """What one choice of a request gained: new token ids, and why it ended if it did.
 
+    `matched_stop`: the stop string that ended it, or "" for a token of `stop_token_ids`, the last one here.
     `score`: by what best_of (mean log-probability) or beam search ranked the choice; None if nothing was ranked.
     `logprobs`: the records of the tokens (`shared.logprobs`); None if they were not asked for.
     """

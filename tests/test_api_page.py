@@ -91,6 +91,10 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     elif name == "stop":
         check(name, ["x" * 1024] * 16)
         wrong = [["x"] * 17, ["x" * 1025], [""], 5]
+    elif name == "stop_token_ids":
+        assert check(name, [5, 0]) == (5, 0)
+        check(name, [1] * 64)
+        wrong = [[1] * 65, [-1], ["5"], [1.0], [True], 5, "5"]
     elif name == "early_stopping":
         assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
         wrong = ["true", 1]

@@ -14,6 +14,7 @@ import pydantic
 import pytest
 import torch
 from redis import Redis
+from tokenizers import Tokenizer
 
 from shared.keys import GROUP, LaneKeys
 from shared.messages import WorkerCard
@@ -190,6 +191,24 @@ def test_a_stop_string_cuts_the_text_and_ends_the_request(stack: Stack) -> None:
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.completion_tokens < 40
+
+
+@pytest.mark.parametrize("text", ["<|im_start|>", "x"])
+def test_a_text_ends_at_a_special_token_that_is_a_stop_string_and_at_any_stop_token(stack: Stack, text: str) -> None:
+    """Of a model that draws nothing else. The one has no text in an answer, the other would have some."""
+    token = Tokenizer.from_file(str(stack.model / "tokenizer.json")).token_to_id(text)
+    forced = {"model": "tiny", "prompt": "go on", "max_tokens": 6, "temperature": 0, "logit_bias": {str(token): 100}}
+    by_text, by_id = {"stop": ["no such text", text]}, {"extra_body": {"stop_token_ids": [token]}}
+    with stack.client() as client:
+        whole = client.completions.create(**forced)
+        assert whole.choices[0].text == ("" if text.startswith("<") else text * 6)
+        assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 6)
+        for stop in (by_text, by_id):
+            answer = client.completions.create(**forced, **stop)
+            assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "stop")
+            assert answer.usage.completion_tokens == 1
+            *_, last = client.completions.create(**forced, **stop, stream=True)
+            assert last.choices[0].finish_reason == "stop"
 
 
 def test_a_client_that_hangs_up_is_cancelled_while_it_runs(stack: Stack) -> None:

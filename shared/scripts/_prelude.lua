@@ -125,7 +125,7 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
         emitted = last and whole(string.match(last[1], '^%d+')) or 0
         redis.call('HSET', prefix .. 'req:' .. id, 'emitted', emitted)
     end
-    local item = cmsgpack.pack({3, id, emitted, {}, {outcome, detail}})
+    local item = cmsgpack.pack({4, id, emitted, {}, {outcome, detail}})
     local reply = try('XADD', log, emitted .. '-1', 'item', item)
     if type(reply) == 'table' then
         if string.find(reply.err, '^WRONGTYPE') then

@@ -170,6 +170,29 @@ async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway, path: st
     await check(server, path, {**base, "logit_bias": value}, 400, param, says)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (5, "an array of token ids"),
+        (["5"], "an array of token ids"),
+        ([True], "an array of token ids"),
+        ([-1], "an array of token ids"),
+        ([2147483647], "the last one of the model"),
+        ([10**30], "the last one of the model"),
+        ([1] * 65, "at most 64 token ids"),
+    ],
+)
+async def test_a_stop_token_that_is_none(server: RunningGateway, path: str, value: Any, says: str) -> None:
+    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+    await check(server, path, {**base, "stop_token_ids": value}, 400, "stop_token_ids", says)
+
+
+async def test_a_beam_search_knows_no_stop_tokens(server: RunningGateway) -> None:
+    asked = chat_body(use_beam_search=True, stop_token_ids=[5])
+    await check(server, CHAT, asked, 400, "stop_token_ids", "not supported with use_beam_search")
+
+
 async def test_what_no_api_knows_is_refused_too(server: RunningGateway) -> None:
     await check(server, CHAT, chat_body(temprature=1), 400, "temprature", "not a parameter")
     await check(server, CHAT, chat_body(surprise=None), 400, "surprise", "not a parameter")

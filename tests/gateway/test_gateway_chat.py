@@ -169,6 +169,22 @@ async def test_the_end_of_sequence_token_counts_but_is_no_text(gateway: RunningG
     assert answer["usage"]["completion_tokens"] == 4
 
 
+async def test_a_stop_token_counts_but_is_no_text(gateway: RunningGateway) -> None:
+    ids = tokens("abcZ")
+
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(ids[:2])),), None
+        yield (Delta(0, tuple(ids[2:]), "stop", ""),), Outcome("stop")
+
+    async with gateway.worker(script) as worker:
+        answer = (await gateway.chat(stop_token_ids=[ids[-1], 7, 7])).json
+        events = await gateway.events("/v1/chat/completions", chat_body(stream=True, stop_token_ids=[ids[-1]]))
+    assert answer["choices"][0]["message"]["content"] == "".join(texts(events)) == "abc"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 4
+    assert [one.sampling.stop_token_ids for one in worker.claimed] == [(ids[-1], 7), (ids[-1],)]
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 async def test_a_stop_string_is_cut_exactly_however_it_was_tokenized(gateway: RunningGateway, step: int) -> None:
     ids = tokens("Hello <stop>")

@@ -79,6 +79,7 @@ requests = st.builds(
         temperature=st.floats(0, 100),
         top_p=st.floats(0, 1),
         stop=st.lists(st.text(max_size=5), max_size=16).map(tuple),
+        stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=80).map(tuple),
         ignore_eos=st.booleans(),
         best_of=st.integers(0, 128),
         beam_width=st.integers(0, 128),
@@ -141,8 +142,9 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
 @pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
 def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
     broken = _map(REQUEST)
-    # A text there may be any, of a certain length.
-    broken["sampling"][name] = "x" * (MAX_SCHEMA_LENGTH + 1) if (name, value) == ("json_schema", "x") else value
+    # A text there may be any, of a certain length, and token ids are integers.
+    wrong = {("json_schema", "x"): "x" * (MAX_SCHEMA_LENGTH + 1), ("stop_token_ids", "[1]"): [1] * 81}
+    broken["sampling"][name] = wrong.get((name, str(value)), value)
     with pytest.raises(MessageError, match=name):
         GenerationRequest.decode(msgpack.packb(broken))
 

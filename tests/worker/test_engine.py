@@ -142,6 +142,30 @@ def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it() -> Non
     assert items[-1].deltas[-1].matched_stop == stop
 
 
+def test_a_stop_token_ends_the_sequence_also_where_end_tokens_do_not() -> None:
+    whole = continuation((5, 5), 30)
+    token = next(token for token in whole[3:] if token != EOS)
+    wanted = whole[: whole.index(token) + 1]
+    for name, more in (("alone", {}), ("with others", {"min_tokens": 30, "stop": ("no such text",)})):
+        engine = make_engine()
+        engine.add(request("a", (5, 5), max_tokens=30, ignore_eos=True, stop_token_ids=(EOS + 1, token), **more))
+        engine.add(request("b", (5, 5), max_tokens=30, ignore_eos=True))
+        items = run(engine)
+        assert text(items, "a") == wanted, name
+        last = next(item for item in reversed(items) if item.request_id == "a")
+        assert (last.outcome, last.deltas[-1][2:4]) == (Outcome("stop"), ("stop", ""))
+        assert text(items, "b") == whole, "it is the other's"
+
+
+def test_an_end_token_that_is_a_stop_token_too_ends_as_end_tokens_do() -> None:
+    prompt = next((i,) for i in range(1, 90) if continuation((i,), 6)[-1] == EOS)
+    for ignore_eos, matched in ((False, None), (True, "")):
+        engine = make_engine()
+        engine.add(request("a", prompt, max_tokens=30, stop_token_ids=(EOS,), ignore_eos=ignore_eos))
+        last = run(engine)[-1].deltas[-1]
+        assert (last.token_ids, last.finish_reason, last.matched_stop) == ((EOS,), "stop", matched)
+
+
 def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
     words = byte_fallback().encode("the way", add_special_tokens=False).ids
     assert StopWatch(byte_fallback(), (" the",)).push(words) == " the"

@@ -1,6 +1,7 @@
 """What leaves the engine: drawn tokens become `StepItem`s, and it is found who ends with them.
 
-A sequence ends with an end token, with a stop string in its text, or with the last token that was asked for. A group
+A sequence ends with an end token or a stop token, with a stop string in its text, or with the last token that was asked
+for. A group
 has ended when all its sequences have; its last item says how.
 """
 
@@ -20,6 +21,8 @@ from worker.engine.flight import Flight
 from worker.engine.sequence import Sequence, SequenceGroup
 
 _new = tuple.__new__
+# Of `Delta.matched_stop`: it was no string.
+BY_TOKEN = ""
 
 
 class Results:
@@ -99,6 +102,8 @@ class Results:
         watch = self._stops.get(sequence)
         if token in self._eos_token_ids and not params.ignore_eos:
             sequence.finish_reason = "stop"
+        elif token in params.stop_token_ids:
+            sequence.finish_reason, sequence.matched_stop = "stop", BY_TOKEN
         elif watch is not None and (matched := watch.push([token])) is not None:
             sequence.finish_reason, sequence.matched_stop = "stop", matched
         elif count >= params.max_tokens:

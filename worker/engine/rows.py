@@ -44,7 +44,7 @@ class Rows:
         # What makes a row more than an ordinary one.
         self.is_drawn = np.zeros(count, dtype=np.bool_)  # by chance; else greedy
         self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change its logits
-        self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings
+        self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings and stop tokens
         self.is_scored = np.zeros(count, dtype=np.bool_)  # log-probabilities are asked for, or ranked by
         self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # of how many tokens they are asked for
         self.is_beam = np.zeros(count, dtype=np.bool_)
@@ -88,7 +88,7 @@ class Rows:
             or (params.min_tokens > 0 and not params.ignore_eos)
             or params.json_schema
         )
-        self.is_watched[row] = bool(params.stop)
+        self.is_watched[row] = bool(params.stop or params.stop_token_ids)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)
         self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS
         self.is_beam[row] = bool(params.beam_width)
