@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ class Conversation:
 
     def converse(self) -> int:
         """Read lines and answer them until the end of input."""
+        # Whoever started this may have had it ignored, as scripts have it for what they start in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         print(dim(f"{self._model} at {self._client.url}. /help lists the commands, Ctrl-D leaves."))
         # \001 and \002 tell readline what takes no place on the screen.
         prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if sys.stdout.isatty() else "> "

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -183,10 +183,10 @@ def test_a_server_without_a_model_and_an_empty_pipe(server: FakeServer) -> None:
 class Terminal:
     """`quire chat` at a terminal: types, and waits for what appears."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, starter: Sequence[str] = ()) -> None:
         self._controller, terminal = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", "chat", *arguments],
+            [*starter, sys.executable, "-m", "ops.cli", "chat", *arguments],
             env=clean_environ(TERM="xterm", XDG_STATE_HOME=str(cwd / "state")),
             cwd=cwd,
             stdin=terminal,
@@ -259,8 +259,10 @@ def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:
     assert terminal.close() == 0
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_path: Path) -> None:
-    terminal = Terminal("--url", server.url, cwd=tmp_path)
+@pytest.mark.parametrize("trap", ["trap '' INT", "trap - INT"], ids=["ignored at first", "as ever"])
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_path: Path, trap: str) -> None:
+    starter = ("sh", "-c", f'{trap}; exec "$@"', "-")
+    terminal = Terminal("--url", server.url, cwd=tmp_path, starter=starter)
     terminal.wait_for("> ")
     terminal.type("endless\n")
     terminal.wait_for("more more ")
