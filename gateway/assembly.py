@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gateway.logprobs import ScoredTokens
 from gateway.model import ServedModel
 from shared.detokenizer import IncrementalDetokenizer
-from shared.messages import Delta, StepItem
+from shared.messages import BY_TOKEN, Delta, StepItem
 from shared.stopping import StopStringFilter
 
 
@@ -78,7 +78,7 @@ class _ChoiceText:
         if delta.finish_reason != "stop" or delta.matched_stop or not token_ids:
             return token_ids
         # An end token is no text, even where the tokenizer does not know that it is special, and a stop token neither.
-        is_end = delta.matched_stop is not None or token_ids[-1] in self._eos_token_ids
+        is_end = delta.matched_stop == BY_TOKEN or token_ids[-1] in self._eos_token_ids
         return token_ids[:-1] if is_end else token_ids
 
     def finish(self, reason: str) -> str:

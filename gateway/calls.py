@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.about import About
 from gateway.errors import InvalidRequest, ModelNotFound
@@ -74,7 +74,7 @@ class Limits:
     max_n: int
     max_prompts: int
     max_choices: int
-    special_tokens: Mapping[str, int] = field(default_factory=dict)  # of the tokenizer, by their texts
+    special_tokens: Mapping[str, int]  # of the tokenizer, by their texts
 
     def check_model(self, name: str) -> None:
         if name != self.model:

@@ -15,7 +15,6 @@ DEFAULT_TEMPERATURE = 1.0
 # Beams where the call does not say, unless it wants more choices than that.
 DEFAULT_BEAM_WIDTH = 4
 
-NONE: Mapping[str, int] = {}
 # Parameters that go to the sampler as they are.
 _SAMPLING = (
     "top_p",
@@ -66,7 +65,7 @@ class Options:
         counts = {"n": self.n, "best_of": self.best_of, "beam_width": self.beam_width}
         return {name: count for name, count in counts.items() if count}
 
-    def sampling(self, max_tokens: int, seed: int, special_tokens: Mapping[str, int] = NONE) -> SamplingParams:
+    def sampling(self, max_tokens: int, seed: int, special_tokens: Mapping[str, int]) -> SamplingParams:
         """The final sampling parameters of one prompt.
 
         A stop string that is the text of a special token stops at that token too, which has no text in an answer.

@@ -29,6 +29,8 @@ VERSION = 4
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+# Of `Delta.matched_stop`: it was a token of `stop_token_ids`, and no string.
+BY_TOKEN = ""
 MAX_STOP_TOKENS = 64  # and one for each stop string that is a special token
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
@@ -270,7 +272,7 @@ class WorkerCard:
 class Delta(NamedTuple):
     """What one choice of a request gained: new token ids, and why it ended if it did.
 
-    `matched_stop`: the stop string that ended it, or "" for a token of `stop_token_ids`, the last one here.
+    `matched_stop`: the stop string that ended it, or BY_TOKEN, and then it is the last token here; None for all else.
     `score`: by what best_of (mean log-probability) or beam search ranked the choice; None if nothing was ranked.
     `logprobs`: the records of the tokens (`shared.logprobs`); None if they were not asked for.
     """

@@ -385,7 +385,8 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
     """Choices that are ranked leave together, in one message of at most 64 MiB."""
-    limits = Limits(MODEL, 200_000, max_num_seqs=64, vocab_size=500, max_n=16, max_prompts=1, max_choices=16)
+    counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
+    limits = Limits(MODEL, 200_000, vocab_size=500, special_tokens={}, **counts)
 
     def call(**asked: Any) -> None:
         options = read_options(parameters.read({"model": MODEL, "prompt": "x", **asked}, parameters.COMPLETIONS))

@@ -83,7 +83,7 @@ def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict
         assert refusal["param"] in given_values
         return
     options = read()
-    sampling = options.sampling(max_tokens=4, seed=1)
+    sampling = options.sampling(max_tokens=4, seed=1, special_tokens={})
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
     assert sampling.num_sequences == max(options.counts.values())
     assert sampling.is_streamed or not options.stream

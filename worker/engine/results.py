@@ -1,8 +1,7 @@
 """What leaves the engine: drawn tokens become `StepItem`s, and it is found who ends with them.
 
 A sequence ends with an end token or a stop token, with a stop string in its text, or with the last token that was asked
-for. A group
-has ended when all its sequences have; its last item says how.
+for. A group has ended when all its sequences have; its last item says how.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ import numpy as np
 
 from shared.detokenizer import Decoder as TextDecoder
 from shared.detokenizer import IncrementalDetokenizer, context_of
-from shared.messages import Delta, Outcome, StepItem
+from shared.messages import BY_TOKEN, Delta, Outcome, StepItem
 from shared.stopping import StopStringFilter
 from worker.engine.beams import EndedBeam
 from worker.engine.flight import Flight
 from worker.engine.sequence import Sequence, SequenceGroup
 
 _new = tuple.__new__
-# Of `Delta.matched_stop`: it was no string.
-BY_TOKEN = ""
 
 
 class Results:
