@@ -10,6 +10,7 @@ from gateway.about import About
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.options import Options
 from gateway.parameters import shown
+from gateway.sampling_defaults import SamplingDefaults
 from shared.logprobs import record_bytes
 from shared.messages import MAX_FRAME_BYTES, GenerationRequest, SamplingParams
 
@@ -75,6 +76,7 @@ class Limits:
     max_prompts: int
     max_choices: int
     special_tokens: Mapping[str, int]  # of the tokenizer, by their texts
+    sampling_defaults: SamplingDefaults
 
     def check_model(self, name: str) -> None:
         if name != self.model:
@@ -122,7 +124,7 @@ class Limits:
                 )
             max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
-            sampling.append(params := options.sampling(max_tokens, seed, self.special_tokens))
+            sampling.append(params := options.sampling(max_tokens, seed, self.special_tokens, self.sampling_defaults))
             _check_size(params)
         return Call(options, tuple(tuple(token_ids) for _, token_ids in prompts), tuple(sampling))
 

@@ -58,7 +58,8 @@ def run(settings: GatewaySettings) -> int:
 
 async def _serve(settings: GatewaySettings) -> None:
     listener = bind(settings.internal_host, settings.internal_port)
-    model = await asyncio.to_thread(load_model, settings.model, settings.name)
+    uses_generation_config = settings.generation_config == "auto"
+    model = await asyncio.to_thread(load_model, settings.model, settings.name, uses_generation_config)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name)
     app = create_app(settings, model, tracer)

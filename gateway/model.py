@@ -10,6 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.sampling_defaults import FILE as GENERATION_CONFIG
+from gateway.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from gateway.token_texts import TokenTexts
 from shared.detokenizer import context_of, drops_first_space
 from shared.templates import ChatTemplate, load_chat_template
@@ -42,13 +44,17 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     special_tokens: dict[str, int]  # by their texts
+    sampling_defaults: SamplingDefaults
 
 
-def load_model(model: str, name: str) -> ServedModel:
-    """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError."""
+def load_model(model: str, name: str, uses_generation_config: bool = True) -> ServedModel:
+    """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError.
+
+    Without `uses_generation_config` the sampling defaults are those of the API, not those of the model.
+    """
     folder = _folder(model)
     config = read_json(folder / "config.json", required=True)
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json(folder / GENERATION_CONFIG)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     special_tokens = read_special_tokens(folder, tokenizer_config)
     tokenizer = load_tokenizer(folder, special_tokens)
@@ -70,6 +76,11 @@ def load_model(model: str, name: str) -> ServedModel:
         special_tokens={
             token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
         },
+        sampling_defaults=(
+            read_sampling_defaults(folder / GENERATION_CONFIG, generation)
+            if uses_generation_config
+            else SamplingDefaults()
+        ),
     )
 
 

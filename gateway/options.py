@@ -8,21 +8,16 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.parameters import shown
+from gateway.sampling_defaults import SAMPLING_DEFAULTS, SamplingDefaults
 from shared.messages import SamplingParams
 
-# OpenAI API reference, `temperature`. A beam search, which does not draw, runs at 0.
-DEFAULT_TEMPERATURE = 1.0
 # Beams where the call does not say, unless it wants more choices than that.
 DEFAULT_BEAM_WIDTH = 4
 
 # Parameters that go to the sampler as they are.
 _SAMPLING = (
-    "top_p",
-    "top_k",
-    "min_p",
     "presence_penalty",
     "frequency_penalty",
-    "repetition_penalty",
     "logit_bias",
     "min_tokens",
     "ignore_eos",
@@ -65,8 +60,10 @@ class Options:
         counts = {"n": self.n, "best_of": self.best_of, "beam_width": self.beam_width}
         return {name: count for name, count in counts.items() if count}
 
-    def sampling(self, max_tokens: int, seed: int, special_tokens: Mapping[str, int]) -> SamplingParams:
-        """The final sampling parameters of one prompt.
+    def sampling(
+        self, max_tokens: int, seed: int, special_tokens: Mapping[str, int], defaults: SamplingDefaults
+    ) -> SamplingParams:
+        """The final sampling parameters of one prompt; `defaults` are the model's, for parameters that were left out.
 
         A stop string that is the text of a special token stops at that token too, which has no text in an answer.
         """
@@ -80,12 +77,14 @@ class Options:
         given = {name: self.values[name] for name in _SAMPLING}
         by_text = [special_tokens[text] for text in given["stop"] if text in special_tokens]
         given["stop_token_ids"] = tuple(dict.fromkeys([*given["stop_token_ids"], *by_text]))
+        # A beam search draws no tokens: the model's temperature and truncation do not apply to it.
+        neutral = _OF_DRAWING if self.beam_width else {}
+        for name in SAMPLING_DEFAULTS:
+            value = self.values[name]
+            given[name] = neutral.get(name, getattr(defaults, name)) if value is None else value
         if self.beam_width:
             given |= {name: self.values[name] for name in _OF_BEAMS if self.values[name] is not None}
-            given |= {"beam_width": self.beam_width, "temperature": 0.0}
-        else:
-            temperature = self.values["temperature"]
-            given["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
+            given["beam_width"] = self.beam_width
         if self.json_schema:
             given["json_schema"] = self.json_schema
         if self.top_logprobs is not None:

@@ -266,13 +266,13 @@ COMMON: dict[str, Parameter] = {
     "min_tokens": Parameter(integer(0, MAX_OUTPUT_TOKENS), 0),
     "ignore_eos": Parameter(flag, False),
     "temperature": Parameter(number(0, 2)),
-    "top_p": Parameter(number(0, 1), 1.0),
-    "top_k": Parameter(top_k, 0),
-    "min_p": Parameter(number(0, 1), 0.0),
+    "top_p": Parameter(number(0, 1)),
+    "top_k": Parameter(top_k),
+    "min_p": Parameter(number(0, 1)),
     "seed": Parameter(seed),
     "presence_penalty": Parameter(number(-2, 2), 0.0),
     "frequency_penalty": Parameter(number(-2, 2), 0.0),
-    "repetition_penalty": Parameter(number(0.01, 100), 1.0),
+    "repetition_penalty": Parameter(number(0.01, 100)),
     "logit_bias": Parameter(logit_bias, ()),
 }
 _TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)

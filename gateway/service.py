@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,7 @@ class Gateway:
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
             special_tokens=self.model.special_tokens,
+            sampling_defaults=self.model.sampling_defaults,
         )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -304,6 +305,7 @@ class Gateway:
             "created": self.started,
             "owned_by": "quire",
             "max_model_len": self.fleet.max_model_len,
+            "sampling_defaults": asdict(self.model.sampling_defaults),
         }
 
     async def healthz(self, request: web.Request) -> web.Response:

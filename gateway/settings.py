@@ -21,6 +21,12 @@ class GatewaySettings:
         positional=True,
     )
     served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
+    generation_config: str = option(
+        "auto",
+        choices=("auto", "none"),
+        help="Where the defaults of temperature, top_p, top_k, min_p and repetition_penalty come from: auto reads the "
+        "model's generation_config.json, none takes those of the OpenAI API.",
+    )
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
     port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
     reuse_port: bool = option(False, help="Let several gateways of this machine share the port (SO_REUSEPORT).")

@@ -257,7 +257,7 @@ async def until(condition: Any) -> None:
 
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
-    app = create_app(settings, load_model(settings.model, settings.name))
+    app = create_app(settings, load_model(settings.model, settings.name, settings.generation_config == "auto"))
     runner = Runner(app, settings)
     await runner.setup()
     try:

@@ -26,6 +26,7 @@ from gateway.events import Events
 from gateway.logprobs import LEAST, ScoredTokens, of_chat, of_completion
 from gateway.options import read_options
 from gateway.outputs import MAX_WAITING
+from gateway.sampling_defaults import SamplingDefaults
 from gateway.sse import BEGINNING, EventId
 from gateway.token_texts import TokenTexts
 from shared.messages import Delta, GenerationRequest, Outcome, StepItem
@@ -386,7 +387,7 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
     """Choices that are ranked leave together, in one message of at most 64 MiB."""
     counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
-    limits = Limits(MODEL, 200_000, vocab_size=500, special_tokens={}, **counts)
+    limits = Limits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults=SamplingDefaults(), **counts)
 
     def call(**asked: Any) -> None:
         options = read_options(parameters.read({"model": MODEL, "prompt": "x", **asked}, parameters.COMPLETIONS))

@@ -1,0 +1,111 @@
+"""Sampling defaults: parameters that a call leaves out get the values of the model's generation_config.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.model import load_model
+from gateway.sampling_defaults import SamplingDefaults
+from shared.tokenizer import ModelError
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
+
+CONFIG = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+WITHOUT_FILE = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+BEAMS = {"use_beam_search": True, "n": 2}
+NOT_DRAWN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.1}
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A model folder of the same name as the shared one, with a generation_config.json."""
+    copy = Path(shutil.copytree(model_folder, tmp_path / model_folder.name))
+    write(copy, CONFIG)
+    return copy
+
+
+def write(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(config))
+
+
+async def sampled_with(gateway: RunningGateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The five values with which the worker gets a call."""
+    async with gateway.worker(emit(tokens("an answer"), "stop")) as worker:
+        reply = await gateway.post(path, body)
+    assert reply.status == 200, reply.body
+    sampling = worker.claimed[0].sampling
+    return {name: getattr(sampling, name) for name in WITHOUT_FILE}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param({}, CONFIG, id="nothing"),
+        pytest.param(dict.fromkeys(CONFIG), CONFIG, id="null"),
+        pytest.param({"temperature": 0}, {**CONFIG, "temperature": 0.0}, id="greedy"),
+        pytest.param(
+            {"top_p": 1, "top_k": -1, "min_p": 0}, {**CONFIG, "top_p": 1.0, "top_k": 0, "min_p": 0.0}, id="off"
+        ),
+        pytest.param({"repetition_penalty": 1}, {**CONFIG, "repetition_penalty": 1.0}, id="no penalty"),
+    ],
+)
+async def test_a_call_gets_the_models_values_for_what_it_leaves_out(
+    start_gateway: Start, folder: Path, asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    gateway = await start_gateway(model=str(folder))
+    assert await sampled_with(gateway, "/v1/chat/completions", chat_body(**asked)) == expected
+    body = {"model": MODEL, "prompt": "Hello", **asked}
+    assert await sampled_with(gateway, "/v1/completions", body) == expected
+
+
+async def test_a_beam_search_takes_only_the_penalty(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder))
+    assert await sampled_with(gateway, "/v1/chat/completions", chat_body(**BEAMS)) == NOT_DRAWN
+
+
+async def test_generation_config_none_ignores_the_file(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder), generation_config="none")
+    assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
+    assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == WITHOUT_FILE
+
+
+async def test_a_model_without_the_file_has_the_defaults_of_the_api(gateway: RunningGateway) -> None:
+    assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
+
+
+async def test_the_list_of_models_shows_them(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder))
+    assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == CONFIG
+
+
+async def test_a_file_with_some_fields_leaves_the_others(start_gateway: Start, folder: Path) -> None:
+    write(folder, {"temperature": 0, "top_p": None, "top_k": 50, "do_sample": False, "max_new_tokens": 8})
+    gateway = await start_gateway(model=str(folder))
+    expected = {**WITHOUT_FILE, "temperature": 0.0, "top_k": 50}
+    assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("temperature", "hot", "a number from 0 to 2, not 'hot'"),
+        ("temperature", -1, "a number from 0 to 2, not -1"),
+        ("top_p", 95, "a number from 0 to 1, not 95"),
+        ("top_k", 2.5, "an integer from -1"),
+        ("repetition_penalty", 0, "a number from 0.01 to 100, not 0"),
+    ],
+)
+def test_a_value_out_of_range_stops_the_start(folder: Path, field: str, value: object, expected: str) -> None:
+    write(folder, CONFIG | {field: value})
+    with pytest.raises(ModelError) as refused:
+        load_model(str(folder), MODEL)
+    message = str(refused.value)
+    assert message.startswith(f"{folder / 'generation_config.json'}: {field} must be {expected}")
+    assert message.endswith("ignore its sampling defaults with --generation-config none (QUIRE_GENERATION_CONFIG).")
+    assert load_model(str(folder), MODEL, uses_generation_config=False).sampling_defaults == SamplingDefaults()
