@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from gateway.sampling_defaults import FILE as GENERATION_CONFIG
 from gateway.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from gateway.token_texts import TokenTexts
 from shared.detokenizer import context_of, drops_first_space
+from shared.hub import HubError, download
 from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
@@ -93,17 +93,10 @@ def _folder(model: str) -> Path:
     remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name, with --model (QUIRE_MODEL)"
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ModelError(f"there is no folder {model}; {remedy}.")
-    # Imported here: a local model needs none of it, and it is slow to load.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        why = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise ModelError(
-            f"{model} is neither a folder nor to be had from the Hugging Face Hub ({why}); {remedy}."
-        ) from error
+        return download(model, HUB_PATTERNS, HUB_IGNORED)
+    except HubError as error:
+        raise ModelError(f"model: {error}") from error
 
 
 def _eos_token_ids(

@@ -147,7 +147,12 @@ def test_no_model(redis_url: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hub_name_that_cannot_be_had(redis_url: str) -> None:
-    assert "Hugging Face Hub" in refusal(GatewaySettings(model="nobody/nothing", redis_url=redis_url, port=0))
+    line = refusal(GatewaySettings(model="nobody/nothing", redis_url=redis_url, port=0))
+    expected = (
+        "model: 'nobody/nothing' is not a folder, and as a Hugging Face name it is neither downloaded nor reachable"
+    )
+    assert expected in line
+    assert "connect to huggingface.co once" in line
 
 
 @pytest.mark.slow

@@ -298,3 +298,15 @@ class Nothing:
 
     def reason(self) -> str:
         return ""
+
+
+def test_a_hub_that_does_not_answer_is_named_with_the_remedy(start_quire: StartQuire, tmp_path: Path) -> None:
+    unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+    flags = ["--port", "0", "--state-dir", str(tmp_path / "state")]
+    process = start_quire("serve", "nobody/nothing", *flags, environ=unreachable)
+    assert process.wait() == 1
+    expected = (
+        "model: 'nobody/nothing' is not a folder, and as a Hugging Face name it is neither downloaded nor reachable"
+    )
+    assert expected in process.stderr
+    assert "connect to huggingface.co once (HF_HUB_OFFLINE must be unset), or give a folder" in process.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from shared.hub import HubError, download
 from worker.models.errors import CheckpointError
 from worker.models.fields import read_json
 
@@ -21,8 +22,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes of all tensors that will be read
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 STORED_DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per element
 AGAIN = "download or copy the checkpoint again"
 # Masks and positions, which old checkpoints carry beside their weights.
@@ -31,7 +30,8 @@ HARMLESS_DTYPES = ("BOOL", "I64", "U8")
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 # What a model needs, by name; nothing below the top folder, where some repositories keep other formats.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
-NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_*")
+# The configuration of an adapter is downloaded: a model with one is refused, and its base is not served in its place.
+NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_model*")
 
 
 def resolve(model: str) -> Path:
@@ -43,29 +43,15 @@ def resolve(model: str) -> Path:
     if model and folder.is_dir():
         return folder
     if model and folder.exists():
+        if folder.suffix == ".gguf":
+            raise CheckpointError(*gguf_fault(folder))
         raise CheckpointError(model, "this is a file", "give the folder that holds config.json")
     if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise CheckpointError(repr(model), "there is no such folder", "give the folder that holds config.json")
-    # Imported here: a local folder needs neither the package nor the time that its import takes.
-    from huggingface_hub import errors, snapshot_download
-
-    here = f"{model!r} is not a folder, and as a Hugging Face name it"
     try:
-        return Path(snapshot_download(model, allow_patterns=list(DOWNLOADED), ignore_patterns=list(NOT_DOWNLOADED)))
-    except errors.HFValidationError:
-        raise CheckpointError("model", f"{here} is malformed", "give a folder, or a name like owner/model") from None
-    except errors.GatedRepoError:
-        remedy = "accept its licence on huggingface.co and set HF_TOKEN"
-        raise CheckpointError("model", f"{here} needs permission", remedy) from None
-    except errors.RepositoryNotFoundError:
-        remedy = "check the spelling, and set HF_TOKEN if it is private"
-        raise CheckpointError("model", f"{here} is unknown or private", remedy) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        remedy = "connect to huggingface.co once (HF_HUB_OFFLINE must be unset), or give a folder"
-        raise CheckpointError("model", f"{here} is neither downloaded nor reachable", remedy) from None
-    except Exception as error:  # the hub's client lets through whatever its transport and the disk raise
-        reason = f"{here} could not be downloaded ({type(error).__name__}: {error})"
-        raise CheckpointError("model", reason, "check the network and the disk, or give a folder") from error
+        return download(model, DOWNLOADED, NOT_DOWNLOADED)
+    except HubError as error:
+        raise CheckpointError("model", error.reason, error.remedy) from error
 
 
 class Weights:
@@ -198,16 +184,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         return {folder / WEIGHTS: None}
     if (folder / INDEX).exists():
         return _sharded(folder)
-    others = sorted(path.name for path in folder.glob("*.safetensors")) if folder.is_dir() else []
-    if others:
-        what = f"found {', '.join(others[:3])} but neither {WEIGHTS} nor {INDEX}"
-        raise CheckpointError(folder, what, "add the index, or save the model as one file")
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
-        what = "the weights are in a pickle format (.bin or .pth), which can run code when it is read"
-        raise CheckpointError(
-            folder, what, "convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
-        )
-    raise CheckpointError(folder, f"there is no {WEIGHTS}", "give the folder of a complete Hugging Face checkpoint")
+    raise CheckpointError(*weights_fault(folder))
 
 
 def _sharded(folder: Path) -> dict[Path, list[str] | None]:
