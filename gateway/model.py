@@ -14,6 +14,7 @@ from gateway.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from gateway.token_texts import TokenTexts
 from shared.detokenizer import context_of, drops_first_space
 from shared.hub import HubError, download
+from shared.model_config import context_length, read_model_config
 from shared.templates import ChatTemplate, load_chat_template
 from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
@@ -22,9 +23,6 @@ __all__ = ["ModelError", "ServedModel", "load_model"]
 # Everything but the weights.
 HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
 HUB_IGNORED = ["*.safetensors.index.json", "*.bin.index.json", "onnx/*", "original/*"]
-
-# The names under which configurations of the families give the longest context.
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
     Without `uses_generation_config` the sampling defaults are those of the API, not those of the model.
     """
     folder = _folder(model)
-    config = read_json(folder / "config.json", required=True)
+    config = read_model_config(folder)
     generation = read_json(folder / GENERATION_CONFIG)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     special_tokens = read_special_tokens(folder, tokenizer_config)
@@ -70,7 +68,7 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
         drops_first_space=drops_first_space(tokenizer),
         token_texts=TokenTexts(tokenizer),
         template=load_chat_template(folder, tokenizer_config, special_tokens),
-        max_model_len=next((text_config[key] for key in _CONTEXT_KEYS if type(text_config.get(key)) is int), None),
+        max_model_len=context_length(text_config),
         vocab_size=declared if type(declared) is int else vocab_size,
         eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
         special_tokens={

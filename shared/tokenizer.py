@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from shared.model_folder import tokenizer_fault
+
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -60,7 +62,7 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     does not look at `add_bos_token` and `add_eos_token` where there is such a file."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise ModelError(f"{path} is missing; models without a tokenizer.json cannot be served.")
+        raise ModelError(f"{tokenizer_fault(folder)}.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for whatever is wrong with the file

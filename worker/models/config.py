@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from worker.models.errors import CheckpointError
-from worker.models.fields import Fields, read_json
+from shared.model_config import longer_context
+from shared.model_folder import CONFIG
+from worker.models.errors import CheckpointError, NotSupported
+from worker.models.fields import Fields, config_fields, read_json
 from worker.models.rope import RopeConfig, parse_rope
 from worker.models.tensors import tensor_shapes
 
@@ -118,8 +120,7 @@ def read_config(folder: Path) -> ModelConfig:
     Raises CheckpointError, one line, for anything missing, malformed or not supported; NotSupported for what is right
     and of another kind.
     """
-    path = folder / "config.json"
-    fields = Fields(read_json(path, "give the folder of a complete Hugging Face checkpoint"), str(path))
+    fields = config_fields(folder)
     architecture, family = _family(fields)
     _refuse_unsupported(fields, family)
 
@@ -160,8 +161,17 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
+def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True) -> str:
+    """What to do where contexts of `asked` tokens are asked for, and `limit` is the longest."""
+    remedy = f"give --max-model-len from 1 to {limit}, or 0 for {limit}"
+    config = read_json(folder / CONFIG, "repair the file")
+    inner = config.get("text_config")
+    longer = longer_context(inner if isinstance(inner, dict) else config, asked) if has_rope and asked > limit else ""
+    return f"{remedy}; for longer contexts {longer}" if longer else remedy
+
+
 def _family(fields: Fields) -> tuple[str, Family]:
-    """By `architectures`, else by `model_type`; the two must not contradict each other."""
+    """By `architectures`, else by `model_type`. Another type with the same class may have other defaults."""
     supported = ", ".join(FAMILIES)
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
@@ -177,7 +187,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
         raise fields.unsupported("architectures", f"one of {supported}")
     family = FAMILIES[architectures[0]]
     if model_type not in (None, family.model_type):
-        raise fields.fault("model_type", f"{family.model_type}, as architectures is {architectures[0]}")
+        raise fields.unsupported("model_type", f"{family.model_type}, as architectures is {architectures[0]}")
     return architectures[0], family
 
 
@@ -193,8 +203,8 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     if head_dim == 0:
         raise fields.fault("num_attention_heads", f"a divisor of hidden_size, which is {hidden_size}, without head_dim")
     if head_dim % 16 or head_dim > 512:
-        found = f"head_dim is {head_dim}"
-        raise CheckpointError(fields.where, found, "supported: a multiple of 16, at most 512")
+        supported = "supported: a multiple of 16, at most 512; --model-impl auto has others computed by Transformers"
+        raise NotSupported(fields.where, f"head_dim is {head_dim}", supported)
     return head_dim
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import kernels.ops
 from kernels.ops import Ops, PackedLinear
 from worker.models.batch import ForwardBatch
-from worker.models.config import ModelConfig, read_config
+from worker.models.config import ModelConfig, context_remedy, read_config
 from worker.models.errors import CheckpointError
 from worker.models.loader import Progress, Weights
 from worker.models.paged import KVCache, PagedModel
@@ -102,7 +102,7 @@ class Decoder(PagedModel):
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
             what = f"contexts of {max_model_len} tokens are asked for, but max_position_embeddings is {limit}"
-            raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
+            raise CheckpointError(path, what, context_remedy(path, limit, max_model_len))
         weights = Weights(path, progress)
         embedding, head = _tied_names(config, weights)
         expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shared.model_folder import CONFIG, find_fault
 from worker.models.errors import CheckpointError, NotSupported
 
 REQUIRED: Any = object()
@@ -24,6 +25,18 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(path, f"this file holds a {type(value).__name__} and not a JSON object", remedy)
     return value
+
+
+def config_fields(folder: Path) -> Fields:
+    """`config.json` of a model folder.
+
+    Raises CheckpointError where it is missing or malformed, and for a folder that holds something else: an adapter,
+    GGUF files, or the files of the model's authors.
+    """
+    if fault := find_fault(folder):
+        raise CheckpointError(*fault)
+    path = folder / CONFIG
+    return Fields(read_json(path, "give the folder of a complete Hugging Face checkpoint"), str(path))
 
 
 class Fields:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.hub import HubError, download
+from shared.model_folder import INDEX, WEIGHTS, gguf_fault, weights_fault
 from worker.models.errors import CheckpointError
 from worker.models.fields import read_json
 

@@ -43,6 +43,11 @@ class Asked:
     scale: float
     sliding_window: int  # 0: none
 
+    @property
+    def cache_dim(self) -> int:
+        """The width of a key in the cache: that of the kernels, which know multiples of 16 only. The rest is zero."""
+        return -(-self.head_dim // 16) * 16
+
 
 class Attention(Protocol):
     def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: Any) -> torch.Tensor:
@@ -178,7 +183,7 @@ class PagedAttention:
         caches: list[tuple[torch.Tensor, torch.Tensor]],
         identity: torch.Tensor,
     ) -> None:
-        """identity [1, D]: the cosines and sines of no rotation, since models rotate for themselves."""
+        """identity [1, D]: cosines and sines of no rotation, as wide as the cache: models rotate for themselves."""
         self._ops, self._calls, self._identity = ops, iter(zip(asked, caches, strict=True)), identity
         self._slots = batch.slot_mapping
         self._nowhere = torch.zeros_like(batch.positions)
@@ -187,14 +192,14 @@ class PagedAttention:
 
     def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: Any) -> torch.Tensor:
         one, caches = next(self._calls)
-        tokens, padding = q.shape[2], one.head_dim - one.value_dim
-        parts = [part[0].transpose(0, 1) for part in (q, k, F.pad(v, (0, padding)) if padding else v)]  # [T, ., D]
-        qkv = torch.cat(parts, dim=1).view(tokens, -1)
+        tokens, width = q.shape[2], one.cache_dim
+        padded = [part if part.shape[3] == width else F.pad(part, (0, width - part.shape[3])) for part in (q, k, v)]
+        qkv = torch.cat([part[0].transpose(0, 1) for part in padded], dim=1).view(tokens, -1)  # [T, H + 2 H_kv, D]
         heads = one.num_heads, one.num_kv_heads
         rotated = self._ops.rope_and_cache(qkv, self._nowhere, self._identity, self._slots, *caches, *heads)
         where = self._tables
         mixed = self._ops.paged_attention(rotated, *caches, *where, one.scale, one.sliding_window, plan=self._plan)
-        return mixed.view(1, tokens, one.num_heads, one.head_dim)[..., : one.value_dim]
+        return mixed.view(1, tokens, one.num_heads, width)[..., : one.value_dim]
 
     def check_all_called(self) -> None:
         """Raise if there were fewer calls than in the examination: then some had the caches of others."""

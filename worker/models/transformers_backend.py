@@ -16,15 +16,17 @@ import torch
 from torch import nn
 
 from kernels import CpuOps
-from kernels.ops import Ops, PackedLinear
+from kernels.ops import Ops
 from worker.models import transformers_attention as attention
 from worker.models import transformers_trial as trial
 from worker.models.batch import ForwardBatch
+from worker.models.config import context_remedy
 from worker.models.errors import CheckpointError, NotSupported
 from worker.models.loader import AGAIN, Progress
 from worker.models.paged import KVCache, PagedModel
 from worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
-from worker.models.transformers_config import TransformersConfig
+from worker.models.transformers_config import KINDS, TransformersConfig
+from worker.models.transformers_linear import LinearUses, Product, linear_layers, pack
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ class TransformersModel(PagedModel):
         """model: a transformers.PreTrainedModel whose products are `Product`; asked: by each call of its attention."""
         self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
         self._model, self._asked = model, asked
-        self._identity = torch.zeros(1, asked[0].head_dim, device=ops.device)
-        self._identity[:, : asked[0].head_dim // 2] = 1  # cosines, then sines
+        self._identity = torch.zeros(1, asked[0].cache_dim, device=ops.device)
+        self._identity[:, : asked[0].cache_dim // 2] = 1  # cosines, then sines
 
     @classmethod
     def load(
@@ -71,16 +73,17 @@ class TransformersModel(PagedModel):
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
             what = f"contexts of {max_model_len} tokens are asked for, but its longest one is of {limit}"
-            raise CheckpointError(path, what, f"give --max-model-len from 1 to {limit}, or 0 for {limit}")
+            raise CheckpointError(path, what, context_remedy(path, limit, max_model_len, config.has_rope))
         model = load_weights(config, ops.dtype, read).to(device)
         packing_copies = isinstance(ops, CpuOps)
         if not packing_copies and ops.device.type == "cpu":
             copy_weights(model)
         texts = trial.texts(config.vocab_size, max_model_len)
         try:
-            expected = trial.by_transformers(model, texts)
+            with LinearUses(model) as uses:
+                expected = trial.by_transformers(model, texts)
             asked = examine(model, config, texts[0], ops.dtype, max_model_len)
-            pack(model, ops, packed)
+            pack(model, ops, packed, uses.unpackable())
             if packing_copies:
                 copy_weights(model)  # the others
             loaded = cls(config, ops, model, asked, max_model_len)
@@ -90,23 +93,23 @@ class TransformersModel(PagedModel):
         except Exception as error:  # of any line of a model that is none of ours
             why = str(error) if isinstance(error, Unsuitable) else f"{type(error).__name__}: {str(error)[:300]}"
             what = f"{config.architecture} cannot be computed over pages: {why}"
-            raise NotSupported(path, what, "give another model") from error
+            raise NotSupported(path, what, remedy_for(why, config, max_model_len)) from error
         if found.shape[1] != config.vocab_size:
             what = f"{config.architecture} gives logits of {found.shape[1]} tokens, and has {config.vocab_size}"
-            raise NotSupported(path, what, "give another model")
+            raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
         share = apart(found, expected)
         if not share < FAR[getattr(ops, "kv_dtype", ops.dtype)]:
             what = f"{config.architecture} gives other logits over pages than without, by {share:.0%}"
-            raise NotSupported(path, what, "give another model")
+            raise NotSupported(path, what, KINDS)
         if loaded.is_row_invariant and not (share := apart(found, alone)) < NEAR:
             what = f"{config.architecture} gives other logits in chunks and beside another text, by {share:.0%}"
-            raise NotSupported(path, what, "give another model")
+            raise NotSupported(path, what, KINDS)
         return loaded
 
     @property
     def is_row_invariant(self) -> bool:
         """Whether a row depends on itself alone: not with products of torch, as those of experts are."""
-        return super().is_row_invariant and not self._experts
+        return super().is_row_invariant and not self._experts and not linear_layers(self._model)
 
     def tables(self) -> Iterable[torch.Tensor]:
         return self._model.buffers()
@@ -130,14 +133,14 @@ class TransformersModel(PagedModel):
         return sum(module.packed.nbytes for module in self._model.modules() if isinstance(module, Product))
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
-        heads, head_dim = self._asked[0].num_kv_heads, self._asked[0].head_dim
-        caches = [self.ops.alloc_kv_cache(num_blocks, heads, block_size, head_dim) for _ in self._asked]
+        heads, width = self._asked[0].num_kv_heads, self._asked[0].cache_dim
+        caches = [self.ops.alloc_kv_cache(num_blocks, heads, block_size, width) for _ in self._asked]
         stack = self.ops.stack_caches(caches)
         host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
         return KVCache(caches, stack, self.ops, host)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        elements = sum(2 * one.num_kv_heads * one.head_dim for one in self._asked) * block_size
+        elements = sum(2 * one.num_kv_heads * one.cache_dim for one in self._asked) * block_size
         return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -151,22 +154,6 @@ class TransformersModel(PagedModel):
 def _nbytes(tensors: list[torch.Tensor]) -> int:
     """Of all, tied ones once."""
     return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
-
-
-class Product(nn.Module):
-    """A linear layer that the kernels compute."""
-
-    def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
-        """weight [N, K]. gives_logits: as float32."""
-        super().__init__()
-        self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
-        self.weight = weight.new_empty(0)  # some models look at its type
-        self._multiply = ops.linear_logits if gives_logits else ops.linear
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., K] -> [..., N]"""
-        rows = x.reshape(-1, self.packed.in_features).contiguous()
-        return self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
 
 
 def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progress | None = None) -> Any:
@@ -206,6 +193,10 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progr
         raise CheckpointError(path, what, remedy)
     if unknown := sorted(map(str, found["unexpected_keys"])):
         names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
+        if config.is_named_otherwise:
+            what = f"{len(unknown)} tensors are not part of {config.architecture}, which its model_type is: {names}"
+            remedy = f'set architectures to ["{config.architecture}"] in config.json to serve the model without them'
+            raise NotSupported(path, what, remedy)
         log.warning("%s: %d tensors are not part of this model and are not used: %s", path, len(unknown), names)
     done, total = 0, _nbytes([*model.parameters()])
     for name, values in model.named_parameters():
@@ -219,6 +210,14 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progr
     for module in model.modules():
         keep_frequencies(module)
     return model.eval().requires_grad_(False)
+
+
+def remedy_for(why: str, config: TransformersConfig, max_model_len: int) -> str:
+    """What to do where a model cannot be computed for contexts of `max_model_len` tokens."""
+    chunk = getattr(config.loaded.get_text_config(), "attention_chunk_size", None)
+    if why == attention.OTHER_MASKS and type(chunk) is int and 0 < chunk < max_model_len:
+        return f"give --max-model-len {chunk}, the length of its chunks of attention, or less"
+    return KINDS
 
 
 def copy_weights(model: nn.Module) -> None:
@@ -278,27 +277,3 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     """How far these are apart in the row where it is most, as a share of their size."""
     differ = (found - expected).float().norm(dim=-1)
     return float((differ / expected.float().norm(dim=-1).clamp(min=1e-30)).max())
-
-
-def pack(model: Any, ops: Ops, progress: Progress | None = None) -> None:
-    """Make each linear layer a `Product`, one by one: the weights are in memory once, and one of them twice."""
-    from transformers.pytorch_utils import Conv1D
-
-    head, made = model.get_output_embeddings(), {}
-    linear = [module.weight for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
-    done, total = 0, sum(weight.nbytes for weight in linear if weight.dtype is ops.dtype)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) not in (nn.Linear, Conv1D):
-                continue
-            if id(child) not in made:
-                if child.weight.dtype is not ops.dtype:
-                    continue
-                weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
-                bias = None if child.bias is None else child.bias.data
-                made[id(child)] = child, Product(ops, weight, bias, child is head)
-                child.weight = child.bias = None
-                done += weight.nbytes
-                if progress is not None:
-                    progress(done, total)
-            setattr(parent, name, made[id(child)][1])

@@ -1,0 +1,140 @@
+"""Linear layers of models that Transformers computes, as products of the kernels.
+
+A packed layer has no weight that torch could read. So only those layers are packed that the model calls, and whose
+weight it reads in no other way: some routers of experts multiply by the weight of a layer that they never call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from kernels.ops import Ops, PackedLinear
+from worker.models.loader import Progress
+
+# What a packed layer can still say of its weight.
+KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
+
+
+class Product(nn.Module):
+    """A linear layer that the kernels compute."""
+
+    def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
+        """weight [N, K]. gives_logits: as float32."""
+        super().__init__()
+        self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
+        self.weight = weight.new_empty(0)  # some models look at its type
+        if bias is None:
+            self.bias = None
+        self._multiply = ops.linear_logits if gives_logits else ops.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., K] -> [..., N]"""
+        rows = x.reshape(-1, self.packed.in_features).contiguous()
+        return self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
+
+
+class LinearUses(TorchFunctionMode):
+    """Notes, while a model runs inside, how it uses its linear layers.
+
+    Layers whose names differ in numbers only are one kind, such as those of all experts: a short text does not call
+    every one of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._kinds = {module: _kind(name) for name, module in linear_layers(model)}
+        self._called: set[str] = set()
+        self._read: set[str] = set()
+        self._own: dict[nn.Module, dict[str, nn.Parameter | None]] = {}
+        self._watched: dict[int, nn.Module] = {}  # by the id of a parameter
+        self._running: list[nn.Module] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> LinearUses:
+        for module in self._kinds:
+            self._own[module] = dict(module._parameters)
+            for name, parameter in self._own[module].items():
+                if parameter is not None:
+                    # Another object with the same memory: a head may share its parameter with an embedding.
+                    alias = nn.Parameter(parameter.data, requires_grad=False)
+                    module._parameters[name], self._watched[id(alias)] = alias, module
+            self._hooks += [module.register_forward_pre_hook(self._enter_layer)]
+            self._hooks += [module.register_forward_hook(self._leave_layer)]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        for module, parameters in self._own.items():
+            module._parameters.update(parameters)
+        self._watched.clear()
+
+    def unpackable(self) -> set[nn.Module]:
+        """Layers of a kind that was not called, or whose weight or bias was read from outside."""
+        return {module for module, kind in self._kinds.items() if kind in self._read or kind not in self._called}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in KEPT_ATTRIBUTES:
+            for tensor in _tensors([args, kwargs or {}]):
+                module = self._watched.get(id(tensor))
+                if module is not None and module not in self._running:
+                    self._read.add(self._kinds[module])
+        return func(*args, **(kwargs or {}))
+
+    def _enter_layer(self, module: nn.Module, _: Any) -> None:
+        self._called.add(self._kinds[module])
+        self._running.append(module)
+
+    def _leave_layer(self, *_: Any) -> None:
+        self._running.pop()
+
+
+def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Module] | None = None) -> None:
+    """Make each linear layer but those in `left` a `Product`, one by one: no more than one weight is in memory twice.
+
+    `progress` is called with the bytes packed so far and in all.
+    """
+    head, made, left = model.get_output_embeddings(), {}, left or set()
+    packed = {module for _, module in linear_layers(model) if module not in left and module.weight.dtype is ops.dtype}
+    done, total = 0, sum(module.weight.nbytes for module in packed)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in made:
+                setattr(parent, name, made[child])
+            elif child in packed:
+                weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
+                bias = None if child.bias is None else child.bias.data
+                made[child] = Product(ops, weight, bias, child is head)
+                child.weight = child.bias = None
+                setattr(parent, name, made[child])
+                done += weight.nbytes
+                if progress is not None:
+                    progress(done, total)
+
+
+def linear_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Name and module of each, of exactly these classes: one that is derived from them may compute something else."""
+    from transformers.pytorch_utils import Conv1D
+
+    return [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
+
+
+def _kind(name: str) -> str:
+    return ".".join("#" if part.isdigit() else part for part in name.split("."))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
