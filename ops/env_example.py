@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 
-from ops.cli import COMMANDS
+from ops.commands import COMMANDS
 from ops.compose import VARIABLES
 from shared.settings import Option, options
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ops.cli import COMMANDS, known_settings, pass_through
+from ops.commands import COMMANDS, known_settings, pass_through
 from ops.paths import PROJECT_ROOT
 from ops.settings_table import with_table
 from shared.settings import load, options

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cli import COMMANDS
+from ops.commands import COMMANDS
 from ops.env_example import render
 from ops.paths import PROJECT_ROOT
 from tests.conftest import clean_environ

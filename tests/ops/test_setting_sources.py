@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.cli import COMMANDS, known_settings
+from ops.commands import COMMANDS, known_settings
 from shared.settings import Option, SettingError, load, options
 
 
