@@ -19,7 +19,7 @@ from gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from gateway.settings import GatewaySettings
 from gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
 from ops.paths import PROJECT_ROOT
-from shared.json_schema import ANY_OBJECT
+from shared.json_schema import ANY_OBJECT, FORMATS
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.
@@ -163,3 +163,8 @@ def test_the_headers_are_those_of_the_code() -> None:
         REQUEST_TIMEOUT,
         LAST_EVENT_ID,
     }
+
+
+def test_the_formats_are_those_of_the_code() -> None:
+    listed = PAGE.split("<!-- formats -->")[1].split("<!-- /formats -->")[0]
+    assert re.findall(r"`([a-z0-9-]+)`", listed) == sorted(FORMATS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import re
 import time
 import typing
@@ -175,6 +177,63 @@ def test_an_answer_is_an_object_of_the_class_that_the_sdk_is_given(stack: Stack)
             ) as stream:
                 [streamed] = stream.get_final_completion().choices
             assert streamed.message.parsed == choice.message.parsed
+
+
+class Nest(pydantic.BaseModel):
+    kind: typing.Literal["nest"]
+    built: datetime.date
+    seen: datetime.datetime
+    wakes: datetime.time
+
+
+class Flock(pydantic.BaseModel):
+    """Refers to itself, by branches that a field tells apart."""
+
+    kind: typing.Literal["flock"]
+    size: typing.Annotated[int, pydantic.Field(ge=0, le=9)]
+    lives: Nest | Flock = pydantic.Field(discriminator="kind")
+
+
+class Secrets(pydantic.BaseModel):
+    """All that pydantic gives a format of its own."""
+
+    path: Path
+    file: pydantic.FilePath
+    content: bytes
+    word: pydantic.SecretStr
+    encoded: pydantic.Base64Str
+    network: ipaddress.IPv6Network
+    number: pydantic.UUID4
+    by_path: dict[Path, int]
+
+
+def test_dates_and_classes_that_are_told_apart_are_those_of_pydantic(stack: Stack) -> None:
+    wanted = {"name": "flock", "schema": Flock.model_json_schema()}
+    with stack.client() as client:
+        found = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Where?"}],
+            response_format={"type": "json_schema", "json_schema": wanted},  # type: ignore[typeddict-item]
+            n=8,
+            seed=1,
+            max_tokens=800,
+        ).choices
+    whole = [
+        Flock.model_validate_json(choice.message.content or "") for choice in found if choice.finish_reason == "stop"
+    ]
+    assert len(whole) >= 4
+
+
+def test_formats_of_pydantic_that_json_schema_lacks_are_accepted(stack: Stack) -> None:
+    wanted = {"name": "secrets", "schema": Secrets.model_json_schema()}
+    with stack.client() as client:
+        [choice] = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Which?"}],
+            response_format={"type": "json_schema", "json_schema": wanted},  # type: ignore[typeddict-item]
+            max_tokens=20,
+        ).choices
+    assert (choice.message.content or "").startswith('{"path": "')
 
 
 def test_a_stop_string_cuts_the_text_and_ends_the_request(stack: Stack) -> None:
