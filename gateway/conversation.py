@@ -21,7 +21,7 @@ Message = dict[str, Any]
 def read_messages(value: Any) -> list[Message]:
     """The conversation: each message with `role`, `content` (a string, or a list of text parts) and perhaps `name`.
 
-    Raises InvalidRequest that names the message and the key.
+    A key whose value is null counts as absent. Raises InvalidRequest that names the message and the key.
     """
     if type(value) is not list:
         raise invalid("messages", value, "an array of messages")
@@ -38,7 +38,7 @@ def _message(name: str, value: Any) -> Message:
     if type(value) is not dict:
         raise invalid(name, value, "an object with role and content")
     for key, item in value.items():
-        if key in ("role", "content", "name") or (key in _EMPTY and item in (None, [])):
+        if key in ("role", "content", "name") or item is None or (key in _EMPTY and item == []):
             continue
         raise InvalidRequest(
             f"{name}.{key[:80]} is not supported by this server yet; leave it out.",
@@ -62,8 +62,12 @@ def _message(name: str, value: Any) -> Message:
 def _content(name: str, value: Any) -> str | list[dict[str, str]]:
     if type(value) is str:
         return value
-    if type(value) is not list or not value:
+    if type(value) is not list:
         raise invalid(name, value, "a string or an array of text parts")
+    if not value:
+        raise InvalidRequest(
+            f"{name} is an empty array; send at least one text part, or a string.", param=name, code="invalid_value"
+        )
     return [_part(f"{name}[{index}]", part) for index, part in enumerate(value)]
 
 
@@ -77,7 +81,7 @@ def _part(name: str, value: Any) -> dict[str, str]:
             param=f"{name}.type",
             code="invalid_value",
         )
-    if unknown := value.keys() - {"type", "text"}:
+    if unknown := [key for key, item in value.items() if key not in ("type", "text") and item is not None]:
         key = min(unknown)[:80]
         raise InvalidRequest(f"{name}.{key} is not supported.", param=f"{name}.{key}", code="unknown_parameter")
     if type(value.get("text")) is not str:

@@ -104,9 +104,9 @@ class Renderer:
 def read_prompts(value: Any, max_prompts: int, vocab_size: int) -> list[tuple[str, Prompt]]:
     """The prompts of a completion call, each with the name that errors call it by.
 
-    A string, an array of strings, an array of token ids, or an array of such arrays. Raises InvalidRequest.
+    A string, an array of token ids, or an array of strings and arrays of token ids. Raises InvalidRequest.
     """
-    forms = "a string, an array of strings, an array of token ids or an array of such arrays"
+    forms = "a string, an array of token ids, or an array of strings and arrays of token ids"
     if type(value) is str:
         found: list[tuple[str, Prompt]] = [("prompt", value)]
     elif type(value) is not list:

@@ -145,6 +145,20 @@ async def test_null_means_absent(gateway: RunningGateway) -> None:
     assert request.sampling.n == 1
 
 
+async def test_null_means_absent_in_messages_too(gateway: RunningGateway) -> None:
+    """Clients send answers back with keys that other servers gave them."""
+    nulls = dict.fromkeys(["name", "refusal", "tool_calls", "reasoning_content", "reasoning", "surprise"])
+    part = {"type": "text", "text": "Hello", "annotations": None, "cache_control": None}
+    async with gateway.worker(emit(tokens("abc"))) as worker:
+        for messages in (
+            [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}],
+            [{"role": "user", "content": [part], **nulls}, {"role": "assistant", "content": "Hello", **nulls}],
+        ):
+            assert (await gateway.chat(messages=messages)).status == 200
+    plain, with_nulls = worker.claimed
+    assert with_nulls.prompt == plain.prompt
+
+
 async def test_seeds_are_drawn_where_none_is_given_and_kept_where_one_is(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("abc"))) as worker:
         for seed in (None, None, 7, -1):
