@@ -158,7 +158,8 @@ def dim(text: str, stream: Any = None) -> str:
 def _statistics(answer: Answer, stopped: bool) -> str:
     parts = ["stopped"] if stopped else []
     if answer.first_token_s is not None:
-        parts += [f"{answer.tokens} tokens", f"first after {answer.first_token_s * 1000:.0f} ms"]
+        parts.append(f"{answer.tokens} tokens in {answer.total_s:.2f} s")
+        parts.append(f"first after {answer.first_token_s * 1000:.0f} ms")
     if answer.tokens_per_s is not None:
         parts.append(f"{answer.tokens_per_s:.1f} tokens/s")
     if answer.finish_reason == "length":

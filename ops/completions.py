@@ -33,10 +33,13 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed after the first token, which is what waiting and reading the prompt do not count into."""
-        if self.first_token_s is None or self.tokens < 2 or self.total_s <= self.first_token_s:
+        """Tokens over the whole time, the wait for the first one included; None without a token.
+
+        The time after the first token would be too short a base: a proxy or a busy terminal hands over many at once.
+        """
+        if self.first_token_s is None or self.total_s <= 0:
             return None
-        return (self.tokens - 1) / (self.total_s - self.first_token_s)
+        return self.tokens / self.total_s
 
 
 class ChatClient:
@@ -86,12 +89,12 @@ class ChatClient:
                 for choice in event.get("choices", ())[:1]:
                     delta = choice.get("delta") or {}
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    answer.total_s = time.monotonic() - started
                     for kind, key in (("reasoning", "reasoning_content"), ("content", "content")):
                         if text := delta.get(key):
                             if answer.first_token_s is None:
-                                answer.first_token_s = time.monotonic() - started
+                                answer.first_token_s = answer.total_s
                             answer.tokens += 1
-                            answer.total_s = time.monotonic() - started
                             if kind == "content":
                                 answer.text += text
                             yield kind, text

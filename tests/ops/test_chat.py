@@ -46,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._event({"choices": [{"delta": {"role": "assistant"}}]})
         self.wfile.write(b": keep-alive\n\n")
+        if text.startswith("burst"):
+            self.server.pause.wait(0.1)
         for word in text.split():
             self._event({"choices": [{"delta": {"content": f"{word} "}}]})
         if text == "broken":
@@ -228,7 +230,7 @@ def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:
     terminal.wait_for(r"first at http://.*Ctrl-D leaves\.\n> ")
 
     terminal.type("hello there\n")
-    terminal.wait_for(r"hello there \n42 tokens, first after \d+ ms, [\d.]+ tokens/s\n> ")
+    terminal.wait_for(r"hello there \n42 tokens in [\d.]+ s, first after \d+ ms, [\d.]+ tokens/s\n> ")
     terminal.type("again\n")
     terminal.wait_for(r"again \n42 tokens.*\n> ")
     roles = [message["role"] for message in server.requests[-1]["messages"]]
@@ -259,6 +261,18 @@ def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:
     assert terminal.close() == 0
 
 
+def test_a_burst_of_tokens_is_no_rate(server: FakeServer, tmp_path: Path) -> None:
+    """All tokens come at the end of a wait, within the same millisecond."""
+    terminal = Terminal("--url", server.url, cwd=tmp_path)
+    terminal.wait_for("> ")
+    terminal.type("burst of words\n")
+    said = terminal.wait_for(r"42 tokens in [\d.]+ s, first after \d+ ms, [\d.]+ tokens/s\n> ")
+    [rate] = re.findall(r"([\d.]+) tokens/s", said)
+    assert float(rate) <= 42 / 0.1
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
 @pytest.mark.parametrize("trap", ["trap '' INT", "trap - INT"], ids=["ignored at first", "as ever"])
 def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_path: Path, trap: str) -> None:
     starter = ("sh", "-c", f'{trap}; exec "$@"', "-")
@@ -267,7 +281,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_
     terminal.type("endless\n")
     terminal.wait_for("more more ")
     terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for(r"stopped, \d+ tokens, .*\n> ")
+    terminal.wait_for(r"stopped, \d+ tokens in .*\n> ")
     assert server.client_gone.wait(10)  # the server learns of it
     terminal.type("and now\n")
     terminal.wait_for(r"and now \n42 tokens.*\n> ")
