@@ -14,19 +14,25 @@ from pathlib import Path
 import torch
 
 from kernels.cpu import CpuOps, Unavailable, library
+from kernels.cuda import PinningFailed
 from kernels.first_calls import make_first_calls
 from kernels.ops import Ops, PackedLinear
 from kernels.reference import ReferenceOps
+from kernels.triton_support import TritonFailure, outdated_triton, triton_failure
 
 __all__ = [
     "CpuOps",
     "Ops",
     "PackedLinear",
+    "PinningFailed",
     "ReferenceOps",
+    "TritonFailure",
     "Unavailable",
     "num_threads",
+    "outdated_triton",
     "select_ops",
     "set_num_threads",
+    "triton_failure",
     "triton_ops",
 ]
 
@@ -64,6 +70,10 @@ def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False
         raise
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise Unavailable(why_triton_fails(error)) from error
+    except Exception as error:
+        if (failure := triton_failure(error)) is None:
+            raise
+        raise Unavailable(str(failure)) from error
     return ops
 
 

@@ -5,6 +5,7 @@ float64 tensors, which makes this an oracle for the others. Results are not row-
 by shape.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import checks
+from kernels.cuda import accumulate_in_float32, pinned_bytes
 from kernels.layers import Caches, Stack, run
 from kernels.ops import DecoderLayer, Ranks
 
@@ -41,6 +43,8 @@ class ReferenceOps:
 
     def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device = torch.device(device)
+        if self.device.type == "cuda":
+            accumulate_in_float32()
         self.dtype = dtype
         self.sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -213,7 +217,10 @@ class ReferenceOps:
                 cache[dst] = cache[src]
 
     def alloc_host_blocks(self, stack: Caches | Stack, num_blocks: int) -> Tensor:
-        return torch.empty((num_blocks, *stack.block_shape), dtype=self.dtype, pin_memory=self.device.type == "cuda")
+        shape = (num_blocks, *stack.block_shape)
+        if self.device.type != "cuda":
+            return torch.empty(shape, dtype=self.dtype)
+        return pinned_bytes(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
 
     def swap_out(self, stack: Caches | Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         checks.host_blocks(host, stack.block_shape, self.dtype)

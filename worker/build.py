@@ -35,7 +35,7 @@ from worker.models.paged import Config, PagedModel
 from worker.models.transformers_backend import TransformersModel
 from worker.models.transformers_config import TransformersConfig
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
-from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep, reason, recorder
+from worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -72,8 +72,13 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model = load_model(settings, path, config, ops, device)
         model.weights_digest = fingerprint.of_weights(path)
         return make_engine(settings, name, model, texts, device)
-    except (torch.OutOfMemoryError, OutOfStep) as error:
-        if not isinstance(reason(error), torch.OutOfMemoryError):
+    except Exception as error:
+        devices.raise_in_one_line(error)
+        if isinstance(failed := reason(error), kernels.PinningFailed):
+            raise StartError(
+                f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
+            ) from error
+        if not isinstance(failed, torch.OutOfMemoryError):
             raise
         raise StartError(
             f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "

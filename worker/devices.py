@@ -89,6 +89,8 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
             raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
         if not has_fp8(device):
             raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
+    if is_cuda and prefer != "reference" and (fault := kernels.outdated_triton()):
+        raise StartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
     try:
         if is_cuda and prefer != "reference":
             return kernels.triton_ops(device, dtype, settings.kv_cache_dtype == "fp8", settings.batch_invariant)
@@ -202,6 +204,12 @@ def _prompts(num_tokens: int, num_rows: int, longest: int, block_size: int) -> F
     )
 
 
+def raise_in_one_line(error: Exception) -> None:
+    """Raise StartError if the error is Triton's, on any rank: kernel, cause and remedy. Else return."""
+    if failure := kernels.triton_failure(reason(error)):
+        raise StartError(f"{failure}; or take --kernels reference, which computes with torch") from error
+
+
 class CudaMemory(NamedTuple):
     """cache: bytes for it, within --gpu-memory-utilization; most: bytes that it could have beyond that, with all that
     is free. tokens: the token budget of a step."""
@@ -230,16 +238,9 @@ def plan_cuda_memory(settings: WorkerSettings, model: PagedModel, max_model_len:
                 ) from None
             tokens //= 2
             log.warning("out of device memory: the token budget of a step is now %d", tokens)
-        except Exception as error:
-            found = reason(error)
-            if not type(found).__module__.startswith("triton."):
-                raise
-            # A kernel that does not fit this GPU or this version of Triton; launched here for the first time.
-            said = " ".join(str(found).split())[:200]
-            raise StartError(
-                f"a Triton kernel does not run on this GPU ({said}); take --dtype float16, or --kernels reference, "
-                "which computes with torch"
-            ) from error
+        except Exception as error:  # the first launch of most kernels
+            raise_in_one_line(error)
+            raise
     graphs = 0
     if takes_graphs(settings):
         limits = EngineLimits(1, settings.block_size, rows, tokens, max_model_len)

@@ -13,6 +13,7 @@ compiled at its first launch with a dtype, alignment or constant that is new, so
 captured.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,7 @@ import triton
 from torch import Tensor
 
 from kernels import checks
+from kernels.cuda import accumulate_in_float32, pinned_bytes
 from kernels.gpu import bounds, layers, limits, logprobs, penalties
 from kernels.gpu.attention import Device, Step
 from kernels.gpu.linear import TritonLinear, multiply, multiply_to_float
@@ -54,6 +56,7 @@ class TritonOps:
     ) -> None:
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         limits.check_dtypes(dtype, self.kv_dtype)
+        accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":
             if self.device.index is None:
@@ -312,7 +315,10 @@ class TritonOps:
 
     def alloc_host_blocks(self, stack: layers.TritonCaches, num_blocks: int) -> Tensor:
         shape = (num_blocks, *stack.block_shape)
-        return torch.empty(shape, dtype=self.kv_dtype, device="cpu", pin_memory=self.device.type == "cuda")
+        if self.device.type != "cuda":
+            return torch.empty(shape, dtype=self.kv_dtype, device="cpu")
+        size = math.prod(shape) * self.kv_dtype.itemsize
+        return pinned_bytes(size).view(self.kv_dtype).view(shape)
 
     def swap_out(self, stack: layers.TritonCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
         self._check_swap(host, stack)

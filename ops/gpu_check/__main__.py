@@ -8,7 +8,8 @@ Parts: kernels (every kernel against float64 references), parity (the engine aga
 speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
 card's own rates), stack (Redis, worker, gateway, client), invariance (what --batch-invariant costs), peers (Hugging
 Face on the same card), tiles (what the table of tiles could hold instead). A part that lacks something, fails or takes
-too long says so and the rest goes on; what it had found by then is kept. Logs and results.json go into the folder named
+too long says so and the rest goes on; what it had found by then is kept. Each result is marked as unreliable if the
+machine's Triton is older than workers accept. Logs and results.json go into the folder named
 by OUT, or ops/bench/results/gpu. Exit code 1 if anything failed.
 """
 
@@ -76,6 +77,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
+    if fault := outdated_triton(args):
+        report["unreliable"] = fault
+        print(f"unreliable: {fault}", flush=True)
     print("\n".join(f"{name}: {value}" for name, value in report["environment"].items()), flush=True)
     started = time.monotonic()
     # A rehearsal shares its machine with other work, and no card waits for it.
@@ -89,6 +93,8 @@ def main() -> int:
             found = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {part.least}"}
         else:
             found = run_part(name, args, min(left, part.seconds * (6 if args.rehearse else 1)))
+        if fault:
+            found["unreliable"] = fault
         report["parts"][called] = found
         if part.has_graphs and found["status"] == "failed" and not args.without_graphs:
             runs.insert(0, (name, True))
@@ -102,6 +108,13 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def outdated_triton(args: argparse.Namespace) -> str | None:
+    """Why results with this Triton are unreliable; None if they are not. A rehearsal compiles nothing."""
+    import kernels
+
+    return None if args.rehearse else kernels.outdated_triton()
 
 
 def environment() -> dict[str, str]:
@@ -270,6 +283,8 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     if lacking := packages.missing_for_stack():
         print(f"elsewhere, then carried here: {packages.REMEDY} {' '.join(lacking)}")
         return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
+    if fault := outdated_triton(args):
+        return {"status": "skipped", "why": f"workers refuse this Triton: {fault}"}
     from ops.gpu_check import stack
 
     name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)

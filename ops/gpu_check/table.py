@@ -24,8 +24,13 @@ def of_another_card(report: dict[str, Any]) -> list[str]:
 def table(report: dict[str, Any]) -> str:
     """What was found, one line each, measured beside what is asked for."""
     lines = of_another_card(report)
+    if fault := report.get("unreliable"):
+        lines.insert(0, f"unreliable: {fault}")
     for name, part in report["parts"].items():
-        lines.append(f"{name:<18}{part['status']:<9}{part.get('tests') or part.get('why') or ''}")
+        told = part.get("tests") or part.get("why") or ""
+        if "unreliable" in part:
+            told = f"unreliable: triton {report['environment']['triton']}; {told}".removesuffix("; ")
+        lines.append(f"{name:<18}{part['status']:<9}{told}")
         for row in part.get("kernels", ()):
             if "error" in row:
                 lines.append(f"  {row['name']:<40} failed: {row['error'][:100]}")

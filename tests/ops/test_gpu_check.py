@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,6 +135,38 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "no time",
     ):
         assert wanted in text
+
+
+def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """A bare machine may have no newer one. The check goes on; the stack is left out, since its worker refuses it."""
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
+    monkeypatch.setattr(main, "has_cuda", lambda: True)
+    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels,small", "--out", str(tmp_path)])
+    assert main.main() == 0
+    said = capsys.readouterr().out
+    assert said.startswith("unreliable: triton 3.6.0 ")
+    heading, *lines = said.split(f"logs in {tmp_path}")[1].split("\n\n")[1].splitlines()
+    assert heading.startswith("unreliable: triton 3.6.0 ")
+    assert heading.endswith("pip install triton==3.7.1")
+    assert lines == [f"{name:<18}passed   unreliable: triton 3.6.0; 5 passed" for name in ("kernels", "small")]
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert all("3.6.0" in one for one in (written["unreliable"], *(p["unreliable"] for p in written["parts"].values())))
+    monkeypatch.setattr(packages, "missing_for_stack", list)
+    found = main.measure_stack(Namespace(rehearse=False), lambda found: None)
+    assert found["status"] == "skipped"
+    assert "workers refuse this Triton: triton 3.6.0 " in found["why"]
+
+
+def test_results_of_the_triton_that_is_tested_are_not_marked(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7.1"))
+    monkeypatch.setattr(main, "has_cuda", lambda: True)
+    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels", "--out", str(tmp_path)])
+    assert main.main() == 0
+    assert "unreliable" not in capsys.readouterr().out + (tmp_path / "results.json").read_text()
 
 
 def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_nothing(

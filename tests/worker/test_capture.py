@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shared.messages import StepItem
+from tests.kernels.conftest import HAS_TRITON
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run
 from worker import build, devices
 from worker.capture import capture_graphs, graph_rooms, measure_graphs
@@ -195,6 +196,24 @@ def test_a_lost_device_is_found_out_by_waiting_for_it(monkeypatch: pytest.Monkey
     runner.device = torch.device("cuda")
     with pytest.raises(RuntimeError, match="cuda is lost"):
         runner.check()
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_what_triton_refuses_in_a_capture_is_one_line_and_steps_go_without(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of Triton is no RuntimeError."""
+    from triton.runtime.errors import OutOfResources
+
+    def record(launch: Any, pool: Any) -> Any:
+        raise OutOfResources(172160, 101376, "shared memory")
+
+    made = Graphs([SMALL, LARGE], lambda room: None, lambda room: None, record)
+    assert made.capture_next()
+    assert not made.capture_next()
+    assert made.find(MIXED, 1, 1) is None
+    [said] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert "a CUDA graph of 128 tokens cannot be captured: a Triton kernel " in said.message
+    assert "Required: 172160" in said.message
+    assert said.exc_info is None
 
 
 class Watched(MockModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import kernels
-from tests.kernels.conftest import HAS_TRITON
+from kernels.cuda import pinned_bytes
+from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.worker.checkpoints import make_checkpoint
 from worker import build, devices
 from worker.build import check_weights, choose_limits
@@ -92,14 +94,126 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypa
     from triton.runtime.errors import OutOfResources
 
     steps(monkeypatch, 0, OutOfResources(172160, 101376, "shared memory"))
-    with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
+    with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference") as refused:
         plan()
+    assert "\n" not in str(refused.value)
     steps(monkeypatch, 0, out_of_step(OutOfResources(172160, 101376, "shared memory")))
     with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
         plan()
     steps(monkeypatch, 0, ValueError("a fault of ours"))
     with pytest.raises(ValueError, match="ours"):
         plan()
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
+    has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a kernel is first launched by the warm-up: penalties, or the likeliest tokens."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    for error, said in (
+        (OutOfResources(172160, 101376, "shared memory"), "Required: 172160, Hardware limit: 101376"),
+        (
+            PTXASError("`ptxas` failed\nptxas fatal   : Unsupported .version 9.5\nRepro command: ptxas a"),
+            "TRITON_PTXAS_PATH",
+        ),
+    ):
+
+        def fails(*_: object, error: Exception = error) -> None:
+            raise out_of_step(error) if has_ranks else error
+
+        monkeypatch.setattr(build, "warm_up", fails)
+        with pytest.raises(StartError, match=f"a Triton kernel .*{said}.*--kernels reference") as refused:
+            build.build_engine(settings, "llama")
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's linker cache may lack libcuda."""
+    from triton.backends.nvidia import driver
+
+    import kernels.gpu
+
+    def launch(*_: object) -> None:
+        driver.libcuda_dirs()
+
+    ops = make_triton_ops(torch.float32, monkeypatch)
+    monkeypatch.setattr(kernels.gpu, "TritonOps", lambda *_, **__: ops)
+    monkeypatch.setattr(ops, "argmax", launch)
+    monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    driver.libcuda_dirs.cache_clear()
+    triton_ops = kernels.triton_ops
+    monkeypatch.setattr(kernels, "triton_ops", lambda device, *rest: triton_ops(ops.device, *rest))
+    with pytest.raises(StartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference") as refused:
+        devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("3.6.0", True), ("3.7.1", False)])
+def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
+    version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SimpleNamespace(name="triton")
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(kernels, "triton_ops", lambda *_: made)
+    if not is_refused:
+        assert devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16) is made
+        return
+    for prefer in ("auto", "triton"):
+        with pytest.raises(
+            StartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
+        ) as refused:
+            devices.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
+        assert "\n" not in str(refused.value)
+    assert devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
+
+
+def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = torch.backends.cuda.matmul
+    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        before = getattr(matmul, name)
+        try:
+            setattr(matmul, name, True)
+            devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16)
+            assert getattr(matmul, name) is False
+        finally:
+            setattr(matmul, name, before)
+
+
+def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the next power of two nor more than --swap-gb."""
+    pinned: list[int] = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: pinned.append(size) or 0, cudaHostUnregister=lambda address: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    ops = kernels.ReferenceOps("cpu", torch.float32)
+    model = Decoder.load(make_checkpoint(tmp_path / "llama", "llama"), ops, torch.float32, "cpu")
+    asked, block = WorkerSettings(swap_gb=0.6), model.kv_bytes_per_block(16)
+    monkeypatch.setattr(build, "available_memory", lambda: 100 * GIB)
+    count = build.choose_num_host_blocks(asked, block, 0, 10**6, 4096)
+    stack = model.alloc_kv_cache(2, 16).stack
+    ops.device = CUDA
+    host = ops.alloc_host_blocks(stack, count)
+    ops.device = torch.device("cpu")
+    assert host.nbytes == count * block
+    assert pinned == [-(-count * block // 4096) * 4096]
+    assert 0.59 * GIB < pinned[0] <= 0.6 * GIB + 4096
+
+
+def test_swapped_blocks_that_cannot_be_pinned_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        pinned_bytes(20 * GIB, SimpleNamespace(cudaHostRegister=lambda *_: 2))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build, "make_engine", fails)
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu", swap_gb=20)
+    with pytest.raises(StartError, match=r"--swap-gb 20: 20.00 GiB of host memory cannot be pinned .*; lower it"):
+        build.build_engine(settings, "llama")
 
 
 def limits(**settings: object) -> EngineLimits:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from kernels import triton_failure
+
 log = logging.getLogger(__name__)
 
 # Steps that only decode, greedily or with a draw; and any step, up to its logits.
@@ -46,7 +48,7 @@ _failed: list[Graph] = []
 
 
 def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
-    """Where it raises RuntimeError but for want of memory, nothing more can be recorded into this pool."""
+    """Where it raises anything but OutOfMemoryError, nothing more can be recorded into this pool."""
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     try:
         # Torch leaves its own stream current where the end of a capture fails. And only this thread's calls are refused
@@ -56,7 +58,7 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             launch()
-    except RuntimeError:
+    except Exception:  # errors of Triton are no RuntimeError
         # There the allocator also takes the capture for under way for ever, and refuses to free memory. Elsewhere it
         # has ended, which is what this raises then.
         device = torch.cuda.current_device()
@@ -139,5 +141,15 @@ class Graphs:
         except RuntimeError:
             # What a driver or a kernel refuses in one capture it refuses in all. Steps are right without graphs.
             log.exception("a CUDA graph of %d tokens cannot be captured: no more are", room.tokens)
+            self._missing.clear()
+        except Exception as error:
+            if (failure := triton_failure(error)) is None:
+                raise
+            log.error(
+                "a CUDA graph of %d tokens cannot be captured: %s; steps are launched kernel by kernel, as with "
+                "--no-cuda-graphs",
+                room.tokens,
+                failure,
+            )
             self._missing.clear()
         return None
