@@ -309,7 +309,7 @@ def pass_through(cls: type, words: Sequence[str], environ: Mapping[str, str]) ->
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                raise SettingError(f"{item.name}: {flag} needs a value; {item.remedy()}")
+                raise SettingError(f"{item.label}: {flag} needs a value; {item.remedy()}")
             text = words.pop(0)
         item.parse(text, flag)
         lifted[item.variable] = text

@@ -64,6 +64,11 @@ class Option:
     def flags(self) -> tuple[str, ...]:
         return (self.flag, "--no-" + self.flag[2:]) if self.kind is bool else (self.flag,)
 
+    @property
+    def label(self) -> str:
+        """Both ways to give the option, as errors name it: `--port (QUIRE_PORT)`."""
+        return f"{self.flag} ({self.variable})"
+
     def parse(self, text: str, source: str) -> Any:
         """The value that `text` stands for. `source` is the flag or variable it came from. Raises SettingError."""
         if self.optional and self.kind is not str and text.lower() == _NONE:
@@ -109,7 +114,7 @@ class Option:
     def wrong(self, text: str, source: str, what: str) -> SettingError:
         """The error for this option's value `text` from `source`."""
         shown = "the value" if self.secret else repr(text)
-        return SettingError(f"{self.name}: {shown} from {source} {what}; {self.remedy()}")
+        return SettingError(f"{self.label}: {shown} from {source} {what}; {self.remedy()}")
 
     def remedy(self) -> str:
         """What may be given, as the end of a sentence."""
@@ -299,19 +304,19 @@ def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> 
             refuse_flag(flag, by_flag, prog)
         if item.kind is bool:
             if equals:
-                raise SettingError(f"{item.name}: {flag} takes no value; give {item.flags[0]} or {item.flags[1]}")
+                raise SettingError(f"{item.label}: {flag} takes no value; give {item.flags[0]} or {item.flags[1]}")
             values[item.name] = flag == item.flags[0]
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                raise SettingError(f"{item.name}: {flag} needs a value; {item.remedy()}")
+                raise SettingError(f"{item.label}: {flag} needs a value; {item.remedy()}")
             text = words.pop(0)
         values[item.name] = item.parse(text, flag)
     if positional is not None and free:
         text = free.pop(0)
         value = positional.parse(text, "the command line")
         if values.setdefault(positional.name, value) != value:
-            raise SettingError(f"{positional.name}: given twice, as {text!r} and with {positional.flag}; give it once")
+            raise SettingError(f"{positional.label}: given twice, as {text!r} and with {positional.flag}; give it once")
     if free:
         raise SettingError(f"unexpected argument {free[0]!r}: `{prog} --help` shows what may be given")
     return values

@@ -63,34 +63,36 @@ def make_plan(settings: BenchSettings) -> Plan:
     rate = _rate(settings.rate)
     if rate is not None and settings.concurrency is not None:
         raise SettingError(
-            f"rate and concurrency are both given ({settings.rate} and {settings.concurrency}); give --rate for an "
+            f"--rate and --concurrency are both given ({settings.rate} and {settings.concurrency}); give --rate for an "
             "open loop or --concurrency for a closed one"
         )
     if settings.requests is not None and settings.duration_s is not None:
         raise SettingError(
-            f"requests and duration_s are both given ({settings.requests} and {settings.duration_s:g}); give one"
+            f"--requests and --duration-s are both given ({settings.requests} and {settings.duration_s:g}); give one"
         )
     if settings.burstiness is not None and rate is None:
-        raise SettingError(f"burstiness: {settings.burstiness:g} has no meaning in a closed loop; give --rate with it")
+        raise SettingError(
+            f"--burstiness: {settings.burstiness:g} has no meaning in a closed loop; give --rate with it"
+        )
     if rate == math.inf and settings.duration_s is not None:
-        raise SettingError("rate: inf sends everything at once; give --requests with it instead of --duration-s")
+        raise SettingError("--rate: inf sends everything at once; give --requests with it instead of --duration-s")
     if settings.prompts == "ids" and settings.endpoint == "chat":
-        raise SettingError("prompts: ids are for completions only; give --prompts text or --endpoint completions")
+        raise SettingError("--prompts: ids are for completions only; give --prompts text or --endpoint completions")
     if settings.save_requests and not settings.json:
-        raise SettingError("save_requests: there is no file for them; give --json FILE")
+        raise SettingError("--save-requests: there is no file for them; give --json FILE")
     if settings.against_model and not settings.against:
-        raise SettingError(f"against_model: {settings.against_model!r} without another server; give --against URL")
+        raise SettingError(f"--against-model: {settings.against_model!r} without another server; give --against URL")
     for name in ("json", "html"):
         path = Path(getattr(settings, name) or ".")
         if not path.parent.is_dir() or (path.is_dir() and getattr(settings, name)):
-            raise SettingError(f"{name}: {str(path)!r} cannot be written; give a file in a folder that exists")
+            raise SettingError(f"--{name}: {str(path)!r} cannot be written; give a file in a folder that exists")
     requests = settings.requests
     if requests is None and settings.duration_s is None:
         requests = DEFAULT_REQUESTS
     rounds = settings.rounds if settings.against else 1
     if requests is not None and requests < rounds:
         remedy = f"give --requests {rounds} or more, or --rounds {requests} or fewer"
-        raise SettingError(f"requests: {requests} are fewer than the {rounds} blocks; {remedy}")
+        raise SettingError(f"--requests: {requests} are fewer than the {rounds} blocks; {remedy}")
     concurrency = settings.concurrency
     if rate is None and concurrency is None:
         concurrency = DEFAULT_CONCURRENCY
@@ -114,7 +116,7 @@ def parse_slo(text: str) -> dict[str, float]:
         match = _LIMIT.fullmatch(part.lower())
         if match is None or match[1] not in SLO_NAMES or match[1] in limits or not float(match[2]):
             raise SettingError(
-                f"slo: {part!r} in {text!r} is no limit; give {', '.join(SLO_NAMES)} once each, with a unit, such as "
+                f"--slo: {part!r} in {text!r} is no limit; give {', '.join(SLO_NAMES)} once each, with a unit, such as "
                 "ttft=500ms,e2e=2s"
             )
         limits[match[1]] = float(match[2]) / (1000 if match[3] == "ms" else 1)
@@ -129,7 +131,7 @@ def _rate(text: str) -> float | None:
     except ValueError:
         rate = math.nan
     if not rate > 0 or (math.isfinite(rate) and not 0.001 <= rate <= 1_000_000):
-        raise SettingError(f"rate: {text!r} is no rate; give requests per second from 0.001 to 1000000, or inf")
+        raise SettingError(f"--rate: {text!r} is no rate; give requests per second from 0.001 to 1000000, or inf")
     return rate
 
 
@@ -141,9 +143,9 @@ def _shape(settings: BenchSettings) -> Shape:
         ("prefix_tokens", ("prefix",)),
     ):
         if getattr(settings, name) is not None and shape.name not in shapes:
+            flag, given = "--" + name.replace("_", "-"), getattr(settings, name)
             raise SettingError(
-                f"{name}: {getattr(settings, name)} does not go with the shape {shape.name}; give --shape "
-                + " or ".join(shapes)
+                f"{flag}: {given} does not go with the shape {shape.name}; give --shape {' or '.join(shapes)}"
             )
     if settings.input_tokens is not None:
         shape = replace(shape, prompt=Lengths(settings.input_tokens))

@@ -139,13 +139,13 @@ def load_tokenizer(path: str) -> Callable[[str], int]:
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
-        raise SettingError(f"tokenizer: there is no {str(file)!r}; give the model's folder or its tokenizer.json")
+        raise SettingError(f"--tokenizer: there is no {str(file)!r}; give the model's folder or its tokenizer.json")
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        raise SettingError(f"tokenizer: {str(file)!r} is not one ({error}); give a tokenizer.json") from error
+        raise SettingError(f"--tokenizer: {str(file)!r} is not one ({error}); give a tokenizer.json") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

@@ -29,6 +29,6 @@ def test_a_wrong_value_is_told_in_full(name: str) -> None:
             with pytest.raises(SettingError) as caught:
                 load(cls, argv, environ, prog=f"quire {name}", known=known_settings())
             message = str(caught.value)
-            assert message.startswith(f"{item.name}: {text!r} from {source} "), message
+            assert message.startswith(f"{item.flag} ({item.variable}): {text!r} from {source} "), message
             assert "; give " in message
             assert "\n" not in message

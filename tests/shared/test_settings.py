@@ -81,16 +81,25 @@ def test_the_positional_setting_may_be_given_either_way_but_not_twice() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--port", "x"], "port: 'x' from --port is not a whole number; give a whole number from 0 to 65535"),
-        (["--port", "65536"], "port: '65536' from --port is too large; give a whole number from 0 to 65535"),
-        (["--port", "-1"], "port: '-1' from --port is too small; give a whole number from 0 to 65535"),
-        (["--rate", "nan"], "rate: 'nan' from --rate is not a number; give a number of at least 0"),
-        (["--dtype", "int8"], "dtype: 'int8' from --dtype is not one of its values; give auto or float32"),
-        (["--block", "9"], "block: '9' from --block is not one of its values; give 8, 16 or 32"),
-        (["--eager=1"], "eager: --eager takes no value; give --eager or --no-eager"),
-        (["--port"], "port: --port needs a value; give a whole number from 0 to 65535"),
-        (["--port", "--eager"], "port: --port needs a value; give a whole number from 0 to 65535"),
-        (["--model="], "model: '' from --model is empty; give MODEL, or leave it out for the default"),
+        (
+            ["--port", "x"],
+            "--port (QUIRE_PORT): 'x' from --port is not a whole number; give a whole number from 0 to 65535",
+        ),
+        (
+            ["--port", "65536"],
+            "--port (QUIRE_PORT): '65536' from --port is too large; give a whole number from 0 to 65535",
+        ),
+        (["--port", "-1"], "--port (QUIRE_PORT): '-1' from --port is too small; give a whole number from 0 to 65535"),
+        (["--rate", "nan"], "--rate (QUIRE_RATE): 'nan' from --rate is not a number; give a number of at least 0"),
+        (
+            ["--dtype", "int8"],
+            "--dtype (QUIRE_DTYPE): 'int8' from --dtype is not one of its values; give auto or float32",
+        ),
+        (["--block", "9"], "--block (QUIRE_BLOCK): '9' from --block is not one of its values; give 8, 16 or 32"),
+        (["--eager=1"], "--eager (QUIRE_EAGER): --eager takes no value; give --eager or --no-eager"),
+        (["--port"], "--port (QUIRE_PORT): --port needs a value; give a whole number from 0 to 65535"),
+        (["--port", "--eager"], "--port (QUIRE_PORT): --port needs a value; give a whole number from 0 to 65535"),
+        (["--model="], "--model (QUIRE_MODEL): '' from --model is empty; give MODEL, or leave it out for the default"),
         (["--prot", "1"], "unknown flag --prot: did you mean --port?"),
         (["--xyzzy"], "unknown flag --xyzzy: `quire sample --help` lists the flags"),
         (["-p", "1"], "unknown flag -p: `quire sample --help` lists the flags"),
@@ -104,10 +113,10 @@ def test_a_wrong_flag_names_value_and_remedy(argv: list[str], said: str) -> None
 def test_a_wrong_variable_is_named_as_the_source() -> None:
     assert (
         refusal(QUIRE_PORT="x")
-        == "port: 'x' from QUIRE_PORT is not a whole number; give a whole number from 0 to 65535"
+        == "--port (QUIRE_PORT): 'x' from QUIRE_PORT is not a whole number; give a whole number from 0 to 65535"
     )
     assert refusal(QUIRE_EAGER="maybe").startswith(
-        "eager: 'maybe' from QUIRE_EAGER is neither true nor false; give --eager"
+        "--eager (QUIRE_EAGER): 'maybe' from QUIRE_EAGER is neither true nor false; give --eager"
     )
 
 
