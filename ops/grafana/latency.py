@@ -36,13 +36,13 @@ def _clients() -> list[Panel]:
             "quire_call_duration_seconds",
         ),
         series(
-            "First token by dialect",
+            "First token by dialect, p95",
             "s",
             "p95 for chats and completions; if only one is slow, its prompts are longer or miss the prefix cache.",
             Line(quantile(0.95, "quire_time_to_first_token_seconds", by="dialect"), "{{dialect}} p95"),
         ),
         series(
-            "Between tokens by dialect",
+            "Between tokens by dialect, p99",
             "s",
             "p99 for chats and completions; both run in the same steps, so a difference points to the way from gateway "
             "to client.",
@@ -85,7 +85,7 @@ def _way() -> list[Panel]:
             'part="deliver"',
         ),
         series(
-            "Queue wait by class",
+            "Queue wait by class, p95",
             "s",
             "p95 by priority class; if interactive requests wait, too many are called interactive or workers are too "
             "few.",
@@ -93,7 +93,7 @@ def _way() -> list[Panel]:
             limits=Limits(1, 5),
         ),
         series(
-            "Gateway overhead",
+            "Gateway overhead, p99",
             "s",
             "p99 of both parts; the rest of any latency is queue, model and network.",
             Line(quantile(0.99, "quire_gateway_overhead_seconds", by="part"), "{{part}} p99"),
@@ -126,7 +126,7 @@ def _step() -> list[Panel]:
             stacked=True,
         ),
         series(
-            "p99 by phase",
+            "Time by phase, p99",
             "s",
             "The slow end of each part; a phase that is slow only here is disturbed by its neighbours on the machine.",
             Line(quantile(0.99, "quire_step_phase_seconds", by="phase"), "{{phase}} p99"),
@@ -138,7 +138,7 @@ def _step() -> list[Panel]:
             'phase="execute"',
         ),
         series(
-            "Steps by kind",
+            "Steps by kind, p95",
             "s",
             "p95 of steps that decode, prefill, or do both; mixed ones far above decodes are what makes tokens late.",
             Line(quantile(0.95, "quire_step_seconds", by="kind"), "{{kind}} p95"),
@@ -162,7 +162,7 @@ def _processes() -> list[Panel]:
             "quire_event_loop_lag_seconds",
         ),
         series(
-            "Event-loop lag by process",
+            "Event-loop lag by process, p99",
             "s",
             "p99 per process; the one that stands out is short of CPU, or something blocks its loop.",
             Line(quantile(0.99, "quire_event_loop_lag_seconds", by="job, instance"), "{{job}} {{instance}}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ops.grafana.panels import (
+    TOKENS_PER_SECOND,
     Board,
     Limits,
     Line,
@@ -21,6 +22,8 @@ from ops.grafana.panels import (
 FAILED = 'outcome=~"error|quarantined"'
 FIRST_TOKEN = "quire_time_to_first_token_seconds"
 BETWEEN_TOKENS = "quire_inter_token_latency_seconds"
+# The numbers of now share one row of Grafana's 24 columns.
+NOW_WIDTH = 3
 
 
 def board() -> Board:
@@ -42,6 +45,7 @@ def _now() -> list[Panel]:
             "Calls that ended per second, in whatever way. None at all while clients are there: look at the gateways' "
             "logs.",
             Line(rate("quire_calls_total"), "calls"),
+            width=NOW_WIDTH,
         ),
         stat(
             "Failed",
@@ -50,6 +54,23 @@ def _now() -> list[Panel]:
             "in the workers' logs, and at `quire dead`.",
             Line(share(lane_rate("quire_lane_ended_total", FAILED), lane_rate("quire_lane_ended_total")), "failed"),
             Limits(0.001, 0.01),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Prompt tokens",
+            TOKENS_PER_SECOND,
+            "Prompt tokens of accepted calls per second; far above the tokens written, prefill takes most of the time: "
+            "see the hits of the prefix cache on the workers' board.",
+            Line(rate("quire_prompt_tokens_total"), "prompt"),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Tokens written",
+            TOKENS_PER_SECOND,
+            "Tokens written to clients per second; if they fall while requests wait, look at preemptions and step "
+            "times on the workers' board.",
+            Line(rate("quire_completion_tokens_total"), "completion"),
+            width=NOW_WIDTH,
         ),
         stat(
             "First token, p95",
@@ -58,6 +79,7 @@ def _now() -> list[Panel]:
             "takes it.",
             Line(quantile(0.95, FIRST_TOKEN), "p95"),
             Limits(1, 2),
+            width=NOW_WIDTH,
         ),
         stat(
             "Waiting",
@@ -65,6 +87,7 @@ def _now() -> list[Panel]:
             "Requests in the queue that no worker has taken; if it stays up, add workers.",
             Line(lane("quire_queue_requests"), "waiting"),
             Limits(100, 500),
+            width=NOW_WIDTH,
         ),
         stat(
             "Live workers",
@@ -72,12 +95,14 @@ def _now() -> list[Panel]:
             "Workers that make progress, as gateways see them; at 0 requests are accepted and wait, so start one.",
             Line(f"max({of('quire_live_workers')})", "workers"),
             Limits(2, 1, below=True),
+            width=NOW_WIDTH,
         ),
         stat(
             "Open streams",
             "short",
             "Streams of events that gateways have open; it should fall when gateways are drained.",
             Line(f"sum({of('quire_open_streams')})", "streams"),
+            width=NOW_WIDTH,
         ),
     ]
 
@@ -109,11 +134,11 @@ def _traffic() -> list[Panel]:
         ),
         series(
             "Tokens in and out",
-            "short",
+            TOKENS_PER_SECOND,
             "Prompt tokens of accepted calls and tokens written to clients, per second; if the latter sags under load, "
             "look at preemptions and step times.",
-            Line(rate("quire_prompt_tokens_total"), "prompt tokens/s"),
-            Line(rate("quire_completion_tokens_total"), "completion tokens/s"),
+            Line(rate("quire_prompt_tokens_total"), "prompt"),
+            Line(rate("quire_completion_tokens_total"), "completion"),
         ),
         series(
             "Open calls and streams",

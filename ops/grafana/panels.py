@@ -20,6 +20,7 @@ from grafana_foundation_sdk.models import common, dashboard, heatmap, prometheus
 
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 RANGE = "[$__rate_interval]"
+TOKENS_PER_SECOND = "suffix: tok/s"
 # All labels that metrics of the lane have; a metric without one of them does not mind.
 OVER_GATEWAYS = "max by (model, class, outcome)"
 # Grafana lays panels out in rows of 24.

@@ -178,7 +178,7 @@ def _clients() -> list[Panel]:
             Line(rate("quire_frames_total", by="instance"), "{{instance}}"),
         ),
         series(
-            "Time until accepted",
+            "Time until accepted, p99",
             "s",
             "p99 per gateway until a call is in the queue; the one that stands out is short of CPU or far from Redis.",
             Line(quantile(0.99, "quire_gateway_overhead_seconds", 'part="accept"', by="instance"), "{{instance}} p99"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ops.grafana.panels import (
+    TOKENS_PER_SECOND,
     Board,
     Limits,
     Line,
@@ -45,10 +46,10 @@ def _batches() -> list[Panel]:
         ),
         series(
             "Tokens computed",
-            "short",
+            TOKENS_PER_SECOND,
             "Tokens per second by phase, recomputed ones too; prefill far above the prompts that come in are "
             "preemptions.",
-            Line(rate("quire_engine_tokens_total", by="phase"), "{{phase}} tokens/s"),
+            Line(rate("quire_engine_tokens_total", by="phase"), "{{phase}}"),
             stacked=True,
         ),
         series(
@@ -257,7 +258,7 @@ def _recovery() -> list[Panel]:
             ),
         ),
         series(
-            "Engine loop lag",
+            "Engine loop lag, p99",
             "s",
             "p99 of how late the workers' event loops wake up; it delays commits and leases, so give the worker CPU.",
             Line(quantile(0.99, "quire_event_loop_lag_seconds", by="instance"), "{{instance}}"),

@@ -15,6 +15,7 @@ from grafana_foundation_sdk.models import dashboard
 
 from gateway.settings import GatewaySettings
 from ops.grafana.dashboards import boards, render
+from ops.grafana.panels import TOKENS_PER_SECOND
 from ops.paths import PROJECT_ROOT
 from ops.settings import ServeSettings
 from shared.settings import options
@@ -54,6 +55,34 @@ def test_each_panel_says_what_it_shows_in_which_unit_and_what_to_do() -> None:
         titles[board].append(panel["title"])
     for board, names in titles.items():
         assert len(set(names)) == len(names), f"{board}: two panels have the same title"
+
+
+def test_each_percentile_is_named_where_it_is_read() -> None:
+    """In the title of a panel that has one, and in the legend of each line of a panel that has several."""
+    seen = 0
+    for board, panel in panels():
+        found = {
+            target["legendFormat"]: f"p{float(share) * 100:g}"
+            for target in panel["targets"]
+            for share in re.findall(r"histogram_quantile\(([\d.]+),", target["expr"])
+        }
+        seen += bool(found)
+        if len(set(found.values())) == 1:
+            assert re.search(rf"\b{min(found.values())}$", panel["title"]), f"{board} / {panel['title']}"
+        else:
+            assert all(name in legend.split() for legend, name in found.items()), f"{board} / {panel['title']}"
+    assert seen > 10
+
+
+def test_tokens_per_second_have_that_unit_and_are_on_the_first_board() -> None:
+    rates = [
+        (target.board, target.panel)
+        for target in targets()
+        if re.search(r"rate\(quire_\w*tokens_total", target.expr)
+        and target.panel["fieldConfig"]["defaults"]["unit"] != "percentunit"
+    ]
+    assert {panel["fieldConfig"]["defaults"]["unit"] for _, panel in rates} == {TOKENS_PER_SECOND} == {"suffix: tok/s"}
+    assert {board for board, panel in rates if panel["type"] == "stat"} == {"overview"}
 
 
 def test_dashboards_do_not_overlap_and_have_ids_of_their_own() -> None:
