@@ -15,6 +15,7 @@ from gateway.answers import ANSWER
 from gateway.errors import REASON, REQUEST_ID, Handler
 from gateway.meter import BEGAN, METER, Meters, clock
 from gateway.model import ServedModel
+from gateway.parameters import shown
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
 from gateway.tracing import PREFIX, SPAN, HttpSpan
@@ -148,6 +149,17 @@ def _log_access(level: int, request: web.Request, status: Any, duration_ms: floa
     access.log(level, "%s", line, extra=fields)
 
 
+async def _refuse_expectation(request: web.Request) -> web.StreamResponse:
+    """Answers a request whose header Expect aiohttp does not know."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise errors.ExpectationFailed(
+            f"The header Expect may only be 100-continue, not {shown(request.headers['Expect'])}; leave it out."
+        )
+
+    return await errors.middleware(request, refuse)
+
+
 class _Protocol(RequestHandler):
     """aiohttp's connection handler, with its own errors (malformed HTTP) in the shape of this API."""
 
@@ -229,8 +241,17 @@ class Runner(web.AppRunner):
         server.__class__ = Server
         assert isinstance(server, Server)
         server.meters = self.app[GATEWAY].meters
+        server.request_handler = self._handle
         server.write_timeout_s = self.app[GATEWAY].settings.write_timeout_s
         return server
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request, web.Request)
+        try:
+            return await self.app._handle(request)
+        except web.HTTPExpectationFailed:
+            # aiohttp looks at the header Expect before any middleware, which would give the error its form and its id.
+            return await _outermost(request, _refuse_expectation)
 
 
 async def start_site(runner: web.AppRunner, host: str, port: int, reuse_port: bool = False) -> int:

@@ -93,6 +93,12 @@ class UnsupportedMedia(ApiError):
     code = "unsupported_media_type"
 
 
+class ExpectationFailed(ApiError):
+    status = 417
+    type = "invalid_request_error"
+    code = "expectation_failed"
+
+
 class HeadersTooLarge(ApiError):
     status = 431
     type = "invalid_request_error"

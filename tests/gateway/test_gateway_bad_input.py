@@ -251,6 +251,11 @@ async def test_messages_that_are_none(server: RunningGateway, messages: Any, par
     await check(server, CHAT, chat_body(messages=messages), 400, param, param)
 
 
+async def test_a_content_without_parts_is_called_empty(server: RunningGateway) -> None:
+    body = chat_body(messages=[{"role": "user", "content": []}])
+    await check(server, CHAT, body, 400, "messages[0].content", "is an empty array; send at least one text part")
+
+
 PROMPTS: dict[str, tuple[Any, str, str]] = {
     "empty": ("", "prompt", "empty"),
     "empty array": ([], "prompt", "empty"),
@@ -407,6 +412,19 @@ async def test_a_chunked_body_over_the_limit(server: RunningGateway) -> None:
 async def test_a_body_that_does_not_come(server: RunningGateway) -> None:
     reply = await server.send(raw_request("POST", CHAT, b"", {"Content-Length": "10"}))
     assert (reply.status, reply.error["code"]) == (408, "body_timeout")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/healthz"), ("GET", "/nothing"), ("PUT", CHAT)])
+async def test_an_expectation_that_no_server_knows(server: RunningGateway, method: str, path: str) -> None:
+    """aiohttp answers it before anything else, in plain text."""
+    before = server.gateway.meters.refusals["expectation_failed"]
+    reply = await server.send(raw_request(method, path, b"{}", {"Expect": "tea"}))
+    assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
+    assert reply.error["message"] == "The header Expect may only be 100-continue, not 'tea'; leave it out."
+    assert reply.headers["content-type"].startswith("application/json")
+    assert len(reply.headers["x-request-id"]) == 32
+    assert reply.headers["server"] == "quire"
+    assert server.gateway.meters.refusals["expectation_failed"] == before + 1
 
 
 async def test_a_body_in_another_encoding_or_of_another_type(server: RunningGateway) -> None:
