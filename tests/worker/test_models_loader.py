@@ -144,6 +144,19 @@ def test_a_context_beyond_the_positions_of_the_model_is_refused(originals):
     assert load(originals["llama"]).max_model_len == 256
 
 
+def test_a_context_that_is_too_long_names_the_field_that_makes_it_longer(copy):
+    path = copy("llama")
+    refusal(
+        path,
+        "from 1 to 256, or 0 for 256; for longer contexts set max_position_embeddings of config.json to 300, or",
+        max_model_len=300,
+    )
+    refusal(path, '{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}', max_model_len=300)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 300}))
+    assert load(path, max_model_len=300).max_model_len == 300
+
+
 def test_a_missing_tensor_is_named_with_its_shape(copy):
     path = edit_weights(copy("llama"), lambda tensors: tensors.pop(Q_PROJ))
     refusal(path, f"tensor {Q_PROJ} is missing, expected with the shape [64, 64]", "must be complete")

@@ -18,7 +18,16 @@ from torch import nn
 
 import kernels
 from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
-from tests.worker.transformers_checkpoints import EXPERTS, GPT2_LIKE, LLAMA_LIKE, TOKENS, YARN, make_kind, make_other
+from tests.worker.transformers_checkpoints import (
+    EXPERTS,
+    GRANITE_HYBRID,
+    LLAMA_LIKE,
+    TOKENS,
+    YARN,
+    change,
+    make_kind,
+    make_other,
+)
 from worker import devices
 from worker.errors import StartError
 from worker.models import transformers_trial
@@ -26,8 +35,9 @@ from worker.models.choice import choose_model
 from worker.models.config import ModelConfig
 from worker.models.errors import CheckpointError, NotSupported
 from worker.models.transformers_attention import Examination, Unsuitable
-from worker.models.transformers_backend import Product, TransformersModel, pack
+from worker.models.transformers_backend import TransformersModel
 from worker.models.transformers_config import TransformersConfig, read_transformers_config
+from worker.models.transformers_linear import LinearUses, Product, pack
 from worker.settings import WorkerSettings
 
 WEIGHTS = "model.safetensors"
@@ -45,12 +55,6 @@ def refusal(path: Path, max_model_len: int = 0) -> str:
     assert said.startswith(str(path))
     assert "\n" not in said
     return said
-
-
-def change(path: Path, file: str = "config.json", **fields: Any) -> None:
-    target = path / file
-    values = json.loads(target.read_text()) if target.exists() else {}
-    target.write_text(json.dumps(values | fields))
 
 
 # What computes it
@@ -95,6 +99,53 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
         devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
 
 
+@pytest.mark.parametrize("kind", ["internlm3", "iquestcoder"])
+def test_a_type_that_transformers_computes_as_llama_goes_to_transformers(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    config = choose_model(path)
+    assert isinstance(config, TransformersConfig)
+    assert config.architecture == "LlamaForCausalLM"
+    with pytest.raises(NotSupported, match=f'model_type is "{kind}"; supported: llama'):
+        choose_model(path, "quire")
+
+
+def test_another_name_of_a_class_is_taken_only_if_it_is_named_after_the_type(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "phimoe", "phimoe")
+    for name in ("PhimoeForCausalLM", "PhiMoEForCausalLM"):
+        change(path, architectures=[name])
+        assert choose_model(path).architecture == "PhimoeForCausalLM"
+    others = [
+        ["PhiMoEForSequenceClassification"],
+        ["PhiMoEModel"],
+        ["PhiForCausalLM"],
+        ["BitnetForCausalLM"],
+        ["x"] * 2,
+    ]
+    for names in [*others, "PhiMoEForCausalLM", [3], []]:
+        change(path, architectures=names)
+        with pytest.raises(NotSupported, match=r"supported: PhimoeForCausalLM, as model_type is phimoe; correct the"):
+            choose_model(path)
+
+
+def test_another_name_is_not_taken_for_a_model_with_more_tensors(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "phimoe", "phimoe")
+    save_file(load_file(path / WEIGHTS) | {"extra.weight": torch.zeros(2)}, path / WEIGHTS, {"format": "pt"})
+    load(path)
+    change(path, architectures=["PhiMoEForCausalLM"])
+    said = refusal(path)
+    assert "1 tensors are not part of PhimoeForCausalLM, which its model_type is: extra.weight" in said
+    assert 'set architectures to ["PhimoeForCausalLM"] in config.json' in said
+
+
+def test_a_type_that_transformers_does_not_know_says_which_field_to_set(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    change(path, model_type="mine")
+    with pytest.raises(NotSupported, match=r'model_type is "mine", which Transformers .* set model_type to "llama"'):
+        choose_model(path)
+    change(path, model_type="llama")
+    assert isinstance(choose_model(path), ModelConfig)
+
+
 # What is read of a checkpoint
 
 
@@ -132,7 +183,7 @@ def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: P
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     path = make_kind(tmp_path / "phi3", "phi3", rope_parameters=rope, original_max_position_embeddings=64)
     assert read_transformers_config(path).max_position_embeddings == 64
-    assert "its longest one is of 64" in refusal(path, 65)
+    assert refusal(path, 65).endswith("its longest one is of 64; give --max-model-len from 1 to 64, or 0 for 64")
     assert load(path).max_model_len == 64
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=dynamic)
@@ -155,6 +206,18 @@ def test_each_kind_of_layer_may_have_a_rope_of_its_own(tmp_path: Path) -> None:
 def test_yarn_has_frequencies_that_never_change(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=YARN)
     assert read_transformers_config(path).max_position_embeddings == 256
+
+
+def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "yarn", "llama-yarn-beyond")
+    said = refusal(path, 257)
+    assert "contexts of 257 tokens are asked for, but its longest one is of 256" in said
+    assert "for longer contexts set factor in rope_parameters of config.json to 5" in said
+    values = json.loads((path / "config.json").read_text())
+    change(path, rope_parameters=values["rope_parameters"] | {"factor": 5})
+    assert load(path, 257).max_model_len == 257
+    # The positions of GPT-2 are learned.
+    assert refusal(make_kind(tmp_path / "gpt2", "gpt2"), 257).endswith("--max-model-len from 1 to 256, or 0 for 256")
 
 
 # What is refused
@@ -187,6 +250,14 @@ def test_models_whose_attention_is_another_are_refused_with_the_reason(
     assert why in refusal(path)
 
 
+def test_a_model_of_a_class_with_states_is_refused_if_a_layer_has_one(tmp_path: Path) -> None:
+    kinds = ["attention", "mamba", "attention"]
+    path = make_other(
+        tmp_path / "granite", "granitemoehybrid", **(LLAMA_LIKE | GRANITE_HYBRID | {"layer_types": kinds})
+    )
+    assert "keeps a state beside keys and values; Quire serves decoder-only models" in refusal(path)
+
+
 def test_a_mask_that_no_layer_uses_is_no_obstacle(tmp_path: Path) -> None:
     """Qwen2-MoE makes one for windows also where it has none: their width is 0, and it hides everything."""
     path = make_other(tmp_path / "moe", "qwen2_moe", **(LLAMA_LIKE | EXPERTS | {"shared_expert_intermediate_size": 32}))
@@ -197,7 +268,9 @@ def test_a_chunk_that_no_context_reaches_is_no_obstacle(tmp_path: Path) -> None:
     fields = {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1}
     path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
     assert load(path, 32).max_model_len == 32
-    assert "neither causal nor" in refusal(path, 33)
+    said = refusal(path, 33)
+    assert "neither causal nor" in said
+    assert "give --max-model-len 32, the length of its chunks" in said
 
 
 def test_a_model_that_says_something_else_over_pages_is_refused(
@@ -336,9 +409,22 @@ def test_configurations_that_do_not_fit_are_refused(fields: dict[str, Any], why:
     assert why in refusal(path)
 
 
-def test_heads_of_a_size_that_no_kernel_has_are_refused(tmp_path: Path) -> None:
-    path = make_other(tmp_path / "gpt2", "gpt2", **(GPT2_LIKE | {"n_embd": 72, "n_head": 3}))
-    assert "head_dim" in refusal(path)
+def test_heads_that_are_larger_than_those_of_any_kernel_are_refused(tmp_path: Path) -> None:
+    path = make_other(tmp_path / "llama", "llama", **(LLAMA_LIKE | {"head_dim": 520}))
+    said = refusal(path)
+    assert "head_dim is 528" in said
+    assert "with heads of at most 512 elements (256 on GPUs)" in said
+
+
+@pytest.mark.parametrize("kind", ["llama-heads-of-20", "gpt2-heads-of-24"])
+def test_heads_of_other_sizes_take_the_room_of_the_next_one_in_the_cache(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    model = load(path)
+    [heads] = {one.num_kv_heads for one in model._asked}
+    assert model.kv_bytes_per_block(16) == 3 * 2 * heads * 32 * 16 * 4
+    if kind.startswith("llama"):
+        with pytest.raises(NotSupported, match="head_dim is 20; supported: a multiple of 16.*--model-impl auto"):
+            choose_model(path, "quire")
 
 
 def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path) -> None:
@@ -386,7 +472,7 @@ def test_other_files_than_those_that_are_checked_are_not_read(fields: dict[str, 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     change(path, "adapter_config.json", base_model_name_or_path="some/where", peft_type="LORA")
-    assert "an adapter beside the weights is not applied; merge" in refusal(path)
+    assert "this folder holds a model and an adapter (LoRA)" in refusal(path)
 
 
 def test_a_layer_in_two_places_is_packed_once_and_one_of_another_type_is_left() -> None:
@@ -417,6 +503,67 @@ def test_tensors_that_are_not_part_of_the_model_are_named(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         load(path)
     assert "1 tensors are not part of this model and are not used: extra.weight" in caplog.text
+
+
+# What is packed
+
+
+class Reader(nn.Module):
+    """Uses each of its layers in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 32)
+        self.called, self.asked, self.unused, self.both, self.bias_read = (nn.Linear(32, 32) for _ in range(5))
+        self.read = nn.Linear(32, 32, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.head = nn.Linear(32, 8, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.called(self.embedding(ids))
+        x = self.asked(x.to(self.asked.weight.dtype).to(self.asked.weight.device))
+        x = x @ self.read.weight.type(torch.float32).T
+        x = self.both(x) * torch.cat([self.both.weight, self.both.weight]).mean()
+        x = self.bias_read(x) + self.bias_read.bias
+        return self.head(self.experts[1](x))
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_a_layer_whose_weight_is_read_is_left_to_torch() -> None:
+    model, ids = Reader(), torch.arange(8)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    expected = model(ids)
+    with torch.inference_mode(), LinearUses(model) as uses:
+        torch.testing.assert_close(model(ids), expected)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in before.items())
+    model.requires_grad_(False)
+    pack(model, kernels.select_ops("cpu", torch.float32, "reference"), None, uses.unpackable())
+    packed = {name for name, module in model.named_modules() if isinstance(module, Product)}
+    assert packed == {"called", "asked", "experts.0", "experts.1", "experts.2", "head"}
+    assert set(uses.left_to_torch(model)) == {model.read, model.both, model.bias_read}
+    torch.testing.assert_close(model(ids), expected)
+
+
+def test_a_model_with_such_a_layer_does_not_promise_equal_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    assert load(path).is_row_invariant
+    expected = transformers_trial.over_pages(load(path), transformers_trial.texts(VOCAB_SIZE, 256))
+
+    def written_out(self: Any, hidden: Any) -> Any:
+        return self.c_proj(self.act(hidden @ self.c_fc.weight + self.c_fc.bias))
+
+    monkeypatch.setattr(GPT2MLP, "forward", written_out)
+    model = load(path)
+    assert not model.is_row_invariant
+    assert isinstance(model._model.transformer.h[0].mlp.c_proj, Product)
+    found = transformers_trial.over_pages(model, transformers_trial.texts(VOCAB_SIZE, 256))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 # What is asked of attention

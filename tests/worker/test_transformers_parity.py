@@ -13,8 +13,9 @@ import torch
 
 import kernels
 from shared.messages import SamplingParams
+from tests.worker.checkpoints import VOCAB_SIZE
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from tests.worker.transformers_checkpoints import KINDS, make_kind
+from tests.worker.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
 from worker.engine.engine import Engine
 from worker.engine.limits import EngineLimits
 from worker.engine.offline import generate
@@ -55,6 +56,38 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     found = [choices[0] for choices in outputs]
     assert len({tuple(one) for one in found}) > len(found) // 2
     assert found == by_hugging_face(path)
+
+
+# As the hub has them: the fields of config.json that differ from what Transformers writes.
+HUB = {
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+    "internlm3": {"architectures": ["InternLM3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_internlm3.X"}},
+    "deepseek-v3": {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]},
+}
+
+
+@pytest.mark.parametrize("kind", HUB)
+def test_names_of_the_hub_are_computed_as_what_they_are(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    expected = by_hugging_face(path)
+    change(path, **HUB[kind])
+    assert [choices[0] for choices in generate(make_engine(load(path)), prompts(), GREEDY)] == expected
+
+
+def test_yarn_that_a_model_card_adds_stretches_the_context(tmp_path: Path) -> None:
+    """The older names of the fields, next to those that Transformers writes; the length is the original one."""
+    from transformers import AutoModelForCausalLM
+
+    path = make_other(tmp_path / "qwen2", "qwen2", **(LLAMA_LIKE | {"max_position_embeddings": 64}))
+    change(path, rope_theta=500.0, rope_scaling={"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64})
+    model = load(path)
+    assert model.max_model_len == 192
+    engine = make_engine(model, num_blocks=200)
+    assert [choices[0] for choices in generate(engine, prompts(), GREEDY)] == by_hugging_face(path)
+    long = tuple((7 * at * at + 3) % VOCAB_SIZE for at in range(192 - MAX_TOKENS))
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    expected = reference.generate(torch.tensor([long]), max_new_tokens=MAX_TOKENS, do_sample=False)[0, len(long) :]
+    assert generate(engine, [long], GREEDY) == [[expected.tolist()]]
 
 
 @pytest.mark.parametrize("kind", ["gpt2-scaled", "gemma3", "deepseek-v3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ GPT2_LIKE = TOKENS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n
 TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+GRANITE_HYBRID = {
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 96,
+    "position_embedding_type": "rope",
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
 
 # By name: model type, and the fields of its configuration.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,7 +66,25 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
         | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     ),
+    "longcat": (  # two attentions in a layer; a router that reads the weight of a layer and never calls it
+        "longcat_flash",
+        LLAMA_LIKE
+        | {"num_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "head_dim": 16}
+        | {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "moe_topk": 2}
+        | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96},
+    ),
+    # As Granite 4.0 micro: a class that may keep states, and no layer that does.
+    "granite-hybrid": ("granitemoehybrid", LLAMA_LIKE | GRANITE_HYBRID | {"layer_types": ["attention"] * 3}),
+    # Computed as Llama, under a type of their own.
+    "internlm3": ("internlm3", LLAMA_LIKE | {"head_dim": 16}),
+    "iquestcoder": ("iquestcoder", LLAMA_LIKE | {"head_dim": 16}),
+    "phimoe": ("phimoe", LLAMA_LIKE | EXPERTS),
     "llama-yarn": ("llama", LLAMA_LIKE | {"rope_parameters": YARN}),
+    # Contexts are longer than max_position_embeddings.
+    "llama-yarn-beyond": ("llama", LLAMA_LIKE | {"rope_parameters": YARN, "max_position_embeddings": 64}),
+    # Heads of no size that the kernels have: keys are padded in the cache.
+    "llama-heads-of-20": ("llama", LLAMA_LIKE | {"head_dim": 20}),
+    "gpt2-heads-of-24": ("gpt2", GPT2_LIKE | {"n_embd": 72, "n_head": 3}),
     "llama-gelu": ("llama", LLAMA_LIKE | {"hidden_act": "gelu"}),
 }
 
@@ -82,3 +113,10 @@ def make_other(folder: Path, model_type: str, *, std: float = 0.2, **fields: Any
     model.save_pretrained(folder)
     make_tokenizer(folder)
     return folder
+
+
+def change(path: Path, file: str = "config.json", **fields: Any) -> None:
+    """Set fields of a JSON file of a checkpoint."""
+    target = path / file
+    values = json.loads(target.read_text()) if target.exists() else {}
+    target.write_text(json.dumps(values | fields))

@@ -26,7 +26,7 @@ from worker.models.loader import AGAIN, Progress
 from worker.models.paged import KVCache, PagedModel
 from worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
 from worker.models.transformers_config import KINDS, TransformersConfig
-from worker.models.transformers_linear import LinearUses, Product, linear_layers, pack
+from worker.models.transformers_linear import LinearUses, Product, pack
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,18 @@ class TransformersModel(PagedModel):
     config: TransformersConfig
 
     def __init__(
-        self, config: TransformersConfig, ops: Ops, model: nn.Module, asked: list[Asked], max_model_len: int
+        self,
+        config: TransformersConfig,
+        ops: Ops,
+        model: nn.Module,
+        asked: list[Asked],
+        max_model_len: int,
+        left_to_torch: list[nn.Module],
     ) -> None:
-        """model: a transformers.PreTrainedModel whose products are `Product`; asked: by each call of its attention."""
+        """model: a transformers.PreTrainedModel whose products are `Product`, but for linear layers `left_to_torch`;
+        asked: by each call of its attention."""
         self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
-        self._model, self._asked = model, asked
+        self._model, self._asked, self._left_to_torch = model, asked, left_to_torch
         self._identity = torch.zeros(1, asked[0].cache_dim, device=ops.device)
         self._identity[:, : asked[0].cache_dim // 2] = 1  # cosines, then sines
 
@@ -86,7 +93,7 @@ class TransformersModel(PagedModel):
             pack(model, ops, packed, uses.unpackable())
             if packing_copies:
                 copy_weights(model)  # the others
-            loaded = cls(config, ops, model, asked, max_model_len)
+            loaded = cls(config, ops, model, asked, max_model_len, uses.left_to_torch(model))
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
         except torch.OutOfMemoryError:
             raise
@@ -109,7 +116,7 @@ class TransformersModel(PagedModel):
     @property
     def is_row_invariant(self) -> bool:
         """Whether a row depends on itself alone: not with products of torch, as those of experts are."""
-        return super().is_row_invariant and not self._experts and not linear_layers(self._model)
+        return super().is_row_invariant and not self._experts and not self._left_to_torch
 
     def tables(self) -> Iterable[torch.Tensor]:
         return self._model.buffers()

@@ -21,8 +21,8 @@ from worker.models.loader import Weights
 INSTALL = "install Transformers (pip install transformers), which computes many others"
 # What is supported in place of a model that is refused for its kind.
 KINDS = (
-    "Quire serves decoder-only models whose layers all have causal or sliding-window attention, as "
-    'docs/quickstart.md, "Which models", lists them'
+    "Quire serves decoder-only models whose layers all have causal or sliding-window attention, with heads of at most "
+    '512 elements (256 on GPUs): see docs/quickstart.md, "Which models"'
 )
 # Layers without a state beside keys and values.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}

@@ -80,6 +80,11 @@ class LinearUses(TorchFunctionMode):
         """Layers of a kind that was not called, or whose weight or bias was read from outside."""
         return {module for module, kind in self._kinds.items() if kind in self._read or kind not in self._called}
 
+    def left_to_torch(self, model: nn.Module) -> list[nn.Module]:
+        """Layers that the model uses, and that are not packed."""
+        used = self._called | self._read
+        return [module for _, module in linear_layers(model) if self._kinds[module] in used]
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in KEPT_ATTRIBUTES:
             for tensor in _tensors([args, kwargs or {}]):
