@@ -148,10 +148,10 @@ def test_a_context_that_is_too_long_names_the_field_that_makes_it_longer(copy):
     path = copy("llama")
     refusal(
         path,
-        "from 1 to 256, or 0 for 256; for longer contexts set max_position_embeddings of config.json to 300, or",
+        "from 1 to 256, or 0 for 256; for longer contexts set max_position_embeddings of config.json to 300, or ",
+        '{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}',
         max_model_len=300,
     )
-    refusal(path, '{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}', max_model_len=300)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 300}))
     assert load(path, max_model_len=300).max_model_len == 300
