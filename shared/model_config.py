@@ -1,4 +1,4 @@
-"""What gateway and worker both read of `config.json`, so that they say the same of a model."""
+"""The part of `config.json` that gateway and worker share: both announce the same longest context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model folder holds where it is not what gateway and worker read: the format by its name, and the way out.
+"""Explains a model folder that cannot be served: names the format that it holds, and the way out.
 
 Gateway and worker read the format of Hugging Face: `config.json`, `tokenizer.json` and `model*.safetensors`.
 """
@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(folder: Path) -> Fault | None:
-    """What keeps a folder from being read at all: an adapter, or another format in place of `config.json`.
+    """Find an adapter, or another format in place of `config.json`.
 
     None for a folder that has a `config.json` and no adapter, and for one that holds nothing known. Weights are not
     asked for: a gateway works without them.
@@ -133,5 +133,5 @@ def _names(folder: Path, *patterns: str) -> list[str]:
 
 
 def _python(what: str, call: str, folder: Path) -> str:
-    """A command that writes what is missing into the folder itself."""
+    """A command that writes the missing files into the folder itself."""
     return f"python -c \"from transformers import {what}; {what}.{call}.save_pretrained('{folder}')\""

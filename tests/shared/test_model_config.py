@@ -27,12 +27,12 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
         ({"n_positions": 1024}, 1024),
         ({}, None),
         ({"max_position_embeddings": "many"}, None),
-        # As the card of Qwen2.5 tells: the field is added, and the length left.
+        # The card of Qwen2.5 tells users to add the field, and leaves the length as it is.
         (QWEN | rope("yarn", factor=4.0, original_max_position_embeddings=32768), 131072),
         (QWEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, 65536),
         (QWEN | {"rope_parameters": {"rope_type": "yarn", "factor": 2}}, 65536),
         (QWEN | {"rope_parameters": {"rope_type": "default"}}, 32768),
-        # As those of DeepSeek-V3 and Qwen3 have it: the length says already what YaRN makes of it, or more.
+        # DeepSeek-V3 and Qwen3 declare the length that YaRN gives, or more than the original one.
         ({"max_position_embeddings": 163840} | rope("yarn", factor=40, original_max_position_embeddings=4096), 163840),
         ({"max_position_embeddings": 40960} | rope("yarn", factor=4.0, original_max_position_embeddings=32768), 131072),
         ({"max_position_embeddings": 40960} | rope("yarn", factor=1.0, original_max_position_embeddings=32768), 40960),

@@ -1,4 +1,4 @@
-"""A folder that is no Hugging Face checkpoint is named for what it is, with the way out; the commands given do work."""
+"""The refusal of a folder that is no Hugging Face checkpoint names its format and the way out; its commands work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.models.loader import Weights, resolve
 ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/base\nmodel"})
 MERGE = "merge_and_unload(), then save_pretrained()"
 
-# By what the folder holds: the files, and what is said of them.
+# By format: the files of the folder, and parts of the refusal.
 OTHERS = {
     "GGUF": ({"a-Q4_K_M.gguf": ""}, ["a-Q4_K_M.gguf is in GGUF", "gguf_file='a-Q4_K_M.gguf'", "config.json"]),
     "adapter": (

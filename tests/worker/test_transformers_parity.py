@@ -58,7 +58,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     assert found == by_hugging_face(path)
 
 
-# As the hub has them: the fields of config.json that differ from what Transformers writes.
+# Fields of config.json on the Hugging Face Hub that differ from those that Transformers writes.
 HUB = {
     "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
     "internlm3": {"architectures": ["InternLM3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_internlm3.X"}},

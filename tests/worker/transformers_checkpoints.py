@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "moe_topk": 2}
         | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96},
     ),
-    # As Granite 4.0 micro: a class that may keep states, and no layer that does.
+    # The class may keep states, and no layer does, like in Granite 4.0 micro.
     "granite-hybrid": ("granitemoehybrid", LLAMA_LIKE | GRANITE_HYBRID | {"layer_types": ["attention"] * 3}),
     # Computed as Llama, under a type of their own.
     "internlm3": ("internlm3", LLAMA_LIKE | {"head_dim": 16}),
@@ -96,7 +96,7 @@ def make_kind(folder: Path, kind: str, *, std: float = 0.2, **overrides: Any) ->
 
 
 def make_other(folder: Path, model_type: str, *, std: float = 0.2, **fields: Any) -> Path:
-    """The same for any model type of Transformers."""
+    """Write such a checkpoint for any model type of Transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **fields)

@@ -162,7 +162,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True) -> str:
-    """What to do where contexts of `asked` tokens are asked for, and `limit` is the longest."""
+    """The remedy for a --max-model-len of `asked` tokens where the longest context is `limit`."""
     remedy = f"give --max-model-len from 1 to {limit}, or 0 for {limit}"
     config = read_json(folder / CONFIG, "repair the file")
     inner = config.get("text_config")

@@ -19,14 +19,14 @@ from worker.models.fields import Fields, config_fields, read_json
 from worker.models.loader import Weights
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
-# What is supported in place of a model that is refused for its kind.
+# The remedy for a model that is refused for its kind.
 KINDS = (
     "Quire serves decoder-only models whose layers all have causal or sliding-window attention, with heads of at most "
     '512 elements (256 on GPUs): see docs/quickstart.md, "Which models"'
 )
-# Layers without a state beside keys and values.
+# Layers whose only state is keys and values.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-# Types that Transformers does not know and that their authors document as another one with a name of its own.
+# Types that Transformers does not know. The authors of each say that it is a known type under a new name.
 SAME_TYPE = {"kimi_k2": "deepseek_v3"}
 # Where a checkpoint names files that Transformers reads in place of those that are checked here.
 ELSEWHERE = ("transformers_weights", "configuration_files")
@@ -48,7 +48,7 @@ class TransformersConfig:
 
     @property
     def has_rope(self) -> bool:
-        """Whether positions are rotations, which a configuration may stretch, and not rows of a learned table."""
+        """True for rotary positions, which a configuration may scale; false for a learned table of positions."""
         return bool(getattr(self.loaded.get_text_config(), "rope_parameters", None))
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
@@ -133,8 +133,9 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
 
 
 def _is_named_after_type(architectures: Any, model_type: Any) -> bool:
-    """Whether a class is the one for causal models of a type, by its name: the hub writes PhiMoE where Transformers
-    writes Phimoe, and InternLM3 where that has a class of another type. Any other class computes we know not what."""
+    """True for the name that the causal class of a type has on the hub: PhiMoEForCausalLM for the type phimoe, where
+    Transformers writes Phimoe, or InternLM3ForCausalLM for internlm3, which Transformers computes as Llama. The code of
+    any other class is unknown."""
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         return False
     plain = re.sub(r"[-_.]", "", str(model_type)).lower()
@@ -170,7 +171,7 @@ def _refuse_others(path: Path, config: Any, model_class: Any) -> None:
 
 
 def _has_attention_alone(text: Any) -> bool:
-    """Whether a model whose class may keep states has no layer that does, as the smaller Granite 4.0 have none."""
+    """True if no layer keeps a state, although the class of the model may: the smaller Granite 4.0 are like this."""
     kinds = getattr(text, "layer_types", None)
     return isinstance(kinds, list) and len(kinds) == text.num_hidden_layers and set(kinds) <= ATTENTION_LAYERS
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from kernels.ops import Ops, PackedLinear
 from worker.models.loader import Progress
 
-# What a packed layer can still say of its weight.
+# Attributes of a weight that a packed layer keeps.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
 
 
