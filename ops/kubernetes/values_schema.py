@@ -40,6 +40,8 @@ ANYTHING: Schema = {"type": "object"}
 LIST: Schema = {"type": "array", "items": {"type": "object"}}
 # The name of an object of Kubernetes, or nothing.
 OBJECT_NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"}
+# The address of a page, or nothing.
+URL: Schema = {"type": "string", "pattern": r"^(https?://[^\s#]+)?$"}
 KEY: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]+$"}
 QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"}
 QUANTITIES: Schema = {
@@ -184,7 +186,7 @@ def schema() -> Schema:
             redis=redis(),
             networkPolicy=group(enabled=FLAG, clients=LIST, monitoring=LIST, externalRedis=LIST, dns=LIST),
             podDisruptionBudget=group(enabled=FLAG),
-            monitoring=group(enabled=FLAG, labels=TEXTS, intervalSeconds=SECONDS, rules=TEXT),
+            monitoring=group(enabled=FLAG, labels=TEXTS, intervalSeconds=SECONDS, rules=TEXT, runbookUrl=URL),
             **{"global": ANYTHING},
         ),
     }

@@ -148,6 +148,23 @@ def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
         assert password not in done.stderr
 
 
+def test_grafana_says_which_password_is_missing() -> None:
+    shell, option, script = SERVICES["grafana"]["entrypoint"]
+    environ = {"PATH": "/usr/bin:/bin", "GF_SECURITY_ADMIN_PASSWORD": ""}
+    done = subprocess.run([shell, option, script.replace("$$", "$")], env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("GRAFANA_PASSWORD is not set")
+    assert "add the line GRAFANA_PASSWORD=... to .env and run docker compose --profile dashboards" in line
+
+
+@pytest.mark.parametrize("document", ["docs/quickstart.md", "docs/operations.md", "docker-compose.yml"])
+def test_the_password_of_grafana_is_named_where_grafana_is(document: str) -> None:
+    text = (PROJECT_ROOT / document).read_text()
+    assert "--profile dashboards" in text
+    assert "GRAFANA_PASSWORD=" in text
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/operations.md", "docker-compose.yml"])
 def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
     text = (PROJECT_ROOT / document).read_text()

@@ -6,7 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+import time
+import urllib.request
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,13 +20,18 @@ from gateway.settings import GatewaySettings
 from ops.grafana.dashboards import boards, render
 from ops.grafana.panels import TOKENS_PER_SECOND
 from ops.paths import PROJECT_ROOT
+from ops.runbook_page import PAGE
+from ops.runbook_page import render as render_runbook
 from ops.settings import ServeSettings
+from shared.processes import dying_with_parent
 from shared.settings import options
 from tests.ops.boards import DASHBOARDS, RULE_TESTS, RULES, alerts, metrics_of, panels, rules, targets
+from tests.ops.monitoring import free_port
 from tests.test_metrics import documented
 from worker.settings import WorkerSettings
 
 RUNBOOK = (PROJECT_ROOT / "docs" / "runbook.md").read_text()
+STACK = yaml.safe_load((PROJECT_ROOT / "docker-compose.yml").read_text())
 NEEDS_PROMTOOL = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian's package prometheus)"
 )
@@ -158,10 +166,68 @@ def test_each_alert_has_its_entry_in_the_runbook_and_each_entry_its_alert() -> N
     assert sorted(headings) == sorted(alerts())
     entries = dict(zip(headings, re.split(r"^### \w+$", RUNBOOK, flags=re.MULTILINE)[1:], strict=True))
     for name, rule in alerts().items():
-        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == "{{ $externalURL }}/user/runbook.html#" + name.lower()
+        assert f'<h3 id="{name.lower()}">' in PAGE.read_text()
         assert rule["annotations"]["summary"]
         assert f"*{rule['labels']['severity']}*" in entries[name]
         assert re.findall(r"^- \*\*(\w+)\*\*: ", entries[name], re.MULTILINE) == ["Means", "See", "Do"], name
+
+
+def test_the_page_of_the_runbook_is_what_the_program_makes() -> None:
+    page = PAGE.read_text()
+    assert page == render_runbook(RUNBOOK), "run python -m ops.runbook_page"
+    # Each link leads to a place of this page, and no Markdown is left over.
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
+    assert "href" not in re.sub(r'href="#', "", page)
+    text = re.sub(r"<code>.*?</code>", "", page.partition("</style>")[2])
+    assert not re.search(r"\*|`|\]\(|^#|^- ", text, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@pytest.mark.slow
+def test_an_alert_links_to_its_entry_in_the_runbook(tmp_path: Path) -> None:
+    """At the Prometheus that raises it, with the files and flags of the image; no gateway runs."""
+    dockerfile = (PROJECT_ROOT / "ops/prometheus/Dockerfile").read_text()
+    for source, target in re.findall(r"^COPY (\S+) /etc/prometheus/(\S+)$", dockerfile, re.MULTILINE):
+        copy = shutil.copytree if (PROJECT_ROOT / source).is_dir() else shutil.copy
+        copy(PROJECT_ROOT / source, tmp_path / target)
+    found = re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile, re.MULTILINE)
+    assert found
+    flags = [
+        flag.replace("/etc/prometheus", str(tmp_path)).replace("/var/lib/quire", str(tmp_path / "data"))
+        for flag in json.loads(found[1])[1:]
+    ]
+    port = free_port()
+    (command,) = STACK["services"]["prometheus"]["command"]
+    flags += [command.replace("${PROMETHEUS_PORT:-9090}", str(port)), f"--web.listen-address=127.0.0.1:{port}"]
+    url = f"http://127.0.0.1:{port}"
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            dying_with_parent([shutil.which("prometheus") or "", *flags]), stdout=log, stderr=log
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while "QuireNoGateway" not in (links := links_of_alerts(url)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, f"no alert: {links}"
+            time.sleep(0.2)
+        page, _, anchor = links["QuireNoGateway"].partition("#")
+        with urllib.request.urlopen(page, timeout=10) as response:
+            assert response.headers["Content-Type"].startswith("text/html")
+            assert f'id="{anchor}"' in response.read().decode()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def links_of_alerts(url: str) -> dict[str, str]:
+    """The link of each alert that fires or is about to; none while Prometheus does not answer."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as response:
+            found = json.load(response)["data"]["alerts"]
+    except OSError:
+        return {}
+    return {one["labels"]["alertname"]: one["annotations"]["runbook_url"] for one in found}
 
 
 def test_the_runbook_and_the_panels_name_what_exists() -> None:

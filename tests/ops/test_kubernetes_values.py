@@ -58,6 +58,7 @@ BAD = {
     "choice": ({"worker": {"device": "tpu"}}, "device"),
     "no GPU for an engine": ({"worker": {"gpus": 0}}, "gpus"),
     "name of a model": ({"model": {"name": "a model"}}, "name"),
+    "address of the runbook": ({"monitoring": {"runbookUrl": "docs/runbook.md"}}, "runbookUrl"),
     "quantity": ({"redis": {"persistence": {"size": "many"}}}, "size"),
     "no setting": ({"settings": {"QUIRE_LOGLEVEL": "debug"}}, "QUIRE_LOGLEVEL"),
     "setting of the other": ({"gateway": {"settings": {"QUIRE_BLOCK_SIZE": "16"}}}, "QUIRE_BLOCK_SIZE"),
