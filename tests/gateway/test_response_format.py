@@ -87,6 +87,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "response_format.json_schema.schema",
         "does not fetch",
     ),
+    "branches that may both match": (
+        wanted({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        "response_format.json_schema.schema",
+        "oneOf has branches that may both match; use anyOf",
+    ),
     "a pattern that is none": (
         wanted({"type": "string", "pattern": "("}),
         "response_format.json_schema.schema",
