@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ops.errors import CommandError
+from shared.model_folder import find_fault, gguf_fault
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = "models/demo"
@@ -35,6 +36,8 @@ def resolve_model(model: str) -> str:
     if model == DEFAULT_MODEL and not path.is_dir():
         path = PROJECT_ROOT / DEFAULT_MODEL
     if path.is_dir():
+        if fault := find_fault(path):
+            raise CommandError(f"model: {fault}")
         if not (path / "config.json").is_file():
             raise CommandError(
                 f"model: {path} holds none: config.json is missing; give a folder with config.json, *.safetensors and "
@@ -42,6 +45,8 @@ def resolve_model(model: str) -> str:
             )
         return str(path.resolve())
     if path.is_file():
+        if path.suffix == ".gguf":
+            raise CommandError(f"model: {gguf_fault(path)}")
         raise CommandError(
             f"model: {path} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
         )
