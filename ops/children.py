@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, NamedTuple, Protocol
 
 from ops.embedded_redis import EmbeddedRedis
 from ops.errors import CommandError
 from shared.processes import spawn
+from worker.progress import PIPE
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
@@ -21,11 +24,24 @@ LAST_BACKOFF_S = 30.0
 HEALTHY_AFTER_S = 60.0
 # A log that has grown so long makes place at the next start; one older log is kept.
 MAX_LOG_BYTES = 16 * 1024 * 1024
+# The end of a log, in which the reason of a death is looked for.
+MAX_REASON_BYTES = 65536
+# Longer than any line of progress.
+MAX_PROGRESS_BYTES = 4096
 
 # What a command of Quire prints when it gives up, and a log line of the level ERROR.
 _FINAL_LINE = re.compile(r"quire(?: \w+)?: (?P<message>.+)")
 _ERROR_LINE = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)\s+.*?  (?P<message>.+)")
-_LOG_LINE = re.compile(r"\d{4}-\S+ \S+ [A-Z]+\s+.*?  (?P<message>.+)")
+
+
+class Doing(NamedTuple):
+    """A phase of a start. `percent` is the part of it that is done, as digits; empty where the phase has no length."""
+
+    phase: str
+    percent: str
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.percent} %" if self.percent else self.phase
 
 
 class Program(Protocol):
@@ -44,7 +60,7 @@ class Program(Protocol):
 
 
 class Service:
-    """A gateway or a worker: a Python child with a log of its own."""
+    """A gateway or a worker: a Python child with a log of its own, and a pipe for its progress while it starts."""
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path) -> None:
         self.name = name
@@ -52,6 +68,8 @@ class Service:
         self._command = command
         self._environ = environ
         self._log_start = 0
+        self._progress = -1  # the pipe's end to read from
+        self._said = b""
 
     def start(self) -> subprocess.Popen[bytes]:
         try:
@@ -65,7 +83,18 @@ class Service:
             ) from error
         with log:
             self._log_start = log.tell()
-            return spawn(self._command, environ=self._environ, output=log)
+            return self._spawn(log)
+
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        if self._progress >= 0:  # of the process before
+            os.close(self._progress)
+        self._said = b""
+        self._progress, writing = os.pipe()
+        os.set_blocking(self._progress, False)
+        try:
+            return spawn(self._command, environ={**self._environ, PIPE: str(writing)}, output=log, keep=[writing])
+        finally:
+            os.close(writing)
 
     def reason(self) -> str:
         lines = [line.strip() for line in self._lines() if line.strip()]
@@ -75,18 +104,20 @@ class Service:
                     return match["message"]
         return lines[-1] if lines else ""
 
-    def doing(self) -> str:
-        """The last message of its log since it was started."""
-        for line in reversed(self._lines(4096)):
-            if match := _LOG_LINE.fullmatch(line.strip()):
-                return match["message"]
-        return ""
+    def doing(self) -> Doing:
+        """The last report of the process on its start; `starting Python` before the first one."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._progress, 65536):
+                self._said = (self._said + data)[-MAX_PROGRESS_BYTES:]
+        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last one is not whole yet, or empty
+        phase, _, percent = (lines[-1] if lines else "").partition("\t")
+        return Doing(phase or "starting Python", percent)
 
-    def _lines(self, tail: int = 65536) -> list[str]:
+    def _lines(self) -> list[str]:
         try:
             with self.log_path.open("rb") as log:
                 size = log.seek(0, 2)
-                log.seek(max(self._log_start, size - tail))
+                log.seek(max(self._log_start, size - MAX_REASON_BYTES))
                 return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
         except OSError:  # somebody tidied up
             return []

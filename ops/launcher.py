@@ -36,6 +36,7 @@ from ops.progress import Progress
 from ops.settings import ServeSettings
 from shared.naming import InvalidModelName
 from shared.settings import FROM_FLAGS, load, options, to_environ
+from worker.progress import READY
 from worker.settings import WorkerSettings
 
 # How long the services finish open streams when told to stop, unless QUIRE_DRAIN_S says otherwise.
@@ -145,8 +146,7 @@ class Launcher:
                     f"not ready after {self._settings.start_timeout_s:.0f} s (logs: {self._state_dir / 'logs'}); "
                     "pass a larger --start-timeout-s if the model is still loading"
                 )
-            doing = services[1].doing()
-            self._progress.update(f"{services[1].name}: {doing or 'starting'}")
+            self._progress.update(*what_workers_do(services[1:]))
             time.sleep(POLL_S)
         return False
 
@@ -274,6 +274,26 @@ class Launcher:
             if self._stops > 1 and self._redis.process is not None:
                 self._redis.process.kill()
             self._redis.stop()
+
+
+def what_workers_do(workers: Sequence[Service]) -> tuple[str, str]:
+    """Phases of the workers that are not ready, with and without percentages.
+
+    Workers in the same phase are counted together, with the percentage of the slowest.
+    """
+    phases: dict[str, list[tuple[int, str, str]]] = {}
+    for worker in workers:
+        doing = worker.doing()
+        if doing.phase != READY:
+            phases.setdefault(doing.phase, []).append((int(doing.percent or 0), str(doing), worker.name))
+    if not phases:
+        return ("gateway: starting",) * 2
+    texts, plain = [], []
+    for phase, members in phases.items():
+        who = members[0][2] if len(members) == 1 else f"{len(members)} workers"
+        texts.append(f"{who}: {min(members)[1]}")
+        plain.append(f"{who}: {phase}")
+    return ", ".join(texts), ", ".join(plain)
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -20,6 +20,7 @@ class Progress:
         self._moves = stream.isatty()
         self._started = time.monotonic()
         self._drawn = False
+        self._phase = ""
         self._next_plain = self._started + _PLAIN_INTERVAL_S
 
     @property
@@ -30,17 +31,20 @@ class Progress:
         self.clear()
         self._write(text + "\n")
 
-    def update(self, text: str) -> None:
-        """Show that `text` goes on, and for how long the whole has taken."""
+    def update(self, text: str, phase: str = "") -> None:
+        """Show that `text` goes on, and for how long the whole has taken.
+
+        phase: `text` without its numbers. Without a terminal each new phase is printed as a line.
+        """
         now = time.monotonic()
         if self._moves:
             frame = _FRAMES[int(now * 10) % len(_FRAMES)]
             width = shutil.get_terminal_size((80, 24)).columns - 1
             self._write(_CLEAR_LINE + f"{frame} {self.elapsed_s:.1f} s  {text}"[:width])
             self._drawn = True
-        elif now >= self._next_plain:
-            self._next_plain = now + _PLAIN_INTERVAL_S
-            self._write(f"{self.elapsed_s:.0f} s: {text}\n")
+        elif now >= self._next_plain or phase != self._phase:
+            self._next_plain, self._phase = now + _PLAIN_INTERVAL_S, phase
+            self._write(f"{self.elapsed_s:.1f} s  {text}\n")
 
     def clear(self) -> None:
         """Take away what moves, before something else writes to the terminal."""
@@ -53,4 +57,4 @@ class Progress:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads any more; serving goes on
+            pass  # the reader has gone; serving goes on

@@ -35,6 +35,7 @@ from worker.models.paged import Config, PagedModel
 from worker.models.transformers_backend import TransformersModel
 from worker.models.transformers_config import TransformersConfig
 from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
+from worker.progress import progress
 from worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
 from worker.settings import WorkerSettings
 
@@ -57,7 +58,10 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     """The engine that the settings ask for, warmed up, with its pinned prefixes. Raises StartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check(settings, device)
+    if not Path(settings.model).is_dir():
+        progress.phase(f"looking for {settings.model} in the cache and on the Hugging Face Hub")
     path = resolve(settings.model)
+    progress.phase("reading the configuration")
     config = choose_model(path, settings.model_impl)
     devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
@@ -68,6 +72,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     where += f", as {ranks} ranks" if ranks > 1 else ""
     log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
     check_weights(path, config, dtype, device, ranks)
+    progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device)
         model.weights_digest = fingerprint.of_weights(path)
@@ -96,8 +101,8 @@ def load_model(
 ) -> PagedModel:
     """The model, or this rank's part of it and the processes that have the others."""
     if isinstance(config, TransformersConfig):
-        progress = LoadingLog(), LoadingLog("packed")
-        return TransformersModel.load(config, ops, device, settings.max_model_len, *progress)
+        logs = LoadingLog(), LoadingLog("packed", "packing weights")
+        return TransformersModel.load(config, ops, device, settings.max_model_len, *logs)
     checkpoint = path, ops, ops.dtype, device, settings.max_model_len, LoadingLog()
     if settings.tensor_parallel_size == 1:
         return Decoder.load(*checkpoint)
@@ -112,6 +117,7 @@ def make_engine(
     if isinstance(model.ops, kernels.CpuOps) and not model.multiplies_in_torch:
         # What is left for torch is small, and its idle threads would spin against those of the kernels.
         torch.set_num_threads(1)
+    progress.phase("sizing the KV cache")
     limits = choose_limits(settings, model, device)
     log_limits(model, limits, settings.tensor_parallel_size)
     runner = (
@@ -123,6 +129,7 @@ def make_engine(
     eos_token_ids = model.config.eos_token_ids or tuple(eos for eos in texts.eos_token_ids if eos < model.vocab_size)
     grammars = Grammars(texts.tokenizer, model.vocab_size, eos_token_ids)
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
+    progress.phase("warming up")
     warm_up(engine)
     capture.capture_graphs(engine)
     if settings.itl_target_ms:
@@ -268,13 +275,21 @@ def pin(engine: Engine, prefixes: list[Prefix]) -> None:
 
 
 class LoadingLog:
-    """Says how far the loading of a large checkpoint is, every two seconds."""
+    """Says how far the loading of a checkpoint is: as progress of the start, and every two seconds in the log.
 
-    def __init__(self, what: str = "loaded") -> None:
+    phase: a phase of the start that begins with the first call; without it the present one goes on.
+    """
+
+    def __init__(self, what: str = "loaded", phase: str = "") -> None:
         self._what = what
+        self._phase = phase
         self._said = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        if self._phase:
+            progress.phase(self._phase)
+            self._phase = ""
+        progress.share(done, total)
         if time.monotonic() - self._said >= 2:
             self._said = time.monotonic()
             log.info("%s %d of %d MiB (%d %%)", self._what, done >> 20, total >> 20, 100 * done // max(total, 1))

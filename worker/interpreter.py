@@ -6,9 +6,22 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 SWITCH_INTERVAL_S = 0.0005
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """For imports: they make a million objects that stay, and the collector would look through them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def settle() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import closing
 from typing import NoReturn
 
 from redis.exceptions import RedisError
@@ -18,7 +19,8 @@ from shared.tokenizer import ModelError
 from shared.tracing import TracingError
 from shared.tracing import start as start_tracing
 from worker.errors import StartError
-from worker.interpreter import leave, settle
+from worker.interpreter import leave, settle, without_collections
+from worker.progress import progress
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -32,12 +34,18 @@ def run(settings: WorkerSettings) -> NoReturn:
 def run_to_the_end(settings: WorkerSettings) -> int:
     """Returns the exit code."""
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
-    # What follows imports torch: only when a worker really starts.
-    from worker.models.errors import CheckpointError
-    from worker.ranks.leader import OutOfStep
+    progress.begin()
+    progress.phase("importing torch")
+    with without_collections():
+        # These import torch, which takes seconds: `quire worker --help` must not.
+        import worker.build
+        import worker.service  # noqa: F401
+        from worker.models.errors import CheckpointError
+        from worker.ranks.leader import OutOfStep
 
     try:
-        serve(settings)
+        with closing(progress):
+            serve(settings)
         return 0
     except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
         give_up("quire worker", with_sources(str(error), settings, os.environ))

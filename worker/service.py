@@ -25,6 +25,7 @@ from worker.internal import Inside
 from worker.metrics import WorkerMetrics
 from worker.names import NameTaken, home, is_gone, take_name
 from worker.orphans import Orphans
+from worker.progress import progress
 from worker.viewer import Viewer
 from worker.watch import Watch
 
@@ -145,6 +146,7 @@ class WorkerService:
                 lag.start()
                 await internal.start()
                 log.info("for operators: %s%s", internal.url, internal.paths)
+            progress.ready()
             log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
             # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
             await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)

@@ -10,14 +10,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ops.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child
+from ops.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
+from ops.launcher import what_workers_do
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
 
@@ -78,6 +81,72 @@ def test_it_says_what_a_user_needs(server: QuireProcess) -> None:
     assert re.search(r"logs   /.*/state/logs\n", server.stdout)
     assert re.search(rf"chat   \S*quire chat --url {url}\n", server.stdout)
     assert "stop   Ctrl-C" in server.stdout
+
+
+def test_it_says_what_the_worker_does_until_it_is_ready(serve) -> None:  # type: ignore[no-untyped-def]
+    """Also where the worker logs nothing of it."""
+    process = serve(QUIRE_LOG_LEVEL="error")
+    process.wait_ready()
+    before, _, _ = process.stderr.partition("Ready in")
+    assert re.search(r"^\d+\.\d s  worker-1: importing torch$", before, re.MULTILINE), before
+    assert len(before.splitlines()) == len(set(before.splitlines())), "one line for each phase"
+
+
+def test_what_a_child_says_of_its_start_is_read_as_it_comes(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; pipe = int(os.environ['_QUIRE_PROGRESS_FD'])\n"
+        "for line in sys.stdin: os.write(pipe, eval(line))\n"
+    )
+    words = tmp_path / "words"
+    os.mkfifo(words)
+    command = ["/bin/sh", "-c", f'exec "$@" < {words}', "-", sys.executable, "-uc", program]
+    service = Service("worker-1", command, dict(os.environ), tmp_path / "logs" / "worker-1.log")
+    (tmp_path / "logs").mkdir()
+    process = service.start()
+    try:
+        with words.open("w", buffering=1) as say:
+
+            def after(said: bytes, expected: str) -> None:
+                say.write(f"{said!r}\n")
+                deadline = time.monotonic() + 20
+                while str(service.doing()) != expected and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert str(service.doing()) == expected
+
+            assert str(service.doing()) == "starting Python"
+            after(b"importing torch\n", "importing torch")
+            after(b"loading weights\nloading weights\t4", "loading weights")  # the last line is not whole yet
+            after(b"2\n", "loading weights 42 %")
+            after(b"x" * 60_000 + b"\nloading weights\t43\n", "loading weights 43 %")
+        assert process.wait(20) == 0
+        assert str(service.doing()) == "loading weights 43 %"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_workers_in_the_same_phase_share_a_place() -> None:
+    def doing(*phases: tuple[str, str]) -> tuple[str, str]:
+        return what_workers_do([Saying(f"worker-{number + 1}", Doing(*phase)) for number, phase in enumerate(phases)])
+
+    assert doing(("loading weights", "42")) == ("worker-1: loading weights 42 %", "worker-1: loading weights")
+    assert doing(("loading weights", "42"), ("loading weights", "7"), ("warming up", "")) == (
+        "2 workers: loading weights 7 %, worker-3: warming up",
+        "2 workers: loading weights, worker-3: warming up",
+    )
+    assert doing(("ready", ""), ("warming up", ""))[0] == "worker-2: warming up"
+    assert doing(("ready", ""))[0] == "gateway: starting"
+
+
+class Saying(Service):
+    """A worker that says one thing."""
+
+    def __init__(self, name: str, doing: Doing) -> None:
+        self.name = name
+        self._doing = doing
+
+    def doing(self) -> Doing:
+        return self._doing
 
 
 def test_the_line_to_paste_streams_an_answer(server: QuireProcess) -> None:
