@@ -368,6 +368,19 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypat
         load(make_kind(tmp_path / "gpt2", "gpt2"))
 
 
+def test_a_kernel_that_triton_cannot_compile_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    def fails(*_: Any) -> None:
+        raise errors.OutOfResources(172160, 101376, "shared memory")
+
+    monkeypatch.setattr("worker.models.transformers_backend.pack", fails)
+    with pytest.raises(errors.OutOfResources):
+        load(make_kind(tmp_path / "gpt2", "gpt2"))
+
+
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     marker = tmp_path / "ran"
