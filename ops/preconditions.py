@@ -7,8 +7,12 @@ import errno
 import socket
 from pathlib import Path
 
+from ops.embedded_redis import running_url
 from ops.errors import CommandError
-from ops.processes import FileLock
+from ops.processes import FileLock, is_running
+
+# In the lock, instead of a URL: Redis is a child of `quire serve`.
+EMBEDDED = "embedded"
 
 
 def lock_state_dir(state_dir: Path) -> FileLock:
@@ -21,13 +25,30 @@ def lock_state_dir(state_dir: Path) -> FileLock:
             f"cannot write to the state folder {state_dir}: {error.strerror}; pass --state-dir with a folder of yours"
         ) from error
     if not lock.acquire():
-        pid, _, url = lock.read().partition(" ")
+        pid, url, _ = read_holder(lock.read())
         lock.close()
         raise CommandError(
             f"another quire serve (pid {pid or 'unknown'}, {url or 'starting'}) uses {state_dir}; stop it with "
             f"`kill {pid or 'PID'}`, or pass another --state-dir"
         )
     return lock
+
+
+def read_holder(text: str) -> tuple[str, str, str]:
+    """Pid, URL and Redis URL of the `quire serve` that wrote `text` into its lock; empty where it has not yet."""
+    pid, url, redis_url = [*text.split(), "", "", ""][:3]
+    return pid, url, redis_url
+
+
+def find_redis(state_dir: Path) -> str | None:
+    """URL of the Redis of the `quire serve` that runs with this state folder; None if none does, as far as is known."""
+    try:
+        pid, _, redis_url = read_holder((state_dir / "lock").read_text())
+        if not pid.isdigit() or not is_running(int(pid)):
+            return None
+        return running_url(state_dir) if redis_url == EMBEDDED else redis_url or None
+    except OSError:  # no lock, one of another user, or a Redis that has not been started yet
+        return None
 
 
 def check_port(host: str, port: int) -> int:

@@ -20,6 +20,17 @@ def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hur
     return True
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class FileLock:
     """An exclusive lock on a file, which holds the pid of whoever took it.
 

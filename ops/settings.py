@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.redis_url import REDIS_URL_HELP
 from shared.settings import option
 
 
@@ -66,7 +65,14 @@ class DeadSettings:
         help="What to do: list them all; show, retry or drop one.",
     )
     entry: str = option("", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Which one, as `list` names it.")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
+    redis_url: str = option(
+        "",
+        help="Redis that holds the requests; by default that of the running `quire serve`, and without one "
+        "redis://127.0.0.1:6379/0.",
+        metavar="URL",
+        secret=True,
+    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
     served_model_name: str = option("", metavar="NAME", help="Of this model only; by default of all.")
     count: int = option(
         100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="How many are listed, at most."
