@@ -122,10 +122,35 @@ def test_an_image_is_pinned_and_runs_without_rights(path: Path) -> None:
 @pytest.mark.parametrize("image", ["gateway", "worker"])
 def test_builds_have_stages(image: str) -> None:
     text = (PROJECT_ROOT / image / "Dockerfile").read_text()
-    build, *served = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    build, *others = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
     assert " AS build" in build
+    served = [stage for stage in others if not re.match(r"\S+ AS build-", stage)]
+    assert served
+    assert others[-1] in served, "the last stage is the default one"
     assert all("pip install" not in stage and "g++" not in stage for stage in served)
     assert f"requirements.py {image} " in build
+
+
+def stage(text: str, name: str) -> str:
+    """The instructions of a stage of a Dockerfile."""
+    (found,) = re.findall(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def test_the_image_for_gpus_tells_triton_where_the_driver_and_a_right_assembler_are() -> None:
+    """A read-only container has no cache of the linker that names libcuda; Triton's own ptxas is older than 13.3."""
+    text = (PROJECT_ROOT / "worker" / "Dockerfile").read_text()
+    gpu, assembler = stage(text, "gpu"), stage(text, "build-ptxas")
+    environ = dict(re.findall(r"(TRITON_\w+)=(\S+)", gpu))
+    assert environ["TRITON_LIBCUDA_PATH"] == "/usr/lib/x86_64-linux-gnu"
+    source = r"COPY --from=build-ptxas /cuda/nvidia/cu13/bin/ptxas (\S+)"
+    assert re.findall(source, gpu) == [environ["TRITON_PTXAS_PATH"]]
+    (version,) = re.findall(r"nvidia-cuda-nvcc==(\d+)\.(\d+)\.\d+\b", assembler)
+    assert tuple(map(int, version)) >= (13, 3)
+    assert "ptxas --version" in assembler, "the build fails if the wheel has no assembler there that runs"
+    assert SERVICES["worker-gpu"]["build"]["target"] == "gpu"
+    assert SERVICES["worker-gpu"]["read_only"] is True
+    assert not {"TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH"} & SERVICES["worker-gpu"]["environment"].keys()
 
 
 def test_stopping_waits_for_longer_than_what_runs_is_given() -> None:
