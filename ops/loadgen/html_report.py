@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
+from ops.loadgen import words
 from ops.loadgen.client import Record
-from ops.loadgen.measures import blocks_of, percentile, was_cut
+from ops.loadgen.measures import Distribution, Summary, blocks_of, percentile, summaries, was_cut
 from ops.loadgen.runner import Run
-from ops.loadgen.svg import COLOURS, Series, plot
-from ops.loadgen.table import LATENCIES, SHARES, headline
+from ops.loadgen.svg import COLOURS, Mark, Series, plot
+from ops.loadgen.table import SHARES
 
 CDF_POINTS = 200
+# Percentiles that the curves have marks at.
+MARKED = (0.5, 0.95, 0.99)
 TIME_BINS = 60
 MOST_POINTS = 2000
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 980px; margin: 2em auto; padding: 0 1em; color: #222; }
-h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin-top: 2em; }
+h1 { font-size: 1em; color: #666; } .headline { font-size: 1.3em; margin: .4em 0; }
+h2 { font-size: 1.1em; margin-top: 2em; }
 table { border-collapse: collapse; margin: .6em 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .2em .7em; border-bottom: 1px solid #ddd; text-align: right; }
 th:first-child, td:first-child { text-align: left; } td.text { text-align: left; overflow-wrap: anywhere; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 1em; }
 svg { width: 100%; } svg text { font: 10px system-ui, sans-serif; fill: #555; }
+svg text.mark { fill: #222; }
 svg text.title { font-size: 12px; fill: #222; font-weight: 600; }
 .grid { stroke: #e6e6e6; fill: none; } .line { fill: none; stroke-width: 1.6; }
 .note { background: #fff6e0; padding: .3em .8em; margin: .3em 0; }
@@ -32,76 +37,92 @@ svg text.title { font-size: 12px; fill: #222; font-weight: 600; }
 
 def page(run: Run, result: dict[str, Any]) -> str:
     """The whole page; `result` is what the JSON has."""
-    servers = result["servers"]
+    servers, sides = result["servers"], summaries(run)
+    labels = [server["label"] for server in servers]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>quire bench</title>',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<style>{STYLE}</style></head><body>",
-        f"<h1>{escape(headline(run))}</h1>",
-        *(f'<p class="note">{escape(text)}</p>' for text in result["warnings"]),
-        *(
-            f'<p><b style="color: {COLOURS[number]}">&#9632;</b> {escape(_title(server))}</p>'
-            for number, server in enumerate(servers)
-        ),
+        f"<style>{STYLE}</style></head><body><h1>quire bench</h1>",
     ]
+    for colour, server, side in zip(COLOURS, servers, sides, strict=False):
+        parts += [
+            f'<p class="headline"><b style="color: {colour}">&#9632;</b> '
+            f"{escape(words.headline(server['label'], side))}</p>",
+            f"<p>{escape(_about(server))}</p>",
+        ]
+        if text := words.goodput(side, run.plan.slo):
+            parts.append(f"<p>Goodput: {escape(text)}.</p>")
+    parts.append(f"<p>Load: {escape(words.load(run.plan))}.</p>")
+    parts += [f'<p class="note">{escape(text)}</p>' for text in result["warnings"]]
     if result["comparison"]:
         rows = [
-            [one["name"], *(f"{one[key]:.4g}" for key in ("first", "second", "ratio", "least", "most"))]
+            [
+                one["name"],
+                *(words.number(one[key]) for key in ("first", "second")),
+                *(f"{one[key]:.2f}" for key in ("ratio", "least", "most")),
+            ]
             for one in result["comparison"]
         ]
         parts += [
             "<h2>Second to first</h2>",
             _table(["", "first", "second", "ratio", "least of the blocks", "most of the blocks"], rows),
         ]
-    parts.append("<h2>Throughput</h2>")
-    parts.append(_table(["", *(server["label"] for server in servers)], _throughput(servers)))
-    parts.append("<h2>Latency in ms</h2>")
-    parts.append(_table(["", *SHARES], list(_latencies(servers))))
+    parts += ["<h2>Throughput</h2>", _table(["", *labels], _throughput(sides))]
+    if rows := list(_latencies(labels, sides)):
+        parts += ["<h2>Latency in ms</h2>", _table(["", *SHARES], rows)]
     errors = [(server["label"], error) for server in servers for error in server["errors"]]
     if errors:
         rows = [[url, str(one["count"]), one["kind"], one["first_message"]] for url, one in errors]
         parts += ["<h2>Errors</h2>", _table(["server", "number", "kind", "first message"], rows)]
     parts += ["<h2>Plots</h2>", f'<div class="plots">{"".join(_plots(run))}</div>']
-    facts = {**result["load"], **result["environment"], **result["client"], "when": result["when"]}
-    for title, values in (("Run", facts), ("Settings", result["settings"])):
-        rows = [[name, "" if value is None else str(value)] for name, value in values.items()]
-        parts += [f"<h2>{title}</h2>", _table(["", ""], rows, text=True)]
+    facts = words.facts(result, run.plan.slo)
+    for title, found in (("Run", facts), ("Settings", words.settings(result["settings"]))):
+        parts += [f"<h2>{title}</h2>", _table((), found, text=True)]
     return "".join([*parts, "</body></html>\n"])
 
 
-def _title(server: dict[str, Any]) -> str:
-    counts = f"{server['completed']} of {server['requests']} requests completed in {server['seconds']:.2f} s"
-    return f"{server['label']}, model {server['model']}, server {server['software'] or 'unknown'}: {counts}"
+def _about(server: dict[str, Any]) -> str:
+    cut = f", {server['cut_short']} cut short" if server["cut_short"] else ""
+    return (
+        f"{server['completed']} of {words.counted(server['requests'], 'request')} completed in "
+        f"{words.milliseconds(1000 * server['seconds'])}{cut}. Model {server['model']}, "
+        f"server {server['software'] or 'unknown'}."
+    )
 
 
-def _throughput(servers: Sequence[dict[str, Any]]) -> list[list[str]]:
-    names = {
-        "requests/s": "requests_per_s",
-        "input tokens/s": "input_tokens_per_s",
-        "output tokens/s": "output_tokens_per_s",
-        "good requests/s": "good_per_s",
-        "share of good requests": "good_share",
-        "requests open on average": "mean_concurrency",
-        "failed": "failed",
-    }
+def _throughput(sides: Sequence[Summary]) -> list[list[str]]:
+    """Rows with a figure of at least one server."""
+    rows: list[tuple[str, Callable[[Summary], float | None]]] = [
+        ("requests/s", lambda side: side.requests_per_s),
+        ("input tokens/s", lambda side: side.input_tokens_per_s),
+        ("output tokens/s", lambda side: side.output_tokens_per_s),
+        ("requests/s that met the limits", lambda side: side.good_per_s),
+        ("% of requests that met the limits", lambda side: side.good_share and 100 * side.good_share),
+        ("open requests, mean", lambda side: side.mean_concurrency),
+        ("failed requests", lambda side: side.failed),
+    ]
+    found = [(title, [value(side) for side in sides]) for title, value in rows]
     return [
-        [title, *("" if server[key] is None else f"{server[key]:.4g}" for server in servers)]
-        for title, key in names.items()
+        [title, *("" if value is None else words.number(value) for value in values)]
+        for title, values in found
+        if any(value is not None for value in values)
     ]
 
 
-def _latencies(servers: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
-    for name in LATENCIES:
-        for server in servers:
-            if found := server[f"{name}_ms"]:
-                yield [f"{name.upper()} {server['label']}", *(f"{found[share]:.2f}" for share in SHARES)]
+def _latencies(labels: Sequence[str], sides: Sequence[Summary]) -> Iterable[list[str]]:
+    for name, meaning in words.LATENCIES.items():
+        for label, side in zip(labels, sides, strict=True):
+            found: Distribution | None = getattr(side, f"{name}_ms")
+            if found is not None:
+                where = f", {label}" if len(labels) > 1 else ""
+                yield [f"{name.upper()}, {meaning}{where}", *(words.number(getattr(found, share)) for share in SHARES)]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    top = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>" if head else ""
     kind = ' class="text"' if text else ""
     body = "".join("<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
+    return f"<table>{top}{body}</table>"
 
 
 def _plots(run: Run) -> Iterable[str]:
@@ -114,9 +135,18 @@ def _plots(run: Run) -> Iterable[str]:
     def each(points: Any) -> list[Series]:
         return [Series(name, points(records)) for name, records in zip(names, done, strict=True)]
 
-    yield plot("Time to the first token", "ms", "share of requests", each(lambda rs: cdf([r.ttft_s for r in rs])))
-    yield plot("Gaps between chunks", "ms", "share", each(lambda rs: cdf([gap for r in rs for gap in r.gaps_s])))
-    yield plot("Time to the end", "ms", "share of requests", each(lambda rs: cdf([r.e2e_s for r in rs])))
+    def distributions(title: str, y_name: str, values: Callable[[list[Record]], list[float]]) -> str:
+        """Curves of the shares up to a time, with their percentiles marked."""
+        series = []
+        for name, records in zip(names, done, strict=True):
+            ordered = sorted(values(records))
+            marks = [Mark(f"p{100 * at:.0f}", 1000 * percentile(ordered, at), at) for at in MARKED] if ordered else []
+            series.append(Series(name, cdf(ordered), marks))
+        return plot(title, "ms", y_name, series)
+
+    yield distributions("Time to the first token", "share of requests", lambda rs: [r.ttft_s for r in rs])
+    yield distributions("Gaps between chunks", "share of gaps", lambda rs: [gap for r in rs for gap in r.gaps_s])
+    yield distributions("Time to the end", "share of requests", lambda rs: [r.e2e_s for r in rs])
     end_s = max((block.ended for block in run.blocks), default=run.started) - run.started
     yield plot("Output", "s", "tokens/s", each(lambda rs: output_over_time(rs, run.started, end_s)))
     yield plot("Open requests", "s", "requests", each(lambda rs: open_over_time(rs, run.started, end_s)))

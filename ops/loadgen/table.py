@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ops.loadgen import words
 from ops.loadgen.measures import Distribution, Summary, client_figures, compare, summaries, warnings
 from ops.loadgen.runner import Run
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def render(run: Run) -> str:
     """Everything a reader needs, the warnings last."""
-    lines = [headline(run), f"prompts: {run.prompts.how}", ""]
     sides = summaries(run)
+    lines = [words.headline(server.label, side) for server, side in zip(run.servers, sides, strict=True)]
+    lines += ["", words.load(run.plan), f"prompts: {run.prompts.how}", ""]
     for server, side in zip(run.servers, sides, strict=True):
         lines += [" ".join(f"{server.label} {server.model} {server.software}".split()), *_one(run, side), ""]
     if len(sides) == 2:
         lines += [*_compared(run), ""]
-    client = client_figures(run)
-    if client:
-        lines.append("client: " + ", ".join(f"{name} {value:.2f}" for name, value in client.items()))
+    lines += [f"client: {text}" for text in words.lateness(client_figures(run))]
     lines += [f"note: {text}" for text in warnings(run)]
     return "\n".join(lines)
-
-
-def headline(run: Run) -> str:
-    """The load in one line."""
-    plan = run.plan
-    much = f"{plan.requests} requests" if plan.requests is not None else f"{plan.duration_s:g} s"
-    rounds = f", {plan.rounds} blocks each" if plan.rounds > 1 else ""
-    return f"{plan.shape.name}, {much}{rounds}, {plan.load}, seed {plan.seed}"
 
 
 def _one(run: Run, side: Summary) -> list[str]:
@@ -50,14 +41,10 @@ def _one(run: Run, side: Summary) -> list[str]:
     )
     rate = "" if run.plan.rate is None else f"asked {run.plan.rate:g} requests/s, sent {side.sent_per_s:.2f}; "
     lines.append(f"  {rate}{side.mean_concurrency:.1f} requests open on average")
-    if side.good is not None:
-        limits = ", ".join(f"{name} <= {1000 * limit:g} ms" for name, limit in run.plan.slo.items())
-        lines.append(
-            f"  goodput: {100 * (side.good_share or 0):.1f} % of the requests, {side.good_per_s:.2f} requests/s "
-            f"({limits})"
-        )
+    if text := words.goodput(side, run.plan.slo):
+        lines.append(f"  goodput: {text}")
     rows = [["ms", *SHARES]]
-    for name in LATENCIES:
+    for name in words.LATENCIES:
         found: Distribution | None = getattr(side, f"{name}_ms")
         if found is not None:
             rows.append([name.upper(), *(_number(getattr(found, share)) for share in SHARES)])
