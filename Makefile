@@ -13,10 +13,10 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test lint format bench paper faults soak containers gpu-check clean distclean
+.PHONY: help run setup test test-levels lint format bench paper faults soak containers gpu-check clean distclean
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "ARGS passes on: make run ARGS=\"--port 9000 --workers 2\"; make test ARGS=\"tests/ops -x\""
 
@@ -33,6 +33,9 @@ IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
+
+test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run tests with each level of instructions up to this processor's; half an hour.
+	@$(BIN)/python -m tests.levels $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
 	@$(BIN)/ruff check .
