@@ -17,6 +17,7 @@ from gateway.errors import ApiError, InvalidRequest, body
 from gateway.options import Options, read_options
 from gateway.parsing import has_more_values, max_values, parse_object
 from gateway.rendering import read_prompts
+from gateway.sampling_defaults import SamplingDefaults
 from shared.messages import GenerationRequest
 
 values = st.recursive(
@@ -83,7 +84,7 @@ def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict
         assert refusal["param"] in given_values
         return
     options = read()
-    sampling = options.sampling(max_tokens=4, seed=1, special_tokens={})
+    sampling = options.sampling(max_tokens=4, seed=1, special_tokens={}, defaults=SamplingDefaults())
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
     assert sampling.num_sequences == max(options.counts.values())
     assert sampling.is_streamed or not options.stream
