@@ -1,9 +1,17 @@
 """The benchmark runs on a small shape and reports every operation."""
 
+import pytest
+import torch
+
+import kernels
 from kernels import bench
 
 
 def test_a_small_step_is_reported(capsys):
+    try:
+        kernels.CpuOps(torch.float32)
+    except kernels.Unavailable as missing:
+        pytest.skip(str(missing))
     small = ["--hidden", "64", "--intermediate", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2"]
     small += ["--head-dim", "32", "--vocabulary", "200", "--context", "40", "--repeat", "1", "--dtype", "float32"]
     assert bench.main([*small, "--case", "decode:2", "--case", "prefill:5"]) == 0

@@ -31,7 +31,8 @@ def test_an_unknown_preference_is_refused():
         kernels.select_ops("cpu", torch.float32, "fastest")
 
 
-def test_a_type_without_kernels_falls_back(caplog):
+def test_a_type_without_kernels_falls_back(monkeypatch, caplog):
+    monkeypatch.delenv("KERNELS_CPU_ISA", raising=False)
     assert kernels.select_ops("cpu", torch.float16).name == "reference"
     assert "torch.float16" in caplog.text
     with pytest.raises(kernels.Unavailable):
@@ -77,6 +78,7 @@ def test_tiles_that_the_system_does_not_give_are_not_used():
 def test_without_compiler_and_library_plain_torch_is_used(monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("KERNELS_CPU_ISA", raising=False)
     monkeypatch.setattr(build, "_cache_dirs", lambda: [tmp_path])
     monkeypatch.setattr(library, "load", library.load.__wrapped__)  # as a fresh process, which has not loaded one yet
     with caplog.at_level(logging.WARNING):
@@ -88,6 +90,7 @@ def test_without_compiler_and_library_plain_torch_is_used(monkeypatch, caplog, t
 
 
 def test_another_processor_uses_plain_torch(monkeypatch, caplog):
+    monkeypatch.delenv("KERNELS_CPU_ISA", raising=False)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr(library, "load", library.load.__wrapped__)
     assert kernels.select_ops("cpu", torch.float32).name == "reference"

@@ -7,6 +7,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import kernels
+
+
+@pytest.fixture
+def cpu_kernels() -> None:
+    """For promises that the C++ kernels give and plain torch does not: equal bits in any batch, and memory that ranks
+    share."""
+    try:
+        kernels.CpuOps(torch.float32)
+    except kernels.Unavailable as missing:
+        pytest.skip(str(missing))
+
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:

@@ -110,6 +110,7 @@ def test_they_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
     assert all(one.logprobs == [] for choices in found[len(prompts()) :] for one in choices)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_their_bits_do_not_depend_on_the_batch(checkpoint: Path) -> None:
     """The kernels for CPUs are batch-invariant in every mode."""
     params = [

@@ -106,6 +106,7 @@ def test_a_context_that_is_too_short_has_no_results(llama: Path) -> None:
     assert digests(llama, max_model_len=3)[1] != ""
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("kind", ["gemma3", "gpt2", "olmo2"])
 def test_tables_of_any_shape_are_counted_in(kind: str, tmp_path: Path) -> None:
     folder = make_kind(tmp_path, kind)
@@ -114,6 +115,7 @@ def test_tables_of_any_shape_are_counted_in(kind: str, tmp_path: Path) -> None:
     assert digests(folder) == (weights, results)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_models_of_transformers_have_both(tmp_path: Path) -> None:
     weights, results = digests(PROJECT_ROOT / "models/demo", model_impl="transformers")
     assert (weights, results) == digests(PROJECT_ROOT / "models/demo", model_impl="transformers")

@@ -44,6 +44,12 @@ def operations(name: str, dtype: torch.dtype = torch.float32) -> Ops:
         pytest.skip(str(error))
 
 
+def draw_prompts(seed: int) -> list[torch.Tensor]:
+    """One prompt of each of LENGTHS."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator) for length in LENGTHS]
+
+
 def transformers_logits(path: Path, token_ids: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=dtype)
     with torch.inference_mode():
@@ -57,8 +63,7 @@ def expected(checkpoints):
 
     def get(family: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         if family not in known:
-            generator = torch.Generator().manual_seed(1)
-            prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator) for length in LENGTHS]
+            prompts = draw_prompts(1)
             known[family] = prompts, transformers_logits(checkpoints(family), prompts, torch.float32)
         return known[family]
 
@@ -147,16 +152,18 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, expected, tmp_path):
+def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_path):
     # Both round to 8 bits after every operation, but not in the same places (attention weights, silu, logits): neither
-    # is right. So both are held against float32 with the same weights, and the decoder may be a tenth worse.
+    # is right. So both are held against float32 with the same weights, and the decoder may be a tenth worse. The largest
+    # error is one token's of one draw: in eight draws it is comparable on every processor.
     path = make_checkpoint(tmp_path / family, family, dtype=torch.bfloat16)
-    prompts, _ = expected(family)
-    exact = torch.cat(transformers_logits(path, prompts, torch.float32))
-    theirs = torch.cat(transformers_logits(path, prompts, torch.bfloat16))
+    draws = [draw_prompts(seed) for seed in range(1, 9)]
+    every = [prompt for prompts in draws for prompt in prompts]
+    exact = torch.cat(transformers_logits(path, every, torch.float32))
+    theirs = torch.cat(transformers_logits(path, every, torch.bfloat16))
     for name in ("reference", "cpu"):
         decoder = Decoder.load(path, operations(name, torch.bfloat16), torch.bfloat16, "cpu", 256)
-        ours = torch.cat(Stepper(decoder, prompts).run(MIXED))
+        ours = torch.cat([logits for prompts in draws for logits in Stepper(decoder, prompts).run(MIXED)])
         assert (ours - exact).pow(2).mean().sqrt() < 1.1 * (theirs - exact).pow(2).mean().sqrt()
         assert (ours - exact).abs().max() < 1.5 * (theirs - exact).abs().max()
 

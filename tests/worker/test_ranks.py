@@ -114,6 +114,7 @@ def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) ->
         assert answers(model) == answers(alone)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_the_bits_of_a_request_do_not_depend_on_the_others_with_any_number_of_ranks(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "llama")
     sampling = SamplingParams(max_tokens=12, temperature=0, logprobs=True, ignore_eos=True)
@@ -189,6 +190,7 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
         assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(rank: int, *files: int) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])

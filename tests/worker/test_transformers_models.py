@@ -556,6 +556,7 @@ def test_a_layer_whose_weight_is_read_is_left_to_torch() -> None:
     torch.testing.assert_close(model(ids), expected)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_a_model_with_such_a_layer_does_not_promise_equal_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 

@@ -123,7 +123,8 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     settings = WorkerSettings(**fields)
     names = {"worker": settings.name, "rank": str(rank)}
     setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, **names)
-    logging.getLogger(loader.__name__).setLevel(logging.ERROR)  # rank 0 reads the same files, and warns of them
+    for module in (loader, kernels):  # rank 0 reads the same files, chooses the same kernels, and warns of both
+        logging.getLogger(module.__name__).setLevel(logging.ERROR)
     size = settings.tensor_parallel_size
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
