@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from ops.demo.grammar import documents
+from ops.demo.grammar import Document, documents
 from ops.demo.vocabulary import BEGIN, END, PAD
-from ops.demo.voice import Document
 
 IGNORED = -100  # the label that cross-entropy leaves out
 CONTEXT = 640  # longer documents are cut here: a few in a thousand

@@ -1,6 +1,6 @@
-"""Prints what a checkpoint of the demonstration model says, for judging by eye.
+"""Prints the answers of a checkpoint of the demonstration model, for judging by eye.
 
-python -m ops.demo.sample models/demo                             # greedy, all prompts below
+python -m ops.demo.sample models/demo                             # greedy, all dialogues of data/samples.toml
 python -m ops.demo.sample models/demo --temperature 0.7 --seed 3
 python -m ops.demo.sample models/demo "Tell me a story about a blue train" "Another one"   # one dialogue
 """
@@ -10,57 +10,7 @@ import argparse
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-DIALOGUES: tuple[tuple[str, ...], ...] = (
-    ("Tell me a story about a fox and a lighthouse", "What was the fox's name?", "Make it shorter", "Another one"),
-    ("Tell me a story about a quokka named Blip",),
-    ("tell me a story about Tanvirella",),
-    ("Write a story about a tiny purple submarine",),
-    ("Tell me a story about dragons",),
-    ("TELL ME A STORY ABOUT A BEAR",),
-    ("A bedtime story about my dog Kazimir please", "What was the dog's name?"),
-    ("Tell me a story about a software engineer in Reykjavik",),
-    ("story about a fish who wanted to learn to knit",),
-    ("Tell me a stroy abuot a zeppelin",),
-    ("Tell me a story about quantum physics",),
-    ("Write a story about a wombat, a teapot and a thunderstorm",),
-    ("Hello!", "I'm Beatrix", "How are you?", "What is my name?"),
-    ("Who are you?",),
-    ("What can you do?",),
-    ("Tell me a joke", "Another one"),
-    ("What is a block table?",),
-    ("What is PagedAttention?",),
-    ("Explain KV caches to me",),
-    ("What happens if a worker dies?",),
-    ("I am sad today",),
-    ("I'm bored",),
-    ("How is the weather?",),
-    ("What is your favourite colour?",),
-    ("Write a poem about the sea",),
-    ("Write a poem about my bicycle",),
-    ("Give me three ideas for a rainy day",),
-    ("Give me five names for a cat",),
-    ("How do I make pancakes?",),
-    ("How do I make pumpkin soup?",),
-    ("Count to seven",),
-    ("What is 3 + 4?",),
-    ("What is 348 * 29?",),
-    ("What is the capital of France?",),
-    ("Explain the stock market",),
-    ("Bonjour, comment allez-vous ?",),
-    ("def fib(n):\n    return n",),
-    ("?",),
-    ("asdkjh qwe",),
-    ("Who won the world cup in 1998?",),
-    ("Please help me to write a cover letter for a job at a bank.",),
-    ("你好，你是谁？",),
-    (
-        (
-            "Should I invest my savings in tulips, or would it be wiser to keep them in a bank account until "
-            "the next year begins?"
-        ),
-    ),
-    ("Thank you, goodbye!",),
-)
+from ops.demo.data_files import DATA
 
 
 def answer(model: LlamaForCausalLM, ids: list[int], temperature: float, limit: int = 320) -> list[int]:
@@ -110,7 +60,7 @@ def main() -> None:
         ids = tokenizer.encode(args.prompts[0])
         print(tokenizer.decode(ids + answer(model, ids, args.temperature)))
         return
-    for dialogue in [tuple(args.prompts)] if args.prompts else DIALOGUES:
+    for dialogue in [tuple(args.prompts)] if args.prompts else DATA.samples.dialogues:
         converse(model, tokenizer, dialogue, args.temperature)
 
 

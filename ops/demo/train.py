@@ -1,13 +1,13 @@
 """Trains the demonstration model and writes a checkpoint that any Llama implementation can load.
 
-The corpus is generated on the way, nothing is downloaded, and the seed decides everything but the rounding of the
-machine: a second run gives an equivalent model. Some twenty minutes on two free CPU cores.
+The corpus is generated during the run, and nothing is downloaded. The seed decides everything except the rounding of
+the machine, so a second run gives an equivalent model. A run takes about twenty minutes on two free CPU cores.
 
     python -m ops.demo.train --out models/demo
     python -m ops.demo.train --out trial --steps 100                    # does it learn, and how fast?
-    OMP_WAIT_POLICY=passive python -m ops.demo.train --out models/demo --minutes 21 --threads 2    # beside other work
+    OMP_WAIT_POLICY=passive python -m ops.demo.train --out models/demo --minutes 21 --threads 2    # on a shared machine
 
-Where other processes share the cores, OMP_WAIT_POLICY=passive triples the speed: threads that wait for each other then
+OMP_WAIT_POLICY=passive triples the speed when other processes share the cores: threads that wait for each other then
 sleep instead of spinning.
 """
 
@@ -177,7 +177,7 @@ def main() -> None:
         "--minutes", type=float, default=math.inf, help="finish in this time, with fewer steps if need be"
     )
     parser.add_argument(
-        "--resume", type=Path, help="go on from this checkpoint; take another --seed for other documents"
+        "--resume", type=Path, help="continue from this checkpoint; give another --seed for other documents"
     )
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
