@@ -18,6 +18,7 @@ from gateway.model import ServedModel
 from gateway.parameters import shown
 from gateway.service import Gateway
 from gateway.settings import GatewaySettings
+from gateway.status import Status
 from gateway.tracing import PREFIX, SPAN, HttpSpan
 from shared.broker import new_id
 
@@ -31,8 +32,8 @@ GATEWAY = web.AppKey("gateway", Gateway)
 # Bounds of a request's head; aiohttp enforces them while it parses.
 MAX_HEADER_BYTES = 8190
 MAX_HEADERS = 64
-# What supervisors ask several times a second is not worth a line of the log each.
-PROBES = ("/healthz", "/readyz")
+# Supervisors, and pages with a silent answer, ask these several times a second: the log has them at DEBUG only.
+PROBES = ("/healthz", "/readyz", "/status")
 
 
 def create_app(settings: GatewaySettings, model: ServedModel, tracer: Tracer | None = None) -> web.Application:
@@ -54,6 +55,7 @@ def create_app(settings: GatewaySettings, model: ServedModel, tracer: Tracer | N
             web.get("/v1/models/{name:.+}", gateway.one_model),
             web.get("/healthz", gateway.healthz),
             web.get("/readyz", gateway.readyz),
+            web.get("/status", Status(gateway).show),
             *page.routes(),
         ]
     )

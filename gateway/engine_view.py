@@ -1,7 +1,10 @@
-"""What somebody who looks at `/engine` sees of a worker: views that the worker publishes, as server-sent events.
+"""The views that workers publish, as server-sent events for viewers of `/engine`.
 
 A gateway needs no route to a worker. While it has viewers it asks for views with a key that expires; all viewers of a
-worker share one subscription. The newest view wins: who reads slowly misses some, and holds nobody up.
+worker share one subscription. The newest view wins: a slow reader misses some, and delays no other reader.
+
+A viewer may follow a request, named by its idempotency key, to the worker that claims it. The request may end within
+half a second, so the gateway subscribes to all workers while it has a viewer: the worker's views are there already.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from base64 import b64encode
 from typing import Any
 
@@ -20,7 +24,7 @@ from gateway import sse
 from gateway.cancellation import check_cancelled
 from gateway.errors import ApiError, InvalidRequest, NotFound
 from gateway.service import Gateway
-from shared.broker import VIEW_TTL_S, Broker
+from shared.broker import BEAT_S, VIEW_TTL_S, Broker
 from shared.messages import MessageError
 from shared.redis_clients import pubsub_client
 from shared.views import View
@@ -29,9 +33,18 @@ log = logging.getLogger("gateway")
 
 # Open streams of one gateway.
 MAX_VIEWERS = 64
-# How often we ask again for what we want to see.
+# Time between two requests to a worker for its views.
 ASK_S = VIEW_TTL_S / 3
 RETRY_S = 0.5
+# Workers whose views a gateway receives although none of its viewers looks at them.
+MAX_SPARE = 8
+# Time between two look-ups of a followed request before a worker has claimed it, and after: another may take it over.
+CLAIM_S = 0.03
+TAKEOVER_S = 0.5
+# A request that is still unknown after this time was refused, or never sent.
+UNKNOWN_S = 60.0
+
+_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
 class TooManyViewers(ApiError):
@@ -41,17 +54,24 @@ class TooManyViewers(ApiError):
 
 
 class Viewer:
-    """One who looks: the newest event that was not sent yet, if there is one."""
+    """One reader of a stream: the newest events that were not sent yet, one of each kind."""
 
     def __init__(self) -> None:
+        self._claim: bytes | None = None
         self._latest: bytes | None = None
         self._there = asyncio.Event()
         self.skipped = 0
         self.is_over = False
 
     def show(self, event: bytes) -> None:
+        """Send a view, unless a newer one comes before the client reads."""
         self.skipped += self._latest is not None
         self._latest = event
+        self._there.set()
+
+    def tell(self, event: bytes) -> None:
+        """Send which worker has the followed request. Views that were not sent yet are of another worker: drop them."""
+        self._claim, self._latest = event, None
         self._there.set()
 
     def end(self) -> None:
@@ -59,21 +79,23 @@ class Viewer:
         self._there.set()
 
     async def next(self) -> bytes | None:
-        """The newest event once there is a new one; None at the end."""
+        """The newest events once there is a new one; None at the end."""
         await self._there.wait()
         self._there.clear()
-        latest, self._latest = self._latest, None
-        return None if self.is_over else latest
+        events = (self._claim or b"") + (self._latest or b"")
+        self._claim = self._latest = None
+        return None if self.is_over else events
 
 
 class Watch:
-    """One worker that is looked at."""
+    """The subscription to the views of one worker."""
 
     def __init__(self, redis_url: str, broker: Broker, worker_id: str) -> None:
         self._redis_url = redis_url
         self._broker = broker
         self._worker_id = worker_id
         self._queues: dict[str, int] = {}
+        self._latest: bytes | None = None
         self.viewers: set[Viewer] = set()
         self.corrupt = 0
         self._task = asyncio.create_task(self._run())
@@ -112,24 +134,35 @@ class Watch:
             if message is not None and message["type"] == "message":
                 self._show(message["data"])
 
+    def add(self, viewer: Viewer) -> None:
+        """Show the views to a viewer, beginning with the newest one that came already."""
+        self.viewers.add(viewer)
+        if self._latest is not None and (event := self._event(self._latest)):
+            viewer.show(event)
+
     def _show(self, data: bytes) -> None:
+        self._latest = data
+        if self.viewers and (event := self._event(data)):
+            for viewer in self.viewers:
+                viewer.show(event)
+
+    def _event(self, data: bytes) -> bytes | None:
         try:
-            event = render(View.decode(data), self._queues)
+            return render(View.decode(data), self._queues)
         except MessageError as error:
             self.corrupt += 1
             if self.corrupt == 1:
                 log.error("a view of worker %s is corrupt (this is said once): %s", self._worker_id, error)
-            return
-        for viewer in self.viewers:
-            viewer.show(event)
+            return None
 
 
 class EngineView:
-    """The streams of one gateway and what they look at."""
+    """The streams of one gateway, and the workers to which it subscribes for them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._is_closing = False
+        self._keeper: asyncio.Task[None] | None = None
         self.watches: dict[str, Watch] = {}
 
     async def workers(self, request: web.Request) -> web.Response:
@@ -151,28 +184,91 @@ class EngineView:
         return web.json_response({"model": self._gateway.model.name, "workers": workers})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /engine/stream?worker=ID: views of a worker as they come, for as long as the client reads."""
-        worker_id = self._read_worker(request)
+        """GET /engine/stream?worker=ID&follow=KEY: views of a worker as they come, for as long as the client reads.
+
+        With `follow`, an idempotency key: of the worker that has claimed the request of this key, as soon as one has.
+        """
+        worker_id, key = self._read_worker(request), _read_key(request)
         if self._is_closing:
             raise ApiError("This gateway is shutting down.", code="shutting_down")
-        if sum(len(watch.viewers) for watch in self.watches.values()) >= MAX_VIEWERS:
+        if self.num_viewers >= MAX_VIEWERS:
             raise TooManyViewers(f"{MAX_VIEWERS} look at engines through this gateway already; close one, or wait.")
-        watch = self.watches.get(worker_id)
-        if watch is None:
-            watch = Watch(self._gateway.settings.redis_url, self._gateway.broker, worker_id)
-            self.watches[worker_id] = watch
         viewer = Viewer()
-        watch.viewers.add(viewer)
+        self._watch(worker_id).add(viewer)
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+        follower = asyncio.create_task(self._follow(viewer, key)) if key else None
         response = web.StreamResponse(headers=sse.HEADERS)
         try:
             await response.prepare(request)
             await self._send(request, response, viewer)
         finally:
-            watch.viewers.discard(viewer)
-            if not watch.viewers and self.watches.get(worker_id) is watch:
-                del self.watches[worker_id]
-                await watch.close()
+            if follower is not None:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+            for watch in self.watches.values():
+                watch.viewers.discard(viewer)
+            if not self.num_viewers:
+                await self._leave()
         return response
+
+    @property
+    def num_viewers(self) -> int:
+        return sum(len(watch.viewers) for watch in self.watches.values())
+
+    def _watch(self, worker_id: str) -> Watch:
+        watch = self.watches.get(worker_id)
+        if watch is None:
+            watch = Watch(self._gateway.settings.redis_url, self._gateway.broker, worker_id)
+            self.watches[worker_id] = watch
+        return watch
+
+    async def _keep(self) -> None:
+        """While there are viewers: subscribe to workers that start, and leave those that are gone."""
+        while True:
+            live = [card.worker_id for card in self._gateway.fleet.workers]
+            gone = [(id_, watch) for id_, watch in self.watches.items() if not watch.viewers and id_ not in live]
+            for worker_id, _ in gone:
+                del self.watches[worker_id]
+            num_spare = sum(not watch.viewers for watch in self.watches.values())
+            new = [worker_id for worker_id in live if worker_id not in self.watches]
+            for worker_id in new[: max(0, MAX_SPARE - num_spare)]:
+                self._watch(worker_id)
+            for _, watch in gone:
+                await watch.close()
+            await asyncio.sleep(BEAT_S)
+
+    async def _leave(self) -> None:
+        """The last viewer is gone: end all subscriptions."""
+        watches, self.watches = self.watches, {}
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await asyncio.gather(*(watch.close() for watch in watches.values()))
+
+    async def _follow(self, viewer: Viewer, key: str) -> None:
+        """Move a viewer to the worker that has the request of an idempotency key, and to any that takes it over."""
+        loop = asyncio.get_running_loop()
+        gives_up_at = loop.time() + UNKNOWN_S
+        current = ""
+        while True:
+            try:
+                state, owner = await self._gateway.broker.owner(key)
+            except (RedisError, OSError) as error:
+                log.debug("the worker of a followed request cannot be looked up now: %s", error)
+                state, owner = "", ""
+            check_cancelled()
+            if owner and owner != current:
+                current = owner
+                for watch in self.watches.values():
+                    watch.viewers.discard(viewer)
+                claim = sse.event(json.dumps({"follow": key, "worker": owner}))
+                viewer.tell(f"event: claimed\n{claim}".encode())
+                self._watch(owner).add(viewer)
+            if state == "done" or (not state and loop.time() > gives_up_at):
+                return
+            await asyncio.sleep(TAKEOVER_S if current else CLAIM_S)
 
     async def _send(self, request: web.Request, response: web.StreamResponse, viewer: Viewer) -> None:
         settings = self._gateway.settings
@@ -195,9 +291,9 @@ class EngineView:
                     return
 
     def _read_worker(self, request: web.Request) -> str:
-        unknown = sorted(request.query.keys() - {"worker"})
+        unknown = sorted(request.query.keys() - {"worker", "follow"})
         if unknown:
-            raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has worker.")
+            raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has worker and follow.")
         live = sorted(card.worker_id for card in self._gateway.fleet.workers)
         worker_id: str = request.query.get("worker", live[0] if live else "")
         if worker_id not in live:
@@ -211,6 +307,16 @@ class EngineView:
         for watch in self.watches.values():
             for viewer in watch.viewers:
                 viewer.end()
+
+
+def _read_key(request: web.Request) -> str:
+    """The idempotency key of the request to follow; empty for none. Raises InvalidRequest."""
+    key: str = request.query.get("follow", "")
+    if key and not _KEY.fullmatch(key):
+        raise InvalidRequest(
+            f"follow must be an Idempotency-Key of 1 to 255 visible ASCII characters, not {key[:80]!r}.", param="follow"
+        )
+    return key
 
 
 def render(view: View, queues: dict[str, int]) -> bytes:

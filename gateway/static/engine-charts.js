@@ -18,7 +18,8 @@ export class Batch {
     if (this.history.length > MAX_STEPS) this.history.splice(0, this.history.length - MAX_STEPS);
   }
 
-  show(view, colours, latest) {
+  /** `latest`: the view of the last step that ran; `isEarlier`: it is not the one that is shown. */
+  show(view, colours, latest, isEarlier) {
     const batch = latest?.batch ?? [];
     const budget = view.limits.token_budget;
     const decodes = batch.filter((row) => !row.is_prefill);
@@ -53,8 +54,8 @@ export class Batch {
     const words = [`${decodes.length + latest.hidden_rows} sequences write a token each`];
     for (const row of prefills.slice(0, 3)) words.push(`${row.request}/${row.choice} takes ${row.tokens} tokens of its prompt`);
     if (prefills.length > 3) words.push(`and ${prefills.length - 3} more prompts`);
-    const when = view === latest ? "" : " (the last step that ran)";
-    setText(this.note, batch.length ? `${words.join("; ")}: ${taken} of ${budget} tokens of the budget${when}.` : "No step has run since you came.");
+    const when = isEarlier ? " (the last step that ran)" : "";
+    setText(this.note, batch.length ? `${words.join("; ")}: ${taken} of ${budget} tokens of the budget${when}.` : "No steps yet.");
     this.showSteps(colours, budget);
   }
 

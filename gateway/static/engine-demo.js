@@ -1,4 +1,5 @@
 // Requests for those who want to see something: through the same public API that everybody uses.
+import { randomId } from "/api.js";
 
 const MAX_OPEN = 24;
 const STORY = "Tell me a story about a fox who finds an old library in the woods and reads one page of every book in it.";
@@ -32,9 +33,14 @@ const DEMOS = {
 };
 
 export class Demo {
-  constructor(buttons, status, describe) {
-    Object.assign(this, { status, describe });
+  /**
+   * `describe()` returns {model, context}. `pressed(key)`: a button was pressed, and its first request has this idempotency
+   * key; `changed()`: `open`, `hasRun` or `failure` has.
+   */
+  constructor(buttons, { describe, pressed, changed }) {
+    Object.assign(this, { describe, pressed, changed });
     this.open = 0;
+    this.hasRun = false;
     this.failure = "";
     for (const button of buttons) {
       button.addEventListener("click", () => this.run(DEMOS[button.dataset.demo]));
@@ -42,32 +48,33 @@ export class Demo {
   }
 
   async run(demo) {
-    if (this.open >= MAX_OPEN) return this.say(`${this.open} requests run already: let some of them end.`);
     this.failure = "";
-    this.say();
+    let key = randomId();
     try {
-      await demo((body, onBegin) => this.send(body, onBegin));
+      if (this.open >= MAX_OPEN) throw new Error(`${this.open} requests are open. Wait until some of them have ended.`);
+      this.pressed(key);
+      await demo((body, onBegin) => {
+        const first = key;
+        key = null;
+        return this.send(body, first, onBegin);
+      });
     } catch (error) {
       this.failure = error.message;
     }
-    return this.say();
+    this.changed();
   }
 
-  say(text) {
-    const running = this.open ? `${this.open} ${this.open === 1 ? "request runs" : "requests run"}…` : "Done. Drag the slider to look again.";
-    this.status.textContent = text ?? (this.failure ? `It failed: ${this.failure}` : running);
-  }
-
-  /** One request, read to its end; what it says is not shown here. */
-  async send(body, onBegin = () => {}) {
+  /** One request, read to its end; what it says is not shown here. `key`: its idempotency key, null for none. */
+  async send(body, key, onBegin = () => {}) {
     const { model, context } = this.describe();
     const max_tokens = Math.max(8, Math.min(400, Math.floor(0.4 * context)));
     this.open += 1;
-    this.say();
+    this.hasRun = true;
+    this.changed();
     try {
       const response = await fetch("/v1/chat/completions", {
         method: "POST",
-        headers: { "Content-Type": "application/json" },
+        headers: { "Content-Type": "application/json", ...(key && { "Idempotency-Key": key }) },
         body: JSON.stringify({ model, stream: true, max_tokens, ignore_eos: true, ...body }),
       });
       if (!response.ok) {
@@ -82,7 +89,7 @@ export class Demo {
       }
     } finally {
       this.open -= 1;
-      this.say();
+      this.changed();
     }
   }
 }

@@ -125,7 +125,7 @@ export class BlockMap {
     paint.save();
     paint.font = `10px ${this.colours.font}`;
     paint.textAlign = "left";
-    paint.fillText(`⋯ ${count} blocks that nobody uses`, 2, y + GAP / 2, width);
+    paint.fillText(`⋯ ${count} unused blocks`, 2, y + GAP / 2, width);
     paint.restore();
   }
 

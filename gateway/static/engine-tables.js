@@ -20,12 +20,12 @@ export const percent = (share) => `${(100 * share).toFixed(share && share < 0.09
 
 const FIGURES = [
   ["blocks_used", "Blocks in use", "of all that there are", (v) => [v.figures.blocks_used, `of ${v.limits.num_blocks}`]],
-  ["blocks_shared", "Shared blocks", "blocks with two owners or more", (v) => [v.figures.blocks_shared, `saves ${v.figures.sharing_saved_blocks}`]],
+  ["blocks_shared", "Shared blocks", "blocks with two owners or more", (v) => [v.figures.blocks_shared, `${v.figures.sharing_saved_blocks} saved`]],
   ["copies", "Copies on write", "since the worker started", (v) => [v.figures.copies, `${v.figures.forks} forks`]],
   ["blocks_cached", "Cached blocks", "of nobody, kept for prompts that begin alike", (v) => [v.figures.blocks_cached, `${v.figures.evictions} evicted`]],
   ["blocks_pinned", "Pinned blocks", "never given away", (v) => [v.figures.blocks_pinned, ""]],
-  ["sequences", "Sequences", "that run; and that wait or are swapped out", (v) => [v.figures.sequences_running, `+${v.figures.sequences_waiting + v.figures.sequences_swapped} wait`]],
-  ["prefix", "Prefix found", "of the prompt tokens that were looked up", (v) => [percent(v.figures.prefix_hit_tokens / Math.max(1, v.figures.prefix_query_tokens)), ""]],
+  ["sequences", "Sequences", "that run; and that wait or are swapped out", (v) => [v.figures.sequences_running, `${v.figures.sequences_waiting + v.figures.sequences_swapped} waiting`]],
+  ["prefix", "Prefix cache hits", "of the prompt tokens that were looked up", (v) => [percent(v.figures.prefix_hit_tokens / Math.max(1, v.figures.prefix_query_tokens)), ""]],
   ["waste", "Memory wasted", "slots of blocks in use that hold no token", (v) => [percent(v.waste().paged), v.waste().isIdle ? "" : `reserved: ${percent(v.waste().reserved)}`]],
 ];
 
@@ -95,7 +95,12 @@ export class Sequences {
     this.showChips(view, chosen);
     const one = view.sequences.find((found) => found.name === chosen);
     if (one) this.showTable(view, one, block);
-    else if (!view.sequences.length) setText(this.note, this.rows.length ? "It has ended; its blocks are free or cached." : "Nothing runs. Press one of the buttons above.");
+  }
+
+  /** Forget the block table that is there: the views of another worker begin. */
+  clear() {
+    for (const { node } of this.rows) node.remove();
+    this.rows = [];
   }
 
   showChips(view, chosen) {
@@ -127,6 +132,7 @@ export class Sequences {
     const node = element("button", undefined, { type: "button", title: "tokens; look at its block table" });
     const dot = document.createElementNS(SVG, "svg");
     dot.setAttribute("viewBox", "0 0 10 10");
+    dot.setAttribute("aria-hidden", "true");
     const circle = document.createElementNS(SVG, "circle");
     for (const [key, value] of Object.entries({ cx: 5, cy: 5, r: 5, fill: colourOf(name) })) circle.setAttribute(key, value);
     dot.append(circle);

@@ -1,4 +1,4 @@
-// A view of the engine as the gateway sends it, made ready for drawing. Nothing of it is ever markup.
+// A view of the engine: packed as the gateway sends it, and opened for drawing. Nothing of it is ever markup.
 
 const NOBODY = 0xffff;
 const CACHED = 1;
@@ -21,23 +21,44 @@ export function colourOf(name) {
   return colours.get(hue);
 }
 
-export class View {
+/** A view as it came: its figures and lists. The columns of blocks stay packed, since a minute of them would be much. */
+export class PackedView {
+  /** `at`: when it came, in milliseconds; `length`: its size in characters. */
   constructor(data, at, length) {
-    this.at = at;
-    this.length = length;
-    Object.assign(this, data);
-    this.parsed = false;
+    Object.assign(this, data, { at, length });
   }
 
-  /** Unpack what is drawn; only views that are shown need it. */
   open() {
-    if (this.parsed) return this;
-    this.parsed = true;
-    for (const one of this.sequences) {
-      one.name = `${one.request}/${one.choice}`;
-      one.blocks = words(one.table);
+    return new View(this);
+  }
+
+  /** Shares of memory that hold no token: with blocks, and if each sequence reserved its maximum length. */
+  waste() {
+    return (this.wasted ??= this.computeWaste());
+  }
+
+  computeWaste() {
+    const { blocks_used: used, slots_waste: empty } = this.figures;
+    const running = this.sequences.filter((one) => one.num_blocks > 0);
+    const held = running.reduce((sum, one) => sum + one.tokens, 0);
+    const reserved = running.length * this.limits.max_model_len;
+    return {
+      paged: used ? empty / (used * this.limits.block_size) : 0,
+      reserved: reserved ? Math.max(0, 1 - held / reserved) : 0,
+      isIdle: !reserved,
+    };
+  }
+}
+
+/** An opened view. Only the one that is drawn is kept: what can be pointed at on the page is always of this class. */
+export class View {
+  constructor(packed) {
+    this.packed = packed;
+    for (const name of ["at", "worker", "limits", "figures", "batch", "hidden_cells", "hidden_sequences", "hidden_rows"]) {
+      this[name] = packed[name];
     }
-    const { ids, owners, counts, filled, flags } = this.cells;
+    this.sequences = packed.sequences.map((one) => ({ ...one, name: `${one.request}/${one.choice}`, blocks: words(one.table) }));
+    const { ids, owners, counts, filled, flags } = packed.cells;
     this.ids = words(ids);
     this.owners = new Uint16Array(bytes(owners).buffer);
     this.counts = bytes(counts);
@@ -54,14 +75,10 @@ export class View {
         else this.users.set(block, [[sequence, logical]]);
       }),
     );
-    return this;
   }
 
-  /** Forget what `open` made: a minute of views would be much. */
-  close() {
-    this.parsed = false;
-    this.ids = this.owners = this.counts = this.filled = this.flags = this.indexOf = this.users = null;
-    for (const one of this.sequences) one.blocks = null;
+  waste() {
+    return this.packed.waste();
   }
 
   isUsed(index) {
@@ -101,22 +118,5 @@ export class View {
     if (count) parts.push(`${count > 1 ? `shared by ${count} sequences` : "of"} ${named.join(", ")}`);
     if (users.length > named.length) parts.push(`and ${users.length - named.length} more`);
     return `${parts.join("; ")}.`;
-  }
-
-  /** Shares of memory that hold no token: with blocks, and if each sequence reserved its maximum length. */
-  waste() {
-    return (this.wasted ??= this.computeWaste());
-  }
-
-  computeWaste() {
-    const { blocks_used: used, slots_waste: empty } = this.figures;
-    const running = this.sequences.filter((one) => one.num_blocks > 0);
-    const held = running.reduce((sum, one) => sum + one.tokens, 0);
-    const reserved = running.length * this.limits.max_model_len;
-    return {
-      paged: used ? empty / (used * this.limits.block_size) : 0,
-      reserved: reserved ? Math.max(0, 1 - held / reserved) : 0,
-      isIdle: !reserved,
-    };
   }
 }

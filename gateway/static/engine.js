@@ -1,25 +1,32 @@
 // The engine page: views come from the gateway, some ten per second; the newest is shown, or one of the last minute.
-import { View } from "/engine-view.js";
+// All are of one worker: the chosen one, or after a press on a button the one that took its request.
+import { PackedView } from "/engine-view.js";
 import { BlockMap } from "/engine-map.js";
 import { theme } from "/engine-paint.js";
 import { BlockList, Figures, Sequences, setText } from "/engine-tables.js";
 import { Batch, Series } from "/engine-charts.js";
 import { Demo } from "/engine-demo.js";
+import { tell } from "/engine-says.js";
 
 const KEPT_MS = 60_000;
 const KEPT_BYTES = 32_000_000;
 const WORKERS_MS = 3_000;
-const SILENT_MS = 3_000;
+const SILENT_MS = 2_000;
 const $ = (id) => document.getElementById(id);
+const picker = $("worker");
 
 const state = {
-  views: [],
+  views: [], // packed, oldest first
   bytes: 0,
-  drawn: null,
-  shown: null, // null: live
+  drawn: null, // the opened view that is on the page
+  shown: null, // a packed one; null: live
+  workers: null, // live ones, once the gateway has told
   worker: new URLSearchParams(location.search).get("worker"),
+  follow: null, // the idempotency key of the request whose worker is shown
+  owner: null, // the worker that has claimed it
   source: null,
   model: "",
+  context: 256, // the longest that all workers take
   chosen: null,
   isFollowing: true,
   peeked: null,
@@ -29,7 +36,7 @@ let colours = theme();
 let isDue = false;
 
 const map = new BlockMap($("map"), $("blocks"), $("arcs"), (block) => {
-  $("block").textContent = block === null || !current() ? "" : current().describe(block);
+  setText($("block"), block === null || !state.drawn ? "" : state.drawn.describe(block));
   later();
 });
 const figures = new Figures($("figures"));
@@ -37,14 +44,14 @@ const list = new BlockList($("as-table"), $("block-list"));
 const batch = new Batch($("lanes"), $("step"), $("steps"));
 const series = new Series($("series"));
 const sequences = new Sequences($("sequences"), $("sequence"), $("table"), choose, peek);
-new Demo(document.querySelectorAll("[data-demo]"), $("try-status"), () => ({
-  model: state.model,
-  context: state.views.at(-1)?.limits.max_model_len ?? 256,
-}));
-
-function current() {
-  return state.shown ?? state.views.at(-1);
-}
+const demo = new Demo(document.querySelectorAll("[data-demo]"), {
+  describe: () => ({ model: state.model, context: state.context }),
+  pressed: (key) => {
+    Object.assign(state, { follow: key, owner: null, shown: null });
+    connect();
+  },
+  changed: say,
+});
 
 function choose(name) {
   state.isFollowing = false;
@@ -68,11 +75,10 @@ function later() {
 }
 
 function draw() {
-  const found = current();
+  const found = state.shown ?? state.views.at(-1);
   if (!found) return;
-  if (state.drawn !== found) state.drawn?.close();
-  state.drawn = found;
-  const view = found.open();
+  if (state.drawn?.packed !== found) state.drawn = found.open();
+  const view = state.drawn;
   const running = view.sequences.filter((one) => one.num_blocks);
   if (!view.sequences.some((one) => one.name === state.chosen) && running.length) {
     state.isFollowing = true;
@@ -88,12 +94,32 @@ function draw() {
   figures.show(view);
   sequences.show(view, state.peeked ?? state.chosen, map.block);
   list.show(view, state.shown !== null);
-  let latest = view;
+  let latest = found;
   for (let i = at; i >= 0 && !latest.batch.length; i--) latest = state.views[i];
-  batch.show(view, colours, latest);
+  batch.show(view, colours, latest, latest !== found);
   const end = view.at;
   series.show(state.views.slice(0, at + 1).filter((one) => end - one.at < KEPT_MS), colours);
+  say();
   clock();
+}
+
+/** Say what runs, in both places from the same facts. */
+function say() {
+  const { owner, drawn, workers } = state;
+  if (workers === null) return;
+  const worker = workers.length ? state.worker : "";
+  const { status, note } = tell({
+    open: demo.open,
+    hasRun: demo.hasRun,
+    failure: demo.failure,
+    owner,
+    worker,
+    isAlone: workers.length < 2,
+    isPast: state.shown !== null,
+    wasShown: sequences.rows.length > 0,
+  });
+  setText($("try-status"), status);
+  if (!drawn?.sequences.length || drawn.worker !== worker) setText($("sequence"), note);
 }
 
 function clock() {
@@ -114,8 +140,9 @@ function clock() {
 }
 
 function receive(event) {
-  const view = new View(JSON.parse(event.data), performance.now(), event.data.length);
+  const view = new PackedView(JSON.parse(event.data), performance.now(), event.data.length);
   state.problem = "";
+  if (view.worker !== state.worker) show(view.worker);
   state.views.push(view);
   state.bytes += view.length;
   const isOld = (one) => view.at - one.at > KEPT_MS || state.bytes > KEPT_BYTES;
@@ -134,9 +161,16 @@ function connect() {
   state.source?.close();
   state.source = null;
   if (!state.worker || document.hidden) return;
-  const source = new EventSource(`/engine/stream?worker=${encodeURIComponent(state.worker)}`);
+  const query = new URLSearchParams({ worker: state.worker });
+  if (state.follow) query.set("follow", state.follow);
+  const source = new EventSource(`/engine/stream?${query}`);
   state.source = source;
   source.onmessage = receive;
+  source.addEventListener("claimed", (event) => {
+    state.owner = JSON.parse(event.data).worker;
+    if (state.owner !== state.worker) show(state.owner);
+    say();
+  });
   source.onerror = () => {
     state.problem = "the gateway does not answer";
     clock();
@@ -151,27 +185,39 @@ async function findWorkers() {
     const found = await response.json();
     state.model = found.model;
     const ids = found.workers.map((worker) => worker.id);
-    const picker = $("worker");
+    state.workers = ids;
+    if (ids.length) state.context = Math.min(...found.workers.map((worker) => worker.max_model_len));
     if ([...picker.options].map((option) => option.value).join("\n") !== ids.join("\n")) {
       picker.replaceChildren(...ids.map((id) => new Option(id, id)));
     }
-    if (!ids.length) state.problem = "no worker lives";
-    else if (!ids.includes(state.worker)) look(ids[0]);
-    else if (!state.source) connect();
+    if (!ids.length) state.problem = "no worker is available";
+    else if (!ids.includes(state.worker)) {
+      show(ids[0]);
+      connect();
+    } else if (!state.source) connect();
     picker.value = state.worker ?? "";
   } catch {
     state.problem = "the gateway does not answer";
   }
+  say();
   clock();
 }
 
-function look(worker) {
+/** Begin with the views of another worker. */
+function show(worker) {
   Object.assign(state, { worker, views: [], bytes: 0, shown: null, chosen: null, isFollowing: true });
   batch.history = [];
-  connect();
+  sequences.clear();
+  if (!state.workers?.includes(worker)) findWorkers();
+  picker.value = worker;
 }
 
-$("worker").addEventListener("change", (event) => look(event.target.value));
+picker.addEventListener("change", (event) => {
+  state.follow = null; // chosen by hand: it stays until the next press
+  show(event.target.value);
+  connect();
+  say();
+});
 $("pause").addEventListener("click", () => {
   state.shown = state.shown ? null : (state.views.at(-1) ?? null);
   later();
@@ -186,7 +232,7 @@ $("all").addEventListener("change", (event) => {
   map.showsAll = event.target.checked;
   later();
 });
-$("as-table").addEventListener("toggle", () => current() && list.show(current().open(), true));
+$("as-table").addEventListener("toggle", () => state.drawn && list.show(state.drawn, true));
 // Nobody looks at a page in the background: the worker need not show anything.
 document.addEventListener("visibilitychange", connect);
 const recolour = () => {

@@ -14,6 +14,7 @@ from shared.broker.gateway import (
     Attachment,
     GatewayVerbs,
     IdempotencyConflict,
+    LastBeat,
     QueueBounds,
     QueueFull,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "DeadRequest",
     "Delivery",
     "IdempotencyConflict",
+    "LastBeat",
     "NameHolder",
     "PackedStep",
     "QueueBounds",

@@ -41,6 +41,14 @@ class QueueBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class LastBeat:
+    """The last heartbeat of a worker: its age, and the time between two heartbeats."""
+
+    age_s: float
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """A request that a gateway has joined: whether it is done, and what the first gateway noted about the call."""
 
@@ -155,6 +163,29 @@ class GatewayVerbs(Lane):
                     # A worker of another version is not one that this gateway can use.
                     self.note_corrupt("worker card", text(name), error)
         return cards
+
+    async def last_beats(self) -> list[LastBeat]:
+        """The last heartbeat of each worker of this lane that has a card: those of `live_workers`."""
+        names = await self.client.zrange(self.keys.workers, 0, -1)
+        pipe = self.client.pipeline(transaction=False)
+        pipe.time()
+        for name in names:
+            pipe.hmget(self.keys.worker(text(name)), "beat", "every", "card")
+        (seconds, micros), *found = await pipe.execute()
+        now_ms = 1000 * seconds + micros // 1000
+        return [
+            LastBeat(max(0, now_ms - int(beat)) / 1000, float(every))
+            for beat, every, card in found
+            if beat is not None and every is not None and card is not None
+        ]
+
+    async def owner(self, idempotency_key: str) -> tuple[str, str]:
+        """The state of the request that an idempotency key stands for, and the worker that has it; "" where unknown."""
+        request_id = await self.client.hget(self.keys.idempotency(idempotency_key), "id")
+        if request_id is None:
+            return "", ""
+        state, worker = await self.client.hmget(self.keys.request(text(request_id)), "state", "owner")
+        return text(state or b""), text(worker or b"")
 
     async def look(self, worker_id: str) -> dict[str, int]:
         """Ask a worker to publish views of its engine for the next VIEW_TTL_S. Returns what waits in each queue."""

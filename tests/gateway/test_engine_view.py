@@ -17,10 +17,11 @@ from gateway.engine_page import is_on
 from gateway.engine_view import Viewer
 from gateway.settings import GatewaySettings
 from shared.broker import VIEW_TTL_S
+from shared.messages import Delta, Outcome
 from shared.views import View
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import FakeWorker
-from tests.gateway.running import RunningGateway, until
+from tests.gateway.running import RunningGateway, chat_body, until
 from tests.shared.test_views import VIEW
 
 
@@ -47,12 +48,19 @@ class Looker:
         self._response = response
 
     async def next(self) -> Any:
-        """The next view; None at the end."""
+        """The next view, or the next claim; None at the end."""
         async with asyncio.timeout(10):
             while line := await self._response.content.readline():
                 if line.startswith(b"data: "):
                     return json.loads(line[6:])
         return None
+
+    async def number(self, wanted: int) -> str:
+        """The worker of the first view with this number; views before it are skipped."""
+        while (view := await self.next())["number"] != wanted:
+            pass
+        worker: str = view["worker"]
+        return worker
 
 
 class Lookers:
@@ -68,8 +76,9 @@ class Lookers:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
 
-    async def look(self, gateway: RunningGateway, name: str = "w1") -> Looker:
-        stream = self._session.get(f"{gateway.url}/engine/stream?worker={name}")
+    async def look(self, gateway: RunningGateway, name: str = "w1", follow: str = "") -> Looker:
+        query = {"worker": name} | ({"follow": follow} if follow else {})
+        stream = self._session.get(f"{gateway.url}/engine/stream", params=query)
         response = await self._stack.enter_async_context(stream)
         assert response.status == 200
         assert response.content_type == "text/event-stream"
@@ -83,9 +92,9 @@ async def subscribers(fake: FakeWorker, name: str = "w1") -> int:
     return int(count)
 
 
-async def subscribed(fake: FakeWorker, count: int = 1) -> None:
+async def subscribed(fake: FakeWorker, count: int = 1, name: str = "w1") -> None:
     async def there() -> bool:
-        return await subscribers(fake) == count
+        return await subscribers(fake, name) == count
 
     await until(there)
 
@@ -116,6 +125,70 @@ async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: R
         await subscribed(fake, 0)
         left = await fake.broker.client.pttl(fake.broker.keys.view("w1"))
         assert 0 < left <= 1000 * VIEW_TTL_S
+
+
+def view_of(name: str, number: int) -> bytes:
+    return replace(VIEW, worker=name, number=number).encode()
+
+
+async def test_a_viewer_follows_a_request_to_the_worker_that_claims_it_and_to_one_that_takes_it_over(
+    gateway: RunningGateway,
+) -> None:
+    """Whichever worker it looked at: with that worker's newest view at once, though it came before the claim."""
+    wait = asyncio.Event()
+
+    async def script(request: Any) -> Any:
+        await wait.wait()
+        yield (Delta(0, (5,), "length"),), Outcome("length")
+
+    async with gateway.worker(script, worker_id="w2") as claimer, Lookers() as lookers:
+        await sees_workers(gateway)
+        other = FakeWorker(gateway.settings.redis_url, gateway.gateway.model.name, silent, worker_id="w1")
+        other.broker = claimer.broker
+        await other.beat()  # it lives, and reads no requests
+        await sees_workers(gateway, 2)
+        looker = await lookers.look(gateway, "w1", follow="a-key")
+        await subscribed(claimer)
+        await subscribed(claimer, name="w2")
+        assert await claimer.broker.is_looked_at("w2"), "it publishes already when the request comes"
+        await claimer.broker.publish_view("w2", view_of("w2", 7))
+        await claimer.broker.publish_view("w1", view_of("w1", 1))
+        assert await looker.number(1) == "w1"
+        headers = {"Idempotency-Key": "a-key"}
+        call = asyncio.create_task(gateway.post("/v1/chat/completions", chat_body(max_tokens=1), **headers))
+        assert await looker.next() == {"follow": "a-key", "worker": "w2"}
+        assert await looker.number(7) == "w2"
+        await claimer.broker.publish_view("w1", view_of("w1", 2))
+        await claimer.broker.publish_view("w2", view_of("w2", 8))
+        assert await looker.number(8) == "w2"
+        [request] = claimer.claimed
+        await claimer.broker.client.hset(claimer.broker.keys.request(request.id), "owner", "w1")
+        assert await looker.next() == {"follow": "a-key", "worker": "w1"}
+        assert await looker.number(2) == "w1"
+        wait.set()
+        assert (await call).status == 200
+
+
+async def test_a_gateway_without_viewers_asks_no_worker_for_views(gateway: RunningGateway) -> None:
+    async with worker(gateway) as fake, worker(gateway, "w2"):
+        await sees_workers(gateway, 2)
+        async with Lookers() as lookers:
+            await lookers.look(gateway)
+            await subscribed(fake, name="w2")
+        await subscribed(fake, 0)
+        await subscribed(fake, 0, name="w2")
+
+
+async def test_other_workers_than_the_one_that_is_looked_at_are_few(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_view, "MAX_SPARE", 1)
+    async with worker(gateway) as fake, worker(gateway, "w2"), worker(gateway, "w3"), Lookers() as lookers:
+        await sees_workers(gateway, 3)
+        await lookers.look(gateway, "w3")
+        await subscribed(fake, name="w3")
+        await subscribed(fake, name="w1")
+        assert await subscribers(fake, "w2") == 0
 
 
 async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: RunningGateway) -> None:
@@ -199,8 +272,11 @@ async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> Non
         wrong = await gateway.get("/engine/stream?worker=w1&rate=9")
         assert (wrong.status, wrong.error["message"]) == (
             400,
-            "'rate' is no parameter of /engine/stream; it has worker.",
+            "'rate' is no parameter of /engine/stream; it has worker and follow.",
         )
+        wrong = await gateway.get("/engine/stream?worker=w1&follow=a%20key")
+        assert (wrong.status, wrong.error["param"]) == (400, "follow")
+        assert "not 'a key'" in wrong.error["message"]
 
 
 async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +334,7 @@ async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: Runni
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert b"style=" not in page.body
     assert b"<script>" not in page.body
-    parts = ("view", "paint", "map", "tables", "charts", "demo")
+    parts = ("view", "paint", "map", "tables", "charts", "demo", "says")
     names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in parts))
     total = len(page.body)
     for name in names:

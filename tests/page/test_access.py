@@ -52,7 +52,7 @@ MISTAKES = """() => {
   const found = [];
   for (const control of document.querySelectorAll("button, a, input, select, textarea")) {
     const labels = [...(control.labels ?? [])].map((label) => label.textContent);
-    const own = control.matches("button, a") ? control.textContent : "";
+    const own = control.matches("button, a") ? control.innerText : "";
     const name = control.getAttribute("aria-label") || [own, ...labels].join("").trim();
     if (!name) found.push(`no name: ${control.outerHTML.slice(0, 80)}`);
   }
@@ -69,6 +69,30 @@ MISTAKES = """() => {
   for (const one of ["main", "h1", "html[lang]", "[role=status]"]) {
     if (document.querySelectorAll(one).length !== 1) found.push(`not one ${one}`);
   }
+  // Keys can move everything that scrolls.
+  const scrolls = (overflow, size, room) => ["auto", "scroll"].includes(overflow) && size > room;
+  for (const element of document.querySelectorAll("body *")) {
+    const { overflowX, overflowY } = getComputedStyle(element);
+    const isWider = scrolls(overflowX, element.scrollWidth, element.clientWidth);
+    if (!isWider && !scrolls(overflowY, element.scrollHeight, element.clientHeight)) continue;
+    const isReached = element.tabIndex >= 0 || element.querySelector("button, a, input, select, textarea, [tabindex]");
+    if (element.checkVisibility() && !isReached) found.push(`no keys scroll ${element.className}`);
+  }
+  // All content is in a landmark, but for the way past them and what only screen readers hear.
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (!element.closest("header, nav, main, aside, .skip, [role=status]")) found.push(`in no landmark: ${element.id}`);
+  }
+  for (const control of document.querySelectorAll("button, input, select, textarea")) {
+    if (!control.closest("header, nav, main, aside")) found.push(`in no landmark: ${control.id}`);
+  }
+  // No heading is more than one level below the one before it.
+  const levels = [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")]
+    .filter((heading) => heading.checkVisibility()).map((heading) => Number(heading.tagName[1]));
+  if (levels[0] !== 1) found.push("the first heading is no h1");
+  levels.forEach((level, at) => at && level > levels[at - 1] + 1 && found.push(`h${level} after h${levels[at - 1]}`));
   for (const live of document.querySelectorAll("[aria-live], [role=log], [role=alert]")) found.push(`live: ${live.id}`);
   return found;
 }"""
@@ -98,6 +122,39 @@ async def test_everything_can_be_read_in_both_themes(chat: Page, stub: Stub, sch
         assert await chat.evaluate(MISTAKES) == []
     background = await chat.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(251, 250, 247)" if scheme == "light" else "rgb(22, 23, 26)")
+
+
+async def test_headings_and_landmarks_are_there_in_every_state(chat: Page, stub: Stub) -> None:
+    """Empty, streaming, held, answered, failed, compared, and on a narrow page with something that covers it."""
+    title = chat.locator("h1")
+    await expect(title).to_have_text("New conversation")
+    assert await chat.evaluate(MISTAKES) == []
+    call, script = await begin(chat, stub)
+    await expect(title).to_have_text("Hello")
+    assert await chat.evaluate(MISTAKES) == []
+    stub.status |= {"workers": 0, "responding": 0}
+    await expect(chat.locator(".state")).to_contain_text("No worker is available.")
+    assert await chat.evaluate(MISTAKES) == []
+    assert (await chat.evaluate(FAINT))["faint"] == []
+    # A model's headings begin below those of the page, at whatever level it begins.
+    await call.write(script.text(2, "\n### deep\n\n###### deeper\n\n# high\n\nend\n") + script.end(2))
+    await call.end()
+    await expect(chat.locator(".text h3")).to_have_text(["deep", "high"])
+    await expect(chat.locator(".text h4")).to_have_text("deeper")
+    assert await chat.evaluate(MISTAKES) == []
+    await send(chat, "Again")
+    (await stub.call()).refuse(400, "It broke.", "broken")
+    await expect(chat.locator(".trouble").last).to_be_visible()
+    assert await chat.evaluate(MISTAKES) == []
+    await set_field(chat, n="3")
+    await send(chat, "Compare")
+    await Script("03" * 16, n=3).play(await stub.call(), [ANSWER])
+    await expect(chat.locator("#send")).to_be_visible()
+    assert await chat.evaluate(MISTAKES) == []
+    await chat.set_viewport_size({"width": 390, "height": 800})
+    for button in ("#settings-button", "#shelf-button"):
+        await chat.click(button)
+        assert await chat.evaluate(MISTAKES) == []
 
 
 async def test_the_theme_is_chosen_and_kept(chat: Page, stub: Stub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import urllib.request
@@ -10,15 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.conftest import QuireProcess, quire_processes
 from tests.page.conftest import IN_BROWSER
+from tests.page.test_access import FAINT, MISTAKES
 
 pytestmark = IN_BROWSER
 
 POSITIVE = re.compile(r"^[1-9]\d*$")
 LONG_MS = 60_000
+# Looks at every frame of the page: on a fast machine the request runs for about a second.
+FOUR_RUN = """() => new Promise((resolve) => {
+  const look = () =>
+    document.querySelectorAll("#sequences button").length === 4 ? resolve() : requestAnimationFrame(look);
+  look();
+})"""
 
 
 class Stack:
@@ -98,6 +106,23 @@ async def test_beams_fork_and_requests_find_the_beginning_that_they_share(page: 
     assert stack.usage()["prefix_hit_tokens"] > before["prefix_hit_tokens"]
 
 
+async def test_blocks_can_be_pointed_at_while_the_engine_runs(page: Page, stack: Stack) -> None:
+    """At any moment between a view that came and its drawing; the page's fixture fails if a script raises."""
+    await open_engine(page, stack)
+    await page.click("[data-demo=prefix]")
+    await expect(figure(page, "blocks_used")).to_have_text(POSITIVE, timeout=LONG_MS)
+    await page.locator("#map").scroll_into_view_if_needed()
+    box = await page.locator("#blocks").bounding_box()
+    assert box
+    described = 0
+    for step in range(600):
+        x, y = box["x"] + 37 * step % (box["width"] / 2), box["y"] + 11 * step % min(60, box["height"])
+        await page.mouse.move(x, y)
+        described += (await page.locator("#block").text_content() or "").startswith("Block ")
+    assert described > 100
+    await done(page)
+
+
 async def test_keys_go_from_block_to_block(page: Page, stack: Stack) -> None:
     await open_engine(page, stack)
     await page.focus("#map")
@@ -106,10 +131,98 @@ async def test_keys_go_from_block_to_block(page: Page, stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_it_fits_a_phone(browser: Browser, stack: Stack, scheme: Any) -> None:
-    page = await browser.new_page(viewport={"width": 360, "height": 780}, color_scheme=scheme)
-    try:
-        await open_engine(page, stack)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
-    finally:
-        await page.close()
+async def test_it_fits_a_phone(page: Page, stack: Stack, scheme: Any) -> None:
+    await page.set_viewport_size({"width": 360, "height": 780})
+    await page.emulate_media(color_scheme=scheme)
+    await open_engine(page, stack)
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("state", ["idle", "live", "paused", "pointed", "narrow"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_its_structure_and_colours_are_for_everybody(page: Page, stack: Stack, state: str, scheme: Any) -> None:
+    await page.emulate_media(color_scheme=scheme)
+    if state == "narrow":
+        await page.set_viewport_size({"width": 360, "height": 780})
+    await open_engine(page, stack)
+    if state != "idle":
+        await page.click("[data-demo=four]")
+        async with asyncio.timeout(LONG_MS / 1000):
+            await page.evaluate(FOUR_RUN)
+    if state == "paused":
+        await expect(page.locator("#table tbody tr").nth(15)).to_be_attached(timeout=LONG_MS)  # more than there is room
+        await page.click("#pause")
+        await page.click("#as-table summary")
+        await page.click("#what summary")
+    if state == "pointed":
+        await page.hover("#blocks", position={"x": 10, "y": 10})
+        await expect(page.locator("#block")).to_contain_text("Block ")
+    # Two lines of it change for screen readers: of the buttons, and of the block that is pointed at.
+    assert await page.evaluate(MISTAKES) == ["not one [role=status]"]
+    assert (await page.evaluate(FAINT))["faint"] == []
+    if state == "paused":
+        await page.click("#pause")
+    if state != "idle":
+        await done(page)
+
+
+# --- two workers ------------------------------------------------------------------------------------------------------
+
+# Notes the largest number of blocks in use, and whether ever both lines contradicted each other.
+RECORD = """() => {
+  const text = (selector) => document.querySelector(selector).textContent;
+  const seen = (window.seen = { peak: 0, contradictions: [], shown: new Set() });
+  window.recorder?.disconnect();
+  window.recorder = new MutationObserver(() => {
+    const used = Number(text("[data-figure=blocks_used]"));
+    if (used > seen.peak) [seen.peak, seen.worker] = [used, document.getElementById("worker").value];
+    const [status, note] = [text("#try-status"), text("#sequence")];
+    if (/running|sent|queued/.test(status) && note.startsWith("Nothing runs")) seen.contradictions.push([status, note]);
+    if (status.includes("shown")) seen.status = status;
+  });
+  window.recorder.observe(document.querySelector("main"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers behind one gateway."""
+    state = tmp_path_factory.mktemp("pair")
+    with quire_processes() as start:
+        process = start("serve", "--workers", "2", "--port", "0", "--state-dir", str(state))
+        yield Stack(process, process.wait_ready(), state)
+
+
+async def test_a_press_shows_the_worker_that_takes_its_request_whichever_was_shown_before(
+    page: Page, pair: Stack
+) -> None:
+    await open_engine(page, pair)
+    await expect(page.locator("#worker option")).to_have_count(2)
+    for press in range(8):
+        # By hand each of them in turn, so that the request often goes to the one that is not shown.
+        await page.select_option("#worker", index=press % 2)
+        await expect(figure(page, "blocks_used")).to_have_text("0", timeout=LONG_MS)
+        await page.evaluate(RECORD)
+        await page.click("[data-demo=four]" if press % 4 < 2 else "[data-demo=beam]")
+        await done(page)
+        seen = await page.evaluate("window.seen")
+        assert seen["peak"] > 0, f"press {press + 1} showed no block"
+        assert seen["contradictions"] == []
+        assert seen["status"] == f"1 request running. {seen['worker']} took it and is shown."
+
+
+async def test_a_worker_that_was_chosen_by_hand_stays(page: Page, pair: Stack) -> None:
+    """Also when the request of a button runs on the other one; the page then says where."""
+    await open_engine(page, pair)
+    await page.evaluate(RECORD)
+    await page.click("[data-demo=prefix]")
+    status = page.locator("#try-status")
+    await expect(status).to_contain_text("is shown.", timeout=LONG_MS)
+    owner = await page.input_value("#worker")
+    [other] = {"worker-1", "worker-2"} - {owner}
+    await page.select_option("#worker", other)
+    await expect(status).to_contain_text(f"{other} is shown.")
+    await expect(status).to_contain_text(f" {owner} took ")
+    await done(page)
+    await expect(page.locator("#worker")).to_have_value(other)
+    assert await page.evaluate("window.seen.contradictions") == []
