@@ -8,7 +8,11 @@ import { clock, rate, ttft } from "/meter.js";
 import { Sparkline } from "/sparkline.js";
 
 const METER_MS = 120;
-const FINISHES = { stop: "", length: "reached its longest length", cancelled: "was stopped" };
+const HOLDS = {
+  workers: ["No worker is available. Your message is queued and will be answered.", "No worker is available. The answer waits for one and will resume."],
+  redis: ["Redis does not answer. Your message waits for it.", "Redis does not answer. The answer waits for it and will resume."],
+};
+const FINISHES = { stop: "", length: "reached its maximum length", cancelled: "was stopped" };
 
 export class AnswerCard {
   #drawn = 0;
@@ -37,7 +41,7 @@ export class AnswerCard {
     const title = choice && el("header", { className: "which quiet" }, el("span", { textContent: choice }));
     if (title) {
       const radio = el("input", { type: "radio", name: group, checked: isChosen, onchange: choose });
-      title.append(el("label", {}, radio, " Go on from this one"));
+      title.append(el("label", {}, radio, " Continue from this answer"));
     }
     const parts = [title, this.text, this.state, this.trouble, this.meter].filter(Boolean);
     this.element = el("article", { className: "answer" }, ...parts);
@@ -61,6 +65,7 @@ export class AnswerCard {
     const isLive = LIVE.has(record.state) && answer.finish === null;
     this.element.classList.toggle("live", isLive);
     put(this.state, this.#stateText(isLive));
+    this.state.classList.toggle("held", isLive && Boolean(this.#run?.held));
     this.trouble.hidden = record.trouble === null;
     put(this.message, record.trouble?.message ?? "");
     this.#drawMeter(isLive);
@@ -73,6 +78,7 @@ export class AnswerCard {
       const seconds = Math.max(Math.ceil((link.until - clock()) / 1000), 0);
       return link.why ? `${link.why} Again in ${seconds} s…` : "Reconnecting…";
     }
+    if (isLive && this.#run?.held) return holdText(this.#run, answer);
     if (isLive) return answer.tokens ? "" : record.state === "waiting" ? "Waiting for its turn…" : "Thinking…";
     if (record.state === "stopped") return "Stopped.";
     const finish = FINISHES[answer.finish] ?? "";
@@ -91,6 +97,11 @@ export class AnswerCard {
     this.#sparkline.draw(gaps);
     if (!isLive) this.#sparkline.describe(gaps);
   }
+}
+
+// Why no token comes, and what becomes of the answer.
+export function holdText(run, answer) {
+  return HOLDS[run.held][answer.tokens ? 1 : 0];
 }
 
 function put(node, text) {

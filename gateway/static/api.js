@@ -2,6 +2,7 @@
 
 export const CHAT = "/v1/chat/completions";
 const TIMEOUT_MS = 10000;
+const STATUS_TIMEOUT_MS = 2000;
 
 // A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, null where none were named.
 export class Refusal extends Error {
@@ -38,7 +39,21 @@ export function seconds(text) {
 export async function models() {
   const response = await fetch("/v1/models", { signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (!response.ok) throw await refusalOf(response);
-  return (await response.json()).data.map((card) => ({ id: String(card.id), context: Number(card.max_model_len) }));
+  return (await response.json()).data.map((card) => ({
+    id: String(card.id),
+    context: Number(card.max_model_len),
+    defaults: card.sampling_defaults ?? null,
+  }));
+}
+
+// The state of Redis and of the workers, {redis, responding}; null where the gateway does not tell it.
+export async function status() {
+  try {
+    const response = await fetch("/status", { signal: AbortSignal.timeout(STATUS_TIMEOUT_MS) });
+    return response.ok ? await response.json() : null;
+  } catch {
+    return null;
+  }
 }
 
 // Ends a request that runs in the background. Tried a few times: the gateway may be starting again.

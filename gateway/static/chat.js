@@ -1,6 +1,7 @@
 // The chat: conversations, their turns, and the requests that run for them. Streams are taken up again after a reload,
 // after a gateway or a worker has died, and when a conversation is opened again in which something still runs.
 
+import { holdText } from "/answer.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
 import { $ } from "/dom.js";
 import { Drawer } from "/drawer.js";
@@ -71,6 +72,7 @@ function start(turn, record) {
       viewOf(turn)?.update(run);
       saveSoon();
     },
+    held: (run) => announce(holdText(run, record.answers[0])),
     ended: (run) => {
       running.delete(record);
       announceEnd(run);
@@ -159,7 +161,6 @@ function open(next, { isKept = true } = {}) {
   $("hint").hidden = next.turns.length > 0;
   for (const turn of next.turns) addView(turn);
   for (const turn of next.turns) for (const record of turn.runs) if (LIVE.has(record.state)) start(turn, record);
-  document.title = next.title ? `${next.title} · Quire` : "Quire";
   showState();
   scrollToEnd();
 }
@@ -224,6 +225,7 @@ function showState() {
   $("send").hidden = isRunning;
   $("export").disabled = !conversation.turns.length;
   document.title = conversation.title ? `${conversation.title} · Quire` : "Quire";
+  $("title").textContent = conversation.title || "New conversation";
 }
 
 async function copy(text) {

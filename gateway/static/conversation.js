@@ -3,7 +3,7 @@
 //   conversation {version, id, title, changed, turns}
 //   turn         {said, runs, chosen}       chosen: [run, answer], what the next turn goes on from
 //   run          {key, id, last, position, state, trouble, usage, options, answers}      one request
-//   answer       {text, finish, tokens, sentAt, firstAt, lastAt}
+//   answer       {text, finish, tokens, firstTokens, sentAt, firstAt, lastAt}      firstTokens: how many came first, together
 //
 // The text of the answers, `last` and `position` (the last event and the tokens up to it) change together and are stored
 // together: so a stream can be taken up again exactly where the text ends.
@@ -30,6 +30,7 @@ export function newRun(options) {
     text: "",
     finish: null,
     tokens: 0,
+    firstTokens: 0,
     sentAt: null,
     firstAt: null,
     lastAt: null,

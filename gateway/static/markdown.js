@@ -2,6 +2,8 @@
 // markup, links and images included, is text and stays text: nodes are made by name, text goes in as text, and no
 // attribute takes any of it. Grows at its end as text comes, and draws only the block that is still open again.
 
+// The heading of a turn, below which those of its answers are.
+const PAGE_LEVEL = 2;
 const FENCE = /^ {0,9}(`{3,})[^`]*$/;
 const HEADING = /^(#{1,6}) +(.*)$/;
 const ITEM = /^ {0,9}([-*+]|\d{1,9}[.)]) +(.*)$/;
@@ -10,6 +12,7 @@ export class Markdown {
   #root;
   #tail = ""; // the source of what may still change
   #open = []; // its nodes
+  #level = PAGE_LEVEL; // of the last heading that does not change any more
 
   constructor(root) {
     this.#root = root;
@@ -23,10 +26,12 @@ export class Markdown {
     const end = this.#tail.lastIndexOf("\n") + 1;
     const closed = blocksOf(this.#tail.slice(0, end)).slice(0, -1);
     if (closed.length) {
-      for (const block of closed) this.#root.append(nodeOf(block));
+      const { nodes, level } = nodesOf(closed, this.#level);
+      this.#root.append(...nodes);
+      this.#level = level;
       this.#tail = this.#tail.slice(closed.at(-1).end);
     }
-    this.#open = blocksOf(this.#tail).map(nodeOf);
+    this.#open = nodesOf(blocksOf(this.#tail), this.#level).nodes;
     this.#root.append(...this.#open);
   }
 }
@@ -82,7 +87,17 @@ function linesOf(text) {
   return text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
 }
 
-function nodeOf(block) {
+// `level`: of the heading before them, and then of the last one among them. No heading is more than one level below the one
+// before it, whatever the model writes.
+function nodesOf(blocks, level) {
+  const nodes = blocks.map((block) => {
+    if (block.kind === "heading") level = Math.min(block.level + PAGE_LEVEL, level + 1, 6);
+    return nodeOf(block, level);
+  });
+  return { nodes, level };
+}
+
+function nodeOf(block, level) {
   if (block.kind === "code") {
     const code = element("code");
     code.textContent = block.lines.join("\n");
@@ -95,7 +110,7 @@ function nodeOf(block) {
     if (block.kind === "ol" && block.start !== 1) list.start = block.start;
     return list;
   }
-  const node = element(block.kind === "heading" ? `h${Math.min(block.level + 2, 6)}` : "p");
+  const node = element(block.kind === "heading" ? `h${level}` : "p");
   node.append(...inline(block.lines.join("\n")));
   return inItsDirection(node);
 }

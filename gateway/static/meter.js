@@ -1,13 +1,15 @@
 // What a reader of an answer feels, measured where the tokens arrive: time to the first token, tokens per second, gaps.
 
 const KEPT = 96;
+// Arrivals within this time are one burst: it tells nothing about the pace of the tokens.
+const BURST_MS = 20;
 
 // Milliseconds since 1970 that do not jump while the page is open, and go on over a reload.
 export const clock = () => performance.timeOrigin + performance.now();
 
-// Keeps its times in `answer` {tokens, sentAt, firstAt, lastAt}, which is stored; the gaps are of this page alone.
+// Keeps its times in `answer` {tokens, firstTokens, sentAt, firstAt, lastAt}, which is stored. The gaps are not stored.
 export class Meter {
-  gaps = []; // milliseconds between tokens as they came, the last ones
+  gaps = []; // milliseconds between arrivals, the last ones; tokens that come together are one arrival
   #answer;
 
   constructor(answer) {
@@ -18,9 +20,9 @@ export class Meter {
   count(count, now = clock()) {
     const answer = this.#answer;
     if (answer.firstAt === null) answer.firstAt = now;
-    else this.gaps.push(now - answer.lastAt);
-    for (let extra = 1; extra < Math.min(count, KEPT); extra += 1) this.gaps.push(0);
-    if (this.gaps.length > KEPT) this.gaps.splice(0, this.gaps.length - KEPT);
+    else if (now > answer.lastAt) this.gaps.push(now - answer.lastAt);
+    if (now === answer.firstAt) answer.firstTokens = (answer.firstTokens ?? 0) + count;
+    if (this.gaps.length > KEPT) this.gaps.shift();
     answer.lastAt = now;
     answer.tokens += count;
   }
@@ -31,8 +33,8 @@ export function ttft(answer) {
   return answer.firstAt === null ? null : Math.max(answer.firstAt - answer.sentAt, 0) / 1000;
 }
 
-// Tokens per second after the first one; null where there is nothing to divide.
+// Tokens per second after the first arrival; null where all tokens came in one burst.
 export function rate(answer) {
-  const seconds = (answer.lastAt - answer.firstAt) / 1000;
-  return answer.tokens > 1 && seconds > 0 ? (answer.tokens - 1) / seconds : null;
+  const milliseconds = answer.lastAt - answer.firstAt;
+  return milliseconds >= BURST_MS ? (1000 * (answer.tokens - (answer.firstTokens ?? 1))) / milliseconds : null;
 }

@@ -3,26 +3,31 @@
 import { Refusal, cancel } from "/api.js";
 import { LIVE } from "/conversation.js";
 import { Meter, clock } from "/meter.js";
+import { unwatch, watch } from "/silence.js";
 import { Pool, follow } from "/stream.js";
 
 const pool = new Pool();
 
 export class Run {
   link = null; // {why, until} while it is cut off
+  held = null; // "workers" or "redis" while no token comes because none responds or it does not answer
+  heardAt = 0; // when the last token came
   #abort = new AbortController();
   #isStopping = false;
   #isSent = false;
   #body;
   #changed;
   #ended;
+  #held;
 
-  // `changed(run)` is called whenever something is to be drawn, `ended(run)` once.
-  constructor(record, body, { changed, ended }) {
+  // `changed(run)` is called whenever something is to be drawn, `held(run)` when it has to wait, `ended(run)` once.
+  constructor(record, body, { changed, held, ended }) {
     this.record = record;
     this.meters = record.answers.map((answer) => new Meter(answer));
     this.#body = body;
     this.#changed = changed;
     this.#ended = ended;
+    this.#held = held;
   }
 
   // Runs, or goes on, to the end. Never raises.
@@ -33,6 +38,8 @@ export class Run {
       leave = await pool.enter(this.#abort.signal);
       this.#isSent = true;
       for (const answer of record.answers) answer.sentAt ??= clock();
+      this.heardAt = performance.now();
+      watch(this);
       const call = new Call(record, this.#body);
       await follow(call, {
         signal: this.#abort.signal,
@@ -45,10 +52,19 @@ export class Run {
       else if (this.#abort.signal.aborted) return; // left, not stopped: it goes on elsewhere
       else this.#fail(error);
     } finally {
+      unwatch(this);
       leave();
     }
     this.#changed(this);
     this.#ended(this);
+  }
+
+  // No token comes, for this reason or for none that is known (null).
+  hold(why) {
+    if (why === this.held) return;
+    this.held = why;
+    this.#changed(this);
+    if (why) this.#held(this);
   }
 
   // Ends it, on the server too.
@@ -83,15 +99,20 @@ export class Run {
   #take(events) {
     if (this.#isStopping) return;
     const { record } = this;
+    const now = clock(); // all that is here came together
     for (const { id, chunk } of events) {
       const position = Math.max(Number.parseInt(id, 10) || 0, record.position);
       const count = position - record.position;
       record.position = position;
+      if (count) {
+        this.heardAt = performance.now();
+        this.held = null;
+      }
       if (chunk.usage) record.usage = chunk.usage;
       for (const choice of chunk.choices ?? []) {
         const answer = record.answers[choice.index];
         if (!answer) continue;
-        if (count) this.meters[choice.index].count(count);
+        if (count) this.meters[choice.index].count(count, now);
         if (typeof choice.delta?.content === "string") answer.text += choice.delta.content;
         if (choice.finish_reason) answer.finish = String(choice.finish_reason);
       }
@@ -106,7 +127,7 @@ export class Run {
   }
 
   #end(state) {
-    this.link = null;
+    this.link = this.held = null;
     this.record.state = state;
   }
 }

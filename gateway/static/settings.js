@@ -6,6 +6,8 @@ import { settings as stored } from "/store.js";
 
 const NUMBERS = { temperature: Number, top_p: Number, max_tokens: Number, seed: Number };
 const FIELDS = ["model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "sweep", "priority"];
+// Sampling parameters without a field, what they are called, and the value with which they do nothing.
+const OTHERS = [["top_k", "top k", 0], ["min_p", "min p", 0], ["repetition_penalty", "repetition penalty", 1]];
 const MOST_TEMPERATURES = 8;
 const MOST_ANSWERS = 64;
 
@@ -19,7 +21,7 @@ export function initSettings() {
     check();
     stored.set(Object.fromEntries(FIELDS.map((name) => [name, $(name).value])));
   });
-  $("model").addEventListener("change", () => ($("model-name").textContent = $("model").value));
+  $("model").addEventListener("change", showModel);
   $("defaults").addEventListener("click", () => {
     for (const name of FIELDS) if (name !== "model") $(name).value = $(name).defaultValue ?? "";
     $("n").value = "1";
@@ -35,7 +37,6 @@ export async function loadModels() {
   for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
     try {
       showModels(await models());
-      $("model-name").textContent = $("model").value;
       return;
     } catch {
       $("model-name").textContent = "not reachable";
@@ -44,13 +45,33 @@ export async function loadModels() {
   }
 }
 
+let cards = [];
+
+// Shows the name, the limit and the defaults of the chosen model.
+function showModel() {
+  const { value } = $("model");
+  const card = cards.find(({ id }) => id === value);
+  $("model-name").textContent = value;
+  if (card?.context) $("max_tokens").max = String(card.context);
+  showDefaults(card?.defaults);
+}
+
+// Shows the value that an empty field stands for: the model's own, where the server tells it.
+function showDefaults(defaults) {
+  for (const name of ["temperature", "top_p"]) $(name).placeholder = String(defaults?.[name] ?? 1);
+  const others = OTHERS.filter(([name, , neutral]) => (defaults?.[name] ?? neutral) !== neutral);
+  $("model-defaults").textContent = others.length
+    ? `The model also sets ${others.map(([name, title]) => `${title} ${defaults[name]}`).join(", ")}.`
+    : "";
+}
+
 function showModels(found) {
   const kept = stored.get().model;
   const wanted = $("model").value || kept;
   $("model").replaceChildren(...found.map(({ id }) => el("option", { value: id, textContent: id })));
   if (found.some(({ id }) => id === wanted)) $("model").value = wanted;
-  const context = found.find(({ id }) => id === $("model").value)?.context;
-  if (context) $("max_tokens").max = String(context);
+  cards = found;
+  showModel();
 }
 
 // The parameters of each request that one question makes; null if some field is wrong.

@@ -1,4 +1,4 @@
-// A line of the last gaps between tokens, as one SVG path.
+// A line of the last gaps between arrivals of tokens, as one SVG path.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 96;
@@ -10,7 +10,7 @@ export class Sparkline {
     this.element.setAttribute("class", "sparkline");
     this.element.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     this.element.setAttribute("role", "img");
-    this.element.setAttribute("aria-label", "Time between tokens");
+    this.element.setAttribute("aria-label", "Time between arrivals of tokens");
     this.path = document.createElementNS(SVG, "path");
     this.element.append(this.path);
   }
@@ -21,15 +21,17 @@ export class Sparkline {
   }
 
   describe(gaps) {
-    if (!gaps.length) return;
+    if (gaps.length < 2) return;
     const sorted = [...gaps].sort((a, b) => a - b);
     const median = sorted[sorted.length >> 1];
     this.element.setAttribute(
       "aria-label",
-      `Time between tokens: median ${median.toFixed(0)} ms, longest ${sorted.at(-1).toFixed(0)} ms`,
+      `Time between arrivals of tokens: median ${milliseconds(median)}, longest ${milliseconds(sorted.at(-1))}`,
     );
   }
 }
+
+const milliseconds = (time) => (time < 1 ? "under 1 ms" : `${time.toFixed(0)} ms`);
 
 export function pathOf(gaps) {
   if (gaps.length < 2) return "";

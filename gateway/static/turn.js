@@ -19,8 +19,8 @@ export class TurnView {
     });
     this.said = el("div", { className: "said" });
     this.foot = el("div", { className: "turn-actions" }, this.again);
-    this.element = el("section", { className: "turn" }, this.said, this.answers, this.foot);
-    this.element.setAttribute("aria-label", "Turn");
+    const heading = el("h2", { className: "unseen", textContent: "Message and answers" });
+    this.element = el("section", { className: "turn" }, heading, this.said, this.answers, this.foot);
     this.#showSaid();
     this.showAnswers();
   }

@@ -80,6 +80,9 @@ class Stub:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.url = ""
+        # Further fields of the model's entry in /v1/models.
+        self.card: dict[str, Any] = {}
+        self.status = {"redis": True, "workers": 1, "responding": 1, "silent_s": 0.5}
 
     async def call(self) -> Call:
         return await asyncio.wait_for(self.calls.get(), 15)
@@ -94,7 +97,10 @@ class Stub:
         return web.json_response({"cancelled": True})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": 512}]})
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": 512, **self.card}]})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(self.status)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Stub]:
@@ -106,6 +112,7 @@ class Stub:
                 web.get(CHAT + "/{id}/stream", self._chat),
                 web.post(CHAT + "/{id}/cancel", self._cancel),
                 web.get("/v1/models", self._models),
+                web.get("/status", self._status),
             ]
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)

@@ -27,7 +27,9 @@ async def test_an_answer_streams_with_its_numbers(chat: Page, stub: Stub) -> Non
     await expect(chat.locator(".text")).to_have_text("One")
     await expect(chat.locator(".numbers")).to_have_text(re.compile(r"^first token \d+ ms · 1 token$"))
     await expect(chat.locator("#stop")).to_be_visible()
-    await call.write(script.text(2, " two") + ": keep-alive\n" + script.text(4, " four"))
+    await call.write(script.text(2, " two") + ": keep-alive\n")
+    await expect(chat.locator(".text")).to_have_text("One two")
+    await call.write(script.text(4, " four"))
     await expect(chat.locator(".text")).to_have_text("One two four")
     await call.write(script.end(4))
     await call.end()
@@ -38,6 +40,101 @@ async def test_an_answer_streams_with_its_numbers(chat: Page, stub: Stub) -> Non
     assert await chat.get_attribute(".sparkline path", "d")
     # Screen readers hear the answer once, and never token by token.
     await expect(chat.locator("#status")).to_have_text("Answer: One two four")
+
+
+async def test_a_burst_has_no_rate_and_tokens_that_come_together_are_one_arrival(chat: Page, stub: Stub) -> None:
+    await send(chat, "Hello")
+    await Script().play(await stub.call(), ["all ", "of ", "it ", "at ", "once"])
+    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".numbers")).to_have_text(
+        re.compile(r"^first token \d+ ms · 5 tokens · 5 in the prompt$")
+    )
+    await expect(chat.locator(".sparkline")).to_be_hidden()
+    script = Script("02" * 16)
+    await send(chat, "Again")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening())
+    for number in range(4):  # three tokens each time
+        await call.write(script.texts(["a", "b", "c"], first=1 + 3 * number))
+        await expect(chat.locator(".text").last).to_have_text("abc" * (number + 1))
+        await asyncio.sleep(0.03)  # the pace of an engine
+    await call.write(script.end(12))
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    pattern = re.compile(r"^Time between arrivals of tokens: median (\d+) ms, longest (\d+) ms$")
+    line = chat.locator(".sparkline").last
+    await expect(line).to_have_attribute("aria-label", pattern)  # drawn in a frame of its own
+    found = pattern.match(await line.get_attribute("aria-label") or "")
+    assert found
+    assert int(found[1]) >= 25
+    numbers = await chat.locator(".numbers").last.text_content() or ""
+    assert 1 < float(numbers.split(" · ")[1].split()[0]) <= 110, "nine tokens after the first three, in 90 ms or more"
+
+
+@pytest.mark.parametrize("redis", [True, False])
+async def test_a_silent_answer_says_what_it_waits_for(chat: Page, stub: Stub, redis: bool) -> None:
+    state = chat.locator(".state")
+    call, script = await begin(chat, stub)
+    stub.status |= {"redis": redis, "responding": 0}
+    why = "No worker is available." if redis else "Redis does not answer."
+    await expect(state).to_contain_text(why)
+    await expect(state).to_contain_text("will resume")
+    await expect(chat.locator("#status")).to_contain_text(why)
+    # One token is enough, whatever the status says.
+    await call.write(script.text(2, " two"))
+    await expect(state).to_have_text("")
+    await expect(state).to_contain_text(why)
+    stub.status |= {"redis": True, "responding": 1}
+    await expect(state).to_have_text("")
+    await call.write(script.end(2))
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    await send(chat, "Again")
+    call = await stub.call()
+    await call.accept("02" * 16)
+    stub.status |= {"redis": redis, "responding": 0}
+    await expect(state.last).to_contain_text(why)
+    await expect(state.last).to_contain_text("Your message is queued" if redis else "Your message waits")
+    await chat.press("body", "Escape")
+    await expect(state.last).to_have_text("Stopped.")
+
+
+async def test_a_silent_answer_of_workers_that_respond_says_nothing(chat: Page, stub: Stub) -> None:
+    call, _ = await begin(chat, stub)
+    async with chat.expect_response("**/status"):
+        pass
+    async with chat.expect_response("**/status"):
+        pass
+    await expect(chat.locator(".state")).to_have_text("")
+    call.cut()
+
+
+async def test_the_models_own_values_are_shown_and_left_to_the_server(page: Page, stub: Stub) -> None:
+    own = {"temperature": 0.7, "top_p": 0.95, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    note = page.locator("#model-defaults")
+    for defaults, temperature, top_p, said in (
+        (None, "1", "1", ""),
+        (own, "0.7", "0.95", ""),
+        (own | {"top_k": 20, "repetition_penalty": 1.05}, "0.7", "0.95", "top k 20, repetition penalty 1.05"),
+    ):
+        stub.card = {"sampling_defaults": defaults} if defaults else {}
+        await open_chat(page, stub.url)
+        await expect(page.locator("#temperature")).to_have_attribute("placeholder", temperature)
+        await expect(page.locator("#top_p")).to_have_attribute("placeholder", top_p)
+        await expect(note).to_have_text(f"The model also sets {said}." if said else "")
+    await send(page, "Hello")
+    call = await stub.call()
+    assert call.body is not None
+    assert not own.keys() & call.body.keys()
+    await Script().play(call, ["fine"])
+    await expect(page.locator("#send")).to_be_visible()
+    await set_field(page, temperature="1")
+    await send(page, "Hello")
+    call = await stub.call()
+    assert call.body is not None
+    assert call.body["temperature"] == 1
+    await Script("02" * 16).play(call, ["fine"])
 
 
 async def test_the_next_turn_has_the_ones_before_it(chat: Page, stub: Stub) -> None:

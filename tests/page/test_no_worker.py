@@ -1,0 +1,132 @@
+"""Real workers that stop, die or are not there: what the chat says, how soon, and what it gets in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.conftest import QuireProcess, children_of, quire_processes
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.stub import CHAT
+from tests.page.test_stack import long_answers, text_of
+
+pytestmark = [*IN_BROWSER, pytest.mark.alone]
+
+LENGTH = 700
+LONG_MS = 60_000
+SOON_MS = 3_000
+QUESTION = "Tell me about a heron."
+
+# Notes in the page itself when the notice is there first, and when it has gone again while the answer is written: time
+# that a slow test runner takes does not count.
+NOTE = """() => {
+  const began = performance.now();
+  window.noticed = window.later = null;
+  const look = () => {
+    const isThere = (document.querySelector(".state")?.textContent ?? "").includes("No worker is available.");
+    if (isThere) window.noticed ??= performance.now() - began;
+    else if (window.noticed && document.querySelector(".live .text > *")) window.later ??= performance.now() - began;
+  };
+  const all = { subtree: true, childList: true, characterData: true, attributes: true };
+  new MutationObserver(look).observe(document.getElementById("turns"), all);
+}"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
+    """A gateway and two workers."""
+    with quire_processes() as start:
+        state = tmp_path_factory.mktemp("state")
+        server = start("serve", "--workers", "2", "--port", "0", "--state-dir", str(state))
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def wanted(pair: QuireProcess) -> str:
+    """The same answer, to a client that nothing happens to."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    url = pair.wait_ready() + CHAT
+    data = json.dumps({**body, "max_tokens": LENGTH, "ignore_eos": True}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as reply:
+        text: str = json.load(reply)["choices"][0]["message"]["content"]
+    return text
+
+
+def to_workers(server: QuireProcess, number: signal.Signals) -> None:
+    pids = [pid for pid, command in children_of(server.pid).items() if "-m ops.cli worker" in command]
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, number)
+
+
+async def open_long(page: Page, url: str) -> None:
+    await page.route(f"**{CHAT}", long_answers)
+    await open_chat(page, url)
+    await set_field(page, temperature="0", max_tokens=str(LENGTH))
+
+
+async def noticed(page: Page, what: str) -> None:
+    """The page has said within three seconds that no worker is available, and what becomes of the request."""
+    state = page.locator(".state").last
+    await expect(state).to_contain_text("No worker is available.")
+    await expect(state).to_contain_text(what)
+    took: Any = await page.evaluate("window.noticed")
+    assert took < SOON_MS
+
+
+async def completed(page: Page, wanted: str) -> None:
+    """The notice is gone when tokens come again, and the answer is that of workers that never stopped."""
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    await expect(page.locator(".state").last).to_have_text("This answer reached its maximum length.")
+    assert await page.evaluate("window.later"), "no token came without the notice"
+    assert await text_of(page) == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_in_mid_stream(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
+    await open_long(page, pair.wait_ready())
+    await send(page, QUESTION)
+    await page.wait_for_selector(".live .text > *")  # early, so that most of the answer is still to come
+    await page.evaluate(NOTE)
+    to_workers(pair, number)
+    try:
+        await noticed(page, "The answer waits for one and will resume.")
+    finally:
+        if number == signal.SIGSTOP:
+            to_workers(pair, signal.SIGCONT)
+    await completed(page, wanted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_before_the_first_token(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
+    await open_long(page, pair.wait_ready())
+    to_workers(pair, number)
+    try:
+        await send(page, QUESTION)
+        await page.evaluate(NOTE)
+        await noticed(page, "Your message is queued and will be answered.")
+        await expect(page.locator(".text")).to_have_text("")
+    finally:
+        if number == signal.SIGSTOP:
+            to_workers(pair, signal.SIGCONT)
+    await completed(page, wanted)
+
+
+async def test_before_any_worker_is_started(page: Page, redis_url: str, wanted: str) -> None:
+    with quire_processes() as start:
+        gateway = start("gateway", "--redis-url", redis_url, "--port", "0")
+        url = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
+        await open_long(page, url)
+        await send(page, QUESTION)
+        await page.evaluate(NOTE)
+        await noticed(page, "Your message is queued and will be answered.")
+        start("worker", "--redis-url", redis_url)
+        await completed(page, wanted)
