@@ -12,14 +12,14 @@ import torch
 def accumulate_in_float32() -> None:
     """Forbid cuBLAS, in this process, to add the parts of a split K in 16 bits.
 
-    Torch allows it by default. It rounds each partial sum, and `kernels.ops.Ops.linear` rounds once.
+    Torch allows it by default. Then each partial sum is rounded; `kernels.ops.Ops.linear` promises one rounding.
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 class PinningFailed(RuntimeError):
-    """The CUDA driver cannot pin so much host memory."""
+    """The CUDA driver cannot pin host memory of the size that is asked for."""
 
 
 class Runtime(Protocol):

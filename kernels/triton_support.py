@@ -90,7 +90,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    """What the error says, without the source of the kernel and the command of the assembler."""
+    """Shorten an error's message: no source of the kernel, no command of the assembler."""
     said = str(getattr(error, "error_message", None) or error)
     complaints = [line for line in said.splitlines() if re.search(r"ptxas\b.*\b(fatal|error)\b", line)]
     return " ".join((complaints[-1] if complaints else said).split())[:MOST_WORDS] or "no message"

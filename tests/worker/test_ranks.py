@@ -204,9 +204,16 @@ def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pyt
     assert deaths == [(1, 3)]
 
 
+@pytest.mark.parametrize("level", ["amx", "none"])
 def test_what_a_rank_logs_has_its_number_and_does_not_repeat_rank_0(
-    path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    level: str,
+    path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """level: the bound of the C++ kernels. Without them rank 0 warns that plain torch computes."""
+    monkeypatch.setenv("KERNELS_CPU_ISA", level)
     weights = path / "model.safetensors"
     save_file(load_file(weights) | {"more.weight": torch.ones(3)}, weights)
     has_ended = threading.Event()
