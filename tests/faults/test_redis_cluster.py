@@ -163,7 +163,7 @@ async def test_dead_requests_of_all_nodes_are_listed(cluster: Cluster, capsys: p
     for name in lanes:
         async with using(cluster, name) as lane:
             await lane.commands.xadd(lane.broker.keys.dead, fields)  # type: ignore[arg-type]
-    await asyncio.to_thread(dead, DeadSettings(redis_url=cluster.url))
+    await asyncio.to_thread(dead, DeadSettings(redis_url=cluster.url), {})
     listed = capsys.readouterr().out
     assert all(name in listed for name in lanes)
 
