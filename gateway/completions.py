@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from gateway import parameters, sse
-from gateway.about import About
-from gateway.assembly import Choice
-from gateway.calls import Call, Limits
-from gateway.logprobs import ScoredTokens, of_completion
-from gateway.model import ServedModel
-from gateway.options import read_options
-from gateway.rendering import Renderer, read_prompts
+from quire.gateway import parameters, sse
+from quire.gateway.about import About
+from quire.gateway.assembly import Choice
+from quire.gateway.calls import Call, Limits
+from quire.gateway.logprobs import ScoredTokens, of_completion
+from quire.gateway.model import ServedModel
+from quire.gateway.options import read_options
+from quire.gateway.rendering import Renderer, read_prompts
 
 
 async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:

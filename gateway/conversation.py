@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.errors import InvalidRequest
-from gateway.parameters import invalid, shown
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.parameters import invalid, shown
 
 # A template knows `system` for what OpenAI now calls `developer`.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

@@ -6,7 +6,7 @@ cursor:                   next = 5  ->  gap: the log has [5, 7)   ->  next = 9: 
 
 from __future__ import annotations
 
-from shared.messages import Delta, StepItem
+from quire.shared.messages import Delta, StepItem
 
 # A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
 SILENCE_S = 0.25

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Iterable
 
 from aiohttp import web
 
-from gateway import errors, sse
-from gateway.answers import Answer
-from gateway.events import Events
-from gateway.meter import METER
+from quire.gateway import errors, sse
+from quire.gateway.answers import Answer
+from quire.gateway.events import Events
+from quire.gateway.meter import METER
 
 # What may wait for a client in its socket's buffer in this process before it counts as slow. More waits as tokens,
 # which are smaller than events (`MAX_WAITING`), and then in the log.

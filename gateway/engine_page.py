@@ -10,10 +10,10 @@ import ipaddress
 
 from aiohttp import web
 
-from gateway.engine_view import EngineView
-from gateway.errors import NotFound
-from gateway.service import Gateway
-from gateway.settings import GatewaySettings
+from quire.gateway.engine_view import EngineView
+from quire.gateway.errors import NotFound
+from quire.gateway.service import Gateway
+from quire.gateway.settings import GatewaySettings
 
 
 def is_on(settings: GatewaySettings) -> bool:

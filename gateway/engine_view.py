@@ -20,14 +20,14 @@ from typing import Any
 from aiohttp import web
 from redis.exceptions import RedisError
 
-from gateway import sse
-from gateway.cancellation import check_cancelled
-from gateway.errors import ApiError, InvalidRequest, NotFound
-from gateway.service import Gateway
-from shared.broker import BEAT_S, VIEW_TTL_S, Broker
-from shared.messages import MessageError
-from shared.redis_clients import pubsub_client
-from shared.views import View
+from quire.gateway import sse
+from quire.gateway.cancellation import check_cancelled
+from quire.gateway.errors import ApiError, InvalidRequest, NotFound
+from quire.gateway.service import Gateway
+from quire.shared.broker import BEAT_S, VIEW_TTL_S, Broker
+from quire.shared.messages import MessageError
+from quire.shared.redis_clients import pubsub_client
+from quire.shared.views import View
 
 log = logging.getLogger("gateway")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway import errors, sse
-from gateway.answers import Answer, Format
-from gateway.cursor import split
-from gateway.sse import BEGINNING, EventId
-from shared.messages import StepItem
+from quire.gateway import errors, sse
+from quire.gateway.answers import Answer, Format
+from quire.gateway.cursor import split
+from quire.gateway.sse import BEGINNING, EventId
+from quire.shared.messages import StepItem
 
 
 class Events:

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.outputs import Outputs
-from gateway.watch import Watch
-from shared.broker import Broker
-from shared.messages import StepItem
+from quire.gateway.outputs import Outputs
+from quire.gateway.watch import Watch
+from quire.shared.broker import Broker
+from quire.shared.messages import StepItem
 
 log = logging.getLogger("gateway")
 

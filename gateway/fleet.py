@@ -8,12 +8,12 @@ import logging
 
 from redis.exceptions import RedisError
 
-from gateway.cancellation import check_cancelled
-from gateway.fanout import Fanout
-from gateway.model import ServedModel
-from gateway.rates import ServiceRate
-from shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
-from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.gateway.cancellation import check_cancelled
+from quire.gateway.fanout import Fanout
+from quire.gateway.model import ServedModel
+from quire.gateway.rates import ServiceRate
+from quire.shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
+from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
 log = logging.getLogger("gateway")
 

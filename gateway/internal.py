@@ -6,9 +6,9 @@ import socket
 
 from aiohttp import web
 
-from gateway.service import Gateway
-from shared.internal_server import InternalServer, json_response
-from shared.measures import CONTENT_TYPE_LATEST
+from quire.gateway.service import Gateway
+from quire.shared.internal_server import InternalServer, json_response
+from quire.shared.measures import CONTENT_TYPE_LATEST
 
 
 class Inside:

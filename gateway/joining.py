@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from gateway.about import About
-from gateway.answers import Answer
-from gateway.errors import InvalidRequest, NotFound
-from gateway.events import Events
-from gateway.outputs import Outputs
-from gateway.parameters import shown
-from gateway.sse import BEGINNING, EventId
-from shared.broker import Broker
+from quire.gateway.about import About
+from quire.gateway.answers import Answer
+from quire.gateway.errors import InvalidRequest, NotFound
+from quire.gateway.events import Events
+from quire.gateway.outputs import Outputs
+from quire.gateway.parameters import shown
+from quire.gateway.sse import BEGINNING, EventId
+from quire.shared.broker import Broker
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

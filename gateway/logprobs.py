@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.token_texts import TokenTexts
-from shared.logprobs import TokenLogprobs, read_records, record_size
+from quire.gateway.token_texts import TokenTexts
+from quire.shared.logprobs import TokenLogprobs, read_records, record_size
 
 # What JSON has no number for, or nobody has a use for (OpenAI API reference, `logprobs`).
 LEAST = -9999.0
@@ -20,7 +20,7 @@ PORTION = 64
 
 
 class ScoredTokens(NamedTuple):
-    """Tokens of a choice with their records (`shared.logprobs`). `offsets`: characters of the text in front of each."""
+    """Tokens of a choice with their records (`shared/logprobs.py`). `offsets`: characters of the text before each."""
 
     token_ids: tuple[int, ...]
     records: bytes

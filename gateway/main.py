@@ -12,18 +12,18 @@ from dataclasses import replace
 
 import uvloop
 
-from gateway.app import GATEWAY, Runner, create_app, start_site
-from gateway.internal import Inside
-from gateway.model import ModelError, load_model
-from gateway.settings import GatewaySettings
-from shared.broker import new_id
-from shared.internal_server import PortError, bind
-from shared.logs import give_up, setup_logging
-from shared.naming import InvalidModelName
-from shared.redis_clients import BrokerUnavailable, check_redis, redact
-from shared.settings import with_sources
-from shared.tracing import TracingError
-from shared.tracing import start as start_tracing
+from quire.gateway.app import GATEWAY, Runner, create_app, start_site
+from quire.gateway.internal import Inside
+from quire.gateway.model import ModelError, load_model
+from quire.gateway.settings import GatewaySettings
+from quire.shared.broker import new_id
+from quire.shared.internal_server import PortError, bind
+from quire.shared.logs import give_up, setup_logging
+from quire.shared.naming import InvalidModelName
+from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.settings import with_sources
+from quire.shared.tracing import TracingError
+from quire.shared.tracing import start as start_tracing
 
 log = logging.getLogger("gateway")
 

@@ -12,10 +12,10 @@ from collections import Counter
 
 from aiohttp import web
 
-from gateway.about import DIALECTS
-from gateway.errors import reasons
-from shared.measures import STEP_S, TOKEN_S, WAIT_S, Histogram
-from shared.messages import OUTCOMES
+from quire.gateway.about import DIALECTS
+from quire.gateway.errors import reasons
+from quire.shared.measures import STEP_S, TOKEN_S, WAIT_S, Histogram
+from quire.shared.messages import OUTCOMES
 
 # How a call came to its requests: it made them, it repeated an idempotency key, or it took up a stream again.
 KINDS = ("new", "joined", "resumed")

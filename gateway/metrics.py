@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
-from gateway.fanout import Fanout
-from gateway.fleet import Fleet
-from gateway.meter import Meters
-from gateway.submission import Canceller
-from gateway.subscription import Subscription
-from shared.broker import Broker
-from shared.lane_state import LaneState, read_lane
-from shared.loop_lag import LoopLag
-from shared.measures import Exposition, counter, gauge, histogram
+from quire.gateway.fanout import Fanout
+from quire.gateway.fleet import Fleet
+from quire.gateway.meter import Meters
+from quire.gateway.submission import Canceller
+from quire.gateway.subscription import Subscription
+from quire.shared.broker import Broker
+from quire.shared.lane_state import LaneState, read_lane
+from quire.shared.loop_lag import LoopLag
+from quire.shared.measures import Exposition, counter, gauge, histogram
 
 log = logging.getLogger("gateway")
 

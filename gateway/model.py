@@ -9,14 +9,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway.sampling_defaults import FILE as GENERATION_CONFIG
-from gateway.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from gateway.token_texts import TokenTexts
-from shared.detokenizer import context_of, drops_first_space
-from shared.hub import HubError, download
-from shared.model_config import context_length, read_model_config
-from shared.templates import ChatTemplate, load_chat_template
-from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.gateway.sampling_defaults import FILE as GENERATION_CONFIG
+from quire.gateway.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from quire.gateway.token_texts import TokenTexts
+from quire.shared.detokenizer import context_of, drops_first_space
+from quire.shared.hub import HubError, download
+from quire.shared.model_config import context_length, read_model_config
+from quire.shared.templates import ChatTemplate, load_chat_template
+from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import InvalidRequest
-from gateway.parameters import shown
-from gateway.sampling_defaults import SAMPLING_DEFAULTS, SamplingDefaults
-from shared.messages import SamplingParams
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.parameters import shown
+from quire.gateway.sampling_defaults import SAMPLING_DEFAULTS, SamplingDefaults
+from quire.shared.messages import SamplingParams
 
 # Beams where the call does not say, unless it wants more choices than that.
 DEFAULT_BEAM_WIDTH = 4

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from gateway.cancellation import check_cancelled
-from gateway.cursor import SILENCE_S, Cursor, cut, weight
-from shared.broker import Broker
-from shared.messages import MessageError, Outcome, StepItem
+from quire.gateway.cancellation import check_cancelled
+from quire.gateway.cursor import SILENCE_S, Cursor, cut, weight
+from quire.shared.broker import Broker
+from quire.shared.messages import MessageError, Outcome, StepItem
 
 if TYPE_CHECKING:
-    from gateway.fanout import Fanout
+    from quire.gateway.fanout import Fanout
 
 log = logging.getLogger("gateway")
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from aiohttp import ETag, hdrs, web
 
-from gateway.errors import Handler
+from quire.gateway.errors import Handler
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -33,7 +33,7 @@ HEADERS = {
 
 def names() -> list[str]:
     """The static files."""
-    return sorted(file.name for file in (files("gateway") / "static").iterdir() if _ending(file.name) in _TYPES)
+    return sorted(file.name for file in (files("quire.gateway") / "static").iterdir() if _ending(file.name) in _TYPES)
 
 
 def path_of(name: str) -> str:
@@ -52,7 +52,7 @@ def _ending(name: str) -> str:
 
 
 def _show(name: str) -> Handler:
-    body = (files("gateway") / "static" / name).read_bytes()
+    body = (files("quire.gateway") / "static" / name).read_bytes()
     packed = gzip.compress(body, mtime=0)
     digest = hashlib.sha256(body).hexdigest()[:32]
     content_type = _TYPES[_ending(name)]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import InvalidRequest
-from shared import json_schema
-from shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
-from shared.logprobs import MAX_TOP_LOGPROBS
-from shared.messages import (
+from quire.gateway.errors import InvalidRequest
+from quire.shared import json_schema
+from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.logprobs import MAX_TOP_LOGPROBS
+from quire.shared.messages import (
     MAX_BIAS,
     MAX_BIASES,
     MAX_CHOICES,

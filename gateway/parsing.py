@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from gateway.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
+from quire.gateway.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 # So many values a body may always have, and one more for so many bytes that it may have.
 LEAST_MAX_VALUES = 1 << 16

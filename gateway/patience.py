@@ -10,8 +10,8 @@ from typing import TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from gateway.errors import BrokerDown
-from gateway.subscription import Subscription
+from quire.gateway.errors import BrokerDown
+from quire.gateway.subscription import Subscription
 
 log = logging.getLogger("gateway")
 

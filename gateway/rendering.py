@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gateway.conversation import Message
-from gateway.errors import InvalidRequest
-from gateway.model import ServedModel
-from gateway.parameters import invalid, shown
-from gateway.schemas import Schemas
-from shared.json_schema import SchemaError
-from shared.templates import TemplateFailure
+from quire.gateway.conversation import Message
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.model import ServedModel
+from quire.gateway.parameters import invalid, shown
+from quire.gateway.schemas import Schemas
+from quire.shared.json_schema import SchemaError
+from quire.shared.templates import TemplateFailure
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
 CHARACTERS_PER_TOKEN = 16

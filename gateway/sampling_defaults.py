@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import InvalidRequest
-from gateway.parameters import COMMON
-from shared.tokenizer import ModelError
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.parameters import COMMON
+from quire.shared.tokenizer import ModelError
 
 FILE = "generation_config.json"
 

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gateway import answers, chat, completions, joining, sse
-from gateway.answers import ANSWER, Answer
-from gateway.calls import Call, Limits, request_id
-from gateway.delivery import Delivery, send_whole
-from gateway.errors import REQUEST_ID, BrokerDown
-from gateway.events import Events
-from gateway.fanout import Fanout
-from gateway.fleet import Fleet
-from gateway.joining import Known
-from gateway.meter import BEGAN, METER, Meters
-from gateway.metrics import GatewayMetrics
-from gateway.model import ServedModel
-from gateway.outputs import Outputs
-from gateway.parsing import read_object
-from gateway.patience import Patience, down
-from gateway.rendering import Renderer
-from gateway.settings import GatewaySettings
-from gateway.submission import Submission
-from gateway.subscription import Subscription
-from gateway.terms import read_terms
-from gateway.tracing import SPAN
-from shared.broker import Broker, QueueBounds, new_id
-from shared.loop_lag import LoopLag
-from shared.messages import MessageError
-from shared.redis_clients import command_client, pubsub_client
+from quire.gateway import answers, chat, completions, joining, sse
+from quire.gateway.answers import ANSWER, Answer
+from quire.gateway.calls import Call, Limits, request_id
+from quire.gateway.delivery import Delivery, send_whole
+from quire.gateway.errors import REQUEST_ID, BrokerDown
+from quire.gateway.events import Events
+from quire.gateway.fanout import Fanout
+from quire.gateway.fleet import Fleet
+from quire.gateway.joining import Known
+from quire.gateway.meter import BEGAN, METER, Meters
+from quire.gateway.metrics import GatewayMetrics
+from quire.gateway.model import ServedModel
+from quire.gateway.outputs import Outputs
+from quire.gateway.parsing import read_object
+from quire.gateway.patience import Patience, down
+from quire.gateway.rendering import Renderer
+from quire.gateway.settings import GatewaySettings
+from quire.gateway.submission import Submission
+from quire.gateway.subscription import Subscription
+from quire.gateway.terms import read_terms
+from quire.gateway.tracing import SPAN
+from quire.shared.broker import Broker, QueueBounds, new_id
+from quire.shared.loop_lag import LoopLag
+from quire.shared.messages import MessageError
+from quire.shared.redis_clients import command_client, pubsub_client
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 log = logging.getLogger("gateway")
 

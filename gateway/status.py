@@ -13,9 +13,9 @@ from typing import Any
 from aiohttp import web
 from redis.exceptions import RedisError
 
-from gateway.errors import InvalidRequest
-from gateway.service import Gateway
-from shared.broker import LastBeat
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.service import Gateway
+from quire.shared.broker import LastBeat
 
 log = logging.getLogger("gateway")
 

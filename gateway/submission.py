@@ -11,13 +11,13 @@ from functools import partial
 
 from redis.exceptions import RedisError, WatchError
 
-from gateway import calls
-from gateway.errors import IdempotencyKeyReused, QueueIsFull
-from gateway.fleet import Fleet
-from gateway.patience import Patience
-from gateway.terms import Terms
-from shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
-from shared.messages import GenerationRequest
+from quire.gateway import calls
+from quire.gateway.errors import IdempotencyKeyReused, QueueIsFull
+from quire.gateway.fleet import Fleet
+from quire.gateway.patience import Patience
+from quire.gateway.terms import Terms
+from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
+from quire.shared.messages import GenerationRequest
 
 log = logging.getLogger("gateway")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.cancellation import check_cancelled
-from gateway.fanout import Fanout
-from gateway.outputs import Outputs
-from shared.messages import MessageError, decode_items
-from shared.redis_clients import LaneClient
+from quire.gateway.cancellation import check_cancelled
+from quire.gateway.fanout import Fanout
+from quire.gateway.outputs import Outputs
+from quire.shared.messages import MessageError, decode_items
+from quire.shared.redis_clients import LaneClient
 
 log = logging.getLogger("gateway")
 

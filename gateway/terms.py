@@ -12,9 +12,9 @@ from typing import Any
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import InvalidRequest
-from gateway.options import Options
-from gateway.parameters import shown
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.options import Options
+from quire.gateway.parameters import shown
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_TIMEOUT = "X-Request-Timeout"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from gateway import sse
+from quire.gateway import sse
 
 # Tokens that are kept; a vocabulary may be larger, but texts use a small part of it.
 MAX_KEPT = 1 << 16

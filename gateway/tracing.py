@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gateway.answers import ANSWER
-from gateway.calls import Call
-from gateway.errors import REASON, REQUEST_ID
-from gateway.meter import BEGAN, METER
-from shared.tracing import TraceContext
+from quire.gateway.answers import ANSWER
+from quire.gateway.calls import Call
+from quire.gateway.errors import REASON, REQUEST_ID
+from quire.gateway.meter import BEGAN, METER
+from quire.shared.tracing import TraceContext
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 PREFIX = "/v1/"
 TRACEPARENT = "traceparent"
@@ -32,7 +32,7 @@ class HttpSpan:
     """One HTTP request under /v1/."""
 
     def __init__(self, tracer: Tracer, request: web.Request) -> None:
-        from shared.spans import SpanKind, context_of
+        from quire.shared.spans import SpanKind, context_of
 
         self._request = request
         resource = request.match_info.route.resource
@@ -92,7 +92,7 @@ class HttpSpan:
 
     def end(self, status: int | None) -> None:
         """The request is over; `status` None if the client left."""
-        from shared.spans import fail
+        from quire.shared.spans import fail
 
         span, request = self._span, self._request
         if not span.is_recording():

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from gateway.cancellation import check_cancelled
-from gateway.cursor import Cursor
-from shared.broker import Broker
+from quire.gateway.cancellation import check_cancelled
+from quire.gateway.cursor import Cursor
+from quire.shared.broker import Broker
 
 if TYPE_CHECKING:
-    from gateway.outputs import Outputs
+    from quire.gateway.outputs import Outputs
 
 log = logging.getLogger("gateway")
 

@@ -1,7 +1,7 @@
 """The arithmetic of the decoder, and nothing of the project: `select_ops` gives the best implementation for a device.
 
-`kernels.ops.Ops` is the contract, `kernels.reference` its definition in plain torch, `kernels.cpu` the fast one for
-x86-64, `kernels.gpu` the one in Triton for CUDA devices.
+`ops.Ops` is the contract, `reference` its definition in plain torch, `cpu` the fast one for x86-64, `gpu` the one in
+Triton for CUDA devices.
 """
 
 import logging
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu import CpuOps, Unavailable, library
-from kernels.cuda import PinningFailed
-from kernels.first_calls import make_first_calls
-from kernels.ops import Ops, PackedLinear
-from kernels.reference import ReferenceOps
-from kernels.triton_support import TritonFailure, outdated_triton, triton_failure
+from quire.kernels.cpu import CpuOps, Unavailable, library
+from quire.kernels.cuda import PinningFailed
+from quire.kernels.first_calls import make_first_calls
+from quire.kernels.ops import Ops, PackedLinear
+from quire.kernels.reference import ReferenceOps
+from quire.kernels.triton_support import TritonFailure, outdated_triton, triton_failure
 
 __all__ = [
     "CpuOps",
@@ -59,7 +59,7 @@ def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto") -> Ops:
 def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, batch_invariant: bool = False) -> Ops:
     """The Triton kernels on a CUDA device. Raises Unavailable where Triton is not installed, or cannot compile."""
     try:
-        from kernels.gpu import TritonOps
+        from quire.kernels.gpu import TritonOps
     except ImportError as error:
         raise Unavailable(f"Triton cannot be imported ({error})") from error
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None

@@ -1,6 +1,6 @@
 """Times one synthetic model step, operation by operation, for the C++ kernels and for plain torch.
 
-    python -m kernels.bench --ops cpu --case decode:1 --case prefill:512
+    python -m quire.kernels.bench --ops cpu --case decode:1 --case prefill:512
 
 The default shape is SmolLM2-135M. Weights are random. `step` calls all layers at once (`decoder_layers`), the other
 lines are the same step in single operations. A time is the least of `--repeat` rounds: the machine may have other work.
@@ -19,8 +19,8 @@ from types import SimpleNamespace
 
 import torch
 
-import kernels
-from kernels import CpuOps, ReferenceOps, bench_gpu
+from quire import kernels
+from quire.kernels import CpuOps, ReferenceOps, bench_gpu
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -1,6 +1,6 @@
 """What each Triton kernel achieves on this GPU, against the card's measured copy bandwidth and matrix rate.
 
-    python -m kernels.bench --ops triton --json kernels.json
+    python -m quire.kernels.bench --ops triton --json kernels.json
 
 A case says how many bytes it must move and how many floating-point operations it must do. Its floor is the time that
 the card takes for the larger of the two, and its share is the floor over the median of `--repeat` runs. Between runs
@@ -92,7 +92,7 @@ class Attention(OnDevice):
         return Work(values * itemsize, 4 * self.pairs * h.heads * h.d)
 
     def make(self, ops) -> Callable[[], object]:
-        from kernels.gpu.attention import Step
+        from quire.kernels.gpu.attention import Step
 
         h, tokens, device = self.heads, sum(self.counts), ops.device
         per_sequence = [-(-n // h.block_size) for n in self.lengths]
@@ -179,7 +179,7 @@ class Moves:
         return Work(size if self.bus else 2 * size)  # a copy on the device reads and writes there
 
     def make(self, ops) -> Callable[[], object]:
-        from kernels.gpu.blocks import BlockTable
+        from quire.kernels.gpu.blocks import BlockTable
 
         h, shape = self.heads, (2 * self.blocks, self.heads.kv_heads, self.heads.block_size, self.heads.d)
         caches = [ops.alloc_kv_cache(shape[0], h.kv_heads, h.block_size, h.d) for _ in range(self.layers)]
@@ -337,11 +337,11 @@ def measure_card(timer: Timer) -> Card:
 
 def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Case] = CASES) -> int:
     if not torch.cuda.is_available():
-        print("kernels.bench: --ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
+        print("quire.kernels.bench: --ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
         return 2
     import triton
 
-    from kernels.gpu import TritonOps
+    from quire.kernels.gpu import TritonOps
 
     timer, ops = Timer(repeat), TritonOps(dtype=dtype)
     card = measure_card(timer)
@@ -353,7 +353,7 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Cas
             seconds = timer.seconds(case.make(ops), case.is_captured)
         except Exception as error:  # of one kernel: the others can be measured all the same
             rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
-            print(f"kernels.bench: {case.name} failed: {rows[-1]['error']}", file=sys.stderr, flush=True)
+            print(f"quire.kernels.bench: {case.name} failed: {rows[-1]['error']}", file=sys.stderr, flush=True)
         else:
             results.append(Result.of(case, card, dtype.itemsize, seconds))
             rows.append(asdict(results[-1]))

@@ -12,9 +12,9 @@ from unittest import mock
 
 import torch
 
-from kernels.bench_gpu import CASES, Attention, Card, Timer
-from kernels.gpu import TritonOps, attention
-from kernels.gpu.tiles import Tiles
+from quire.kernels.bench_gpu import CASES, Attention, Card, Timer
+from quire.kernels.gpu import TritonOps, attention
+from quire.kernels.gpu.tiles import Tiles
 
 # rows, keys, warps, stages, and for decoding programs of a multiprocessor.
 DECODE = (

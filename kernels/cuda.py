@@ -12,7 +12,7 @@ import torch
 def accumulate_in_float32() -> None:
     """Forbid cuBLAS, in this process, to add the parts of a split K in 16 bits.
 
-    Torch allows it by default. Then each partial sum is rounded; `kernels.ops.Ops.linear` promises one rounding.
+    Torch allows it by default. Then each partial sum is rounded; `quire.kernels.ops.Ops.linear` promises one rounding.
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

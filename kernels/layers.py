@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.ops import DecoderLayer, Ops, Ranks
+from quire.kernels import checks
+from quire.kernels.ops import DecoderLayer, Ops, Ranks
 
 
 class _WithCaches:

@@ -168,7 +168,7 @@ class Ops(Protocol):
         query_start_loc: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        """All layers of one step, from the embeddings to the final norm: `kernels.layers.run` says which operations.
+        """All layers of one step, from the embeddings to the final norm: `layers.run` says which operations.
 
         residual [T, hidden] act is overwritten; rows [R] int64 are the tokens whose output is wanted; the others are as
         for rope_and_cache and paged_attention. Returns [R, hidden], what the head multiplies.

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import checks
-from kernels.cuda import accumulate_in_float32, pinned_bytes
-from kernels.layers import Caches, Stack, run
-from kernels.ops import DecoderLayer, Ranks
+from quire.kernels import checks
+from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.layers import Caches, Stack, run
+from quire.kernels.ops import DecoderLayer, Ranks
 
 
 @dataclass

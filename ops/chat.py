@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from ops.completions import Answer, ChatClient, Interrupted
-from ops.errors import CommandError
-from ops.paths import user_state_dir
-from ops.settings import ChatSettings
+from quire.ops.completions import Answer, ChatClient, Interrupted
+from quire.ops.errors import CommandError
+from quire.ops.paths import user_state_dir
+from quire.ops.settings import ChatSettings
 
 COMMANDS_HELP = """\
 /reset          forget the conversation

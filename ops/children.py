@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from ops.embedded_redis import EmbeddedRedis
-from ops.errors import CommandError
-from shared.processes import spawn
-from worker.progress import PIPE
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.errors import CommandError
+from quire.shared.processes import spawn
+from quire.worker.progress import PIPE
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0

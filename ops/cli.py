@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ops import interrupts
+from quire.ops import interrupts
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     interrupts.end_at_ctrl_c()
     try:
-        from ops.commands import run
+        from quire.ops.commands import run
 
         return run(argv, environ)
     finally:
@@ -23,9 +23,3 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             interrupts.end_at_ctrl_c()
         else:
             interrupts.raise_at_ctrl_c()
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.exit(main())

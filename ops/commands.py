@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.errors import CommandError
-from ops.interrupts import EXIT_CODE, raise_at_ctrl_c
-from shared.settings import FROM_FLAGS, SettingError, load, options, refuse_flag, with_sources
+from quire.ops.errors import CommandError
+from quire.ops.interrupts import EXIT_CODE, raise_at_ctrl_c
+from quire.shared.settings import FROM_FLAGS, SettingError, load, options, refuse_flag, with_sources
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -48,76 +48,76 @@ class Command:
 
 
 def _serve_settings() -> type:
-    from ops.settings import ServeSettings
+    from quire.ops.settings import ServeSettings
 
     return ServeSettings
 
 
 def _chat_settings() -> type:
-    from ops.settings import ChatSettings
+    from quire.ops.settings import ChatSettings
 
     return ChatSettings
 
 
 def _gateway_settings() -> type:
-    from gateway.settings import GatewaySettings
+    from quire.gateway.settings import GatewaySettings
 
     return GatewaySettings
 
 
 def _worker_settings() -> type:
-    from worker.settings import WorkerSettings
+    from quire.worker.settings import WorkerSettings
 
     return WorkerSettings
 
 
 def _run_serve(settings: Any, environ: Mapping[str, str]) -> int:
-    from ops.launcher import serve
+    from quire.ops.launcher import serve
 
     return serve(settings, environ, known_settings())
 
 
 def _run_chat(settings: Any, environ: Mapping[str, str]) -> int:
-    from ops.chat import chat
+    from quire.ops.chat import chat
 
     raise_at_ctrl_c()
     return chat(settings, environ)
 
 
 def _dead_settings() -> type:
-    from ops.settings import DeadSettings
+    from quire.ops.settings import DeadSettings
 
     return DeadSettings
 
 
 def _run_dead(settings: Any, environ: Mapping[str, str]) -> int:
-    from ops.dead import dead
+    from quire.ops.dead import dead
 
     raise_at_ctrl_c()
     return dead(settings, environ)
 
 
 def _bench_settings() -> type:
-    from ops.loadgen.settings import BenchSettings
+    from quire.ops.loadgen.settings import BenchSettings
 
     return BenchSettings
 
 
 def _run_bench(settings: Any, environ: Mapping[str, str]) -> int:
-    from ops.loadgen.command import bench
+    from quire.ops.loadgen.command import bench
 
     raise_at_ctrl_c()
     return bench(settings, environ)
 
 
 def _run_gateway(settings: Any, environ: Mapping[str, str]) -> int:
-    from gateway.main import run
+    from quire.gateway.main import run
 
     return run(_with_model(settings))
 
 
 def _run_worker(settings: Any, environ: Mapping[str, str]) -> int:
-    from worker.main import run
+    from quire.worker.main import run
 
     return run(_with_model(settings))
 
@@ -125,7 +125,7 @@ def _run_worker(settings: Any, environ: Mapping[str, str]) -> int:
 def _with_model(settings: Any) -> Any:
     from dataclasses import replace
 
-    from ops.paths import resolve_model
+    from quire.ops.paths import resolve_model
 
     return replace(settings, model=resolve_model(settings.model))
 

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ops.errors import CommandError
-from ops.server_url import parse_url
+from quire.ops.errors import CommandError
+from quire.ops.server_url import parse_url
 
 CONNECT_TIMEOUT_S = 10.0
 # A server that queues may be silent for long before the first token; it sends comments meanwhile.

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from redis.exceptions import RedisError
 
-from ops.errors import CommandError
-from ops.paths import resolve_state_dir
-from ops.preconditions import find_redis
-from ops.settings import DeadSettings
-from shared.broker import Broker, DeadRequest, QueueBounds, new_id
-from shared.keys import LaneKeys
-from shared.messages import GenerationRequest, MessageError
-from shared.redis_clients import BrokerUnavailable, command_client, node_clients, redact
+from quire.ops.errors import CommandError
+from quire.ops.paths import resolve_state_dir
+from quire.ops.preconditions import find_redis
+from quire.ops.settings import DeadSettings
+from quire.shared.broker import Broker, DeadRequest, QueueBounds, new_id
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import GenerationRequest, MessageError
+from quire.shared.redis_clients import BrokerUnavailable, command_client, node_clients, redact
 
 # Nothing is refused for want of room: an operator asks for it.
 NO_BOUNDS = QueueBounds(10**12, 10**15)

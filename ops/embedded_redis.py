@@ -29,9 +29,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ops.errors import CommandError
-from ops.processes import FileLock
-from shared.processes import spawn
+from quire.ops.errors import CommandError
+from quire.ops.processes import FileLock
+from quire.shared.processes import spawn
 
 # Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.
 MINIMUM_VERSION = (6, 2)

@@ -1,20 +1,20 @@
 """Prints `.env.example`: every setting as a variable, with its default and its help. A test keeps the file up to date.
 
-python -m ops.env_example > .env.example
+python -m quire.ops.env_example > .env.example
 """
 
 from __future__ import annotations
 
 import textwrap
 
-from ops.commands import COMMANDS
-from ops.compose import VARIABLES
-from shared.settings import Option, options
+from quire.ops.commands import COMMANDS
+from quire.ops.compose import VARIABLES
+from quire.shared.settings import Option, options
 
 HEADER = """\
 # Every setting of Quire, with its default. `docker compose` reads a copy of this file named .env; `quire` reads the
 # environment. A flag beats a variable: QUIRE_MAX_MODEL_LEN is --max-model-len. An empty variable counts as not set.
-# Made by `python -m ops.env_example > .env.example`.
+# Made by `python -m quire.ops.env_example > .env.example`.
 """
 
 

@@ -24,20 +24,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.settings import GatewaySettings
-from ops.children import Child, RedisService, Service
-from ops.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
-from ops.errors import CommandError
-from ops.gpus import of_worker
-from ops.paths import PROJECT_ROOT, resolve_model, resolve_state_dir
-from ops.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
-from ops.processes import wait_all
-from ops.progress import Progress
-from ops.settings import ServeSettings
-from shared.naming import InvalidModelName
-from shared.settings import FROM_FLAGS, load, options, to_environ
-from worker.progress import READY
-from worker.settings import WorkerSettings
+from quire.gateway.settings import GatewaySettings
+from quire.ops.children import Child, RedisService, Service
+from quire.ops.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
+from quire.ops.errors import CommandError
+from quire.ops.gpus import of_worker
+from quire.ops.paths import IMPORT_ROOT, resolve_model, resolve_state_dir
+from quire.ops.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
+from quire.ops.processes import wait_all
+from quire.ops.progress import Progress
+from quire.ops.settings import ServeSettings
+from quire.shared.naming import InvalidModelName
+from quire.shared.settings import FROM_FLAGS, load, options, to_environ
+from quire.worker.progress import READY
+from quire.worker.settings import WorkerSettings
 
 # How long the services finish open streams when told to stop, unless QUIRE_DRAIN_S says otherwise.
 DRAIN_S = 2.0
@@ -306,7 +306,7 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _command(name: str) -> list[str]:
     # -P: what lies in the folder that `quire serve` was called from is none of our modules.
-    return [sys.executable, "-P", "-m", "ops.cli", name]
+    return [sys.executable, "-P", "-m", "quire", name]
 
 
 def _quire() -> str:
@@ -327,7 +327,7 @@ def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dic
     merged[FROM_FLAGS] = " ".join(
         [environ.get(FROM_FLAGS, ""), *(n for n, t in decided.items() if environ.get(n) != t)]
     )
-    merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT_ROOT), environ.get("PYTHONPATH", "")]))
+    merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), environ.get("PYTHONPATH", "")]))
     return merged
 
 

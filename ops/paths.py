@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ops.errors import CommandError
-from shared.model_folder import find_fault, gguf_fault
+from quire.ops.errors import CommandError
+from quire.shared.model_folder import find_fault, gguf_fault
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
+# The folder on the import path in which the package `quire` lies.
+IMPORT_ROOT = Path(__file__).parents[2]
 DEFAULT_MODEL = "models/demo"
 
 _HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

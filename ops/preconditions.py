@@ -7,9 +7,9 @@ import errno
 import socket
 from pathlib import Path
 
-from ops.embedded_redis import running_url
-from ops.errors import CommandError
-from ops.processes import FileLock, is_running
+from quire.ops.embedded_redis import running_url
+from quire.ops.errors import CommandError
+from quire.ops.processes import FileLock, is_running
 
 # In the lock, instead of a URL: Redis is a child of `quire serve`.
 EMBEDDED = "embedded"
@@ -83,7 +83,7 @@ def _free_port(family: int, host: str) -> int:
 
 def check_redis(url: str) -> None:
     """Raises CommandError if there is no Redis that is of use."""
-    from shared.redis_clients import BrokerUnavailable, check_redis
+    from quire.shared.redis_clients import BrokerUnavailable, check_redis
 
     try:
         asyncio.run(check_redis(url))

@@ -1,4 +1,4 @@
-"""Writes docs/runbook.md as a page that Prometheus serves: the alerts link to it. `python -m ops.runbook_page`
+"""Writes docs/runbook.md as a page that Prometheus serves: the alerts link to it. `python -m quire.ops.runbook_page`
 
 The page belongs to Prometheus rather than to a gateway: a link of QuireNoGateway works while no gateway runs. It knows
 the Markdown of the runbook: headings, paragraphs, lists, and in a line code, emphasis and links. A test keeps it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import re
 
-from ops.paths import PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 
 SOURCE = PROJECT_ROOT / "docs" / "runbook.md"
 PAGE = PROJECT_ROOT / "ops" / "prometheus" / "assets" / "runbook.html"

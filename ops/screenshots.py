@@ -1,4 +1,4 @@
-"""Pictures of the pages for the documentation: `python -m ops.screenshots URL` against a running `quire serve`.
+"""Pictures of the pages for the documentation: `python -m quire.ops.screenshots URL` against a running `quire serve`.
 
 Needs Chromium and the package `playwright`. Writes docs/images/chat-{light,dark,phone}.png.
 """
@@ -19,12 +19,12 @@ TIMEOUT_MS = 60_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ops.screenshots", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m quire.ops.screenshots", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("url", help="where the gateway is, like http://127.0.0.1:8000")
     url = parser.parse_args().url.rstrip("/")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        print("ops.screenshots: needs Chromium (apt-get install chromium)", file=sys.stderr)
+        print("quire.ops.screenshots: needs Chromium (apt-get install chromium)", file=sys.stderr)
         return 1
     from playwright.sync_api import sync_playwright
 

@@ -1,6 +1,6 @@
 """Pictures of the engine page for docs/images, from a `quire serve` that runs: light, dark and on a phone.
 
-python -m ops.screenshots_engine http://127.0.0.1:8000
+python -m quire.ops.screenshots_engine http://127.0.0.1:8000
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from ops.paths import PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs" / "images"
 PICTURES = (
@@ -71,5 +71,5 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not re.match("https?://", sys.argv[1]):
-        raise SystemExit("usage: python -m ops.screenshots_engine URL")
+        raise SystemExit("usage: python -m quire.ops.screenshots_engine URL")
     main(sys.argv[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.settings import option
+from quire.shared.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)

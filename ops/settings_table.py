@@ -1,14 +1,14 @@
-"""The table of settings in docs/settings.md, written from the code: `python -m ops.settings_table` renews it."""
+"""The table of settings in docs/settings.md, written from the code: `python -m quire.ops.settings_table` renews it."""
 
 from __future__ import annotations
 
 import sys
 
-from gateway.settings import GatewaySettings
-from ops.paths import PROJECT_ROOT
-from ops.settings import ServeSettings
-from shared.settings import Option, options
-from worker.settings import WorkerSettings
+from quire.gateway.settings import GatewaySettings
+from quire.ops.paths import PROJECT_ROOT
+from quire.ops.settings import ServeSettings
+from quire.shared.settings import Option, options
+from quire.worker.settings import WorkerSettings
 
 BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from shared.broker import Broker
-from shared.keys import GROUP, PRIORITY_CLASSES, QUEUES
-from shared.messages import OUTCOMES
+from quire.shared.broker import Broker
+from quire.shared.keys import GROUP, PRIORITY_CLASSES, QUEUES
+from quire.shared.messages import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)

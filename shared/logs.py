@@ -1,7 +1,7 @@
 """Logs: one line per event on standard error, the same shape in every process.
 
     2026-05-04 12:00:01.234 INFO  worker  message
-    {"ts": "2026-05-04T10:00:01.234Z", "level": "info", "logger": "worker.service", "msg": "message", "worker": "w1"}
+    {"ts": "2026-05-04T10:00:01.234Z", "level": "info", "logger": "quire.worker", "msg": "message", "worker": "w1"}
 
 The time of a text line is local, that of a JSON line is UTC. A message that spans lines is kept on one, so that `grep`
 finds all of it; a traceback follows a text line on lines of its own, and is the field `exception` of a JSON line.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
-from shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
+from quire.shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
 
 VERSION = 4
 
@@ -274,7 +274,7 @@ class Delta(NamedTuple):
 
     `matched_stop`: the stop string that ended it, or BY_TOKEN, and then it is the last token here; None for all else.
     `score`: by what best_of (mean log-probability) or beam search ranked the choice; None if nothing was ranked.
-    `logprobs`: the records of the tokens (`shared.logprobs`); None if they were not asked for.
+    `logprobs`: the records of the tokens (`quire.shared.logprobs`); None if they were not asked for.
     """
 
     choice: int

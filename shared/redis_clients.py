@@ -30,9 +30,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.redis_link import Link
-from shared.redis_places import ClusterPlace, Place, place_of
-from shared.redis_url import Address, BrokerUnavailable, parse_redis_url, redact
+from quire.shared.redis_link import Link
+from quire.shared.redis_places import ClusterPlace, Place, place_of
+from quire.shared.redis_url import Address, BrokerUnavailable, parse_redis_url, redact
 
 __all__ = [
     "BLOCK_S",

@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from shared.tracing import TraceContext
+from quire.shared.tracing import TraceContext
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from shared.keys import PRIORITY_CLASSES
-from shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, MessageError, unpack
+from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, MessageError, unpack
 
 VERSION = 1
 # Bounds of one view.
@@ -45,7 +45,7 @@ NOBODY = 0xFFFF
 STATES = ("running", "waiting", "swapped")
 MOVES = ("copy", "swap_out", "swap_in")
 
-# Numbers of a view, in the order of the wire; what they mean stands at `worker.engine.usage.Usage`.
+# Numbers of a view, in the order of the wire; what they mean stands at `quire.worker.engine.usage.Usage`.
 FIGURES = (
     "blocks_used",
     "blocks_cached",

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared.processes import dying_with_parent
+from quire.shared.processes import dying_with_parent
 from tests.turns import turn
 
 if TYPE_CHECKING:
-    from ops.embedded_redis import EmbeddedRedis
+    from quire.ops.embedded_redis import EmbeddedRedis
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -60,7 +60,7 @@ class QuireProcess:
         arguments: tuple[str, ...],
         environ: Mapping[str, str],
         cwd: Path | None,
-        module: str = "ops.cli",
+        module: str = "quire",
         prefix: tuple[str, ...] = (),
     ) -> None:
         self.process = subprocess.Popen(
@@ -217,7 +217,9 @@ def start_quire() -> Iterator[StartQuire]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """A Redis of this test run, on a private socket."""
-    from ops.embedded_redis import EmbeddedRedis  # here: tests of the kernels run where the packages for it are missing
+    from quire.ops.embedded_redis import (
+        EmbeddedRedis,  # here: tests of the kernels run where the packages for it are missing
+    )
 
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
     server.start()

@@ -12,11 +12,11 @@ import sys
 
 import torch
 
-from gateway.rendering import Renderer
-from ops.cli import main
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.models.paged import KVCache
+from quire.gateway.rendering import Renderer
+from quire.ops.cli import main
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.paged import KVCache
 
 FAILING, DEADLY = (os.environ.get(name, "never") for name in ("TEST_FAILING", "TEST_DEADLY"))
 

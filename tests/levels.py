@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 
-from kernels.cpu import library
-from ops.paths import PROJECT_ROOT
+from quire.kernels.cpu import library
+from quire.ops.paths import PROJECT_ROOT
 
 NONE = "none"
 # The tests whose results depend on the level: kernels, whole models, the engine, and all services together.

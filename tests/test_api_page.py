@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import gateway.engine_view
-from gateway import page
-from gateway.app import create_app
-from gateway.errors import ApiError, InvalidRequest
-from gateway.joining import LAST_EVENT_ID
-from gateway.model import load_model
-from gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
-from gateway.settings import GatewaySettings
-from gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
-from ops.paths import PROJECT_ROOT
-from shared.json_schema import ANY_OBJECT, FORMATS
+import quire.gateway.engine_view
+from quire.gateway import page
+from quire.gateway.app import create_app
+from quire.gateway.errors import ApiError, InvalidRequest
+from quire.gateway.joining import LAST_EVENT_ID
+from quire.gateway.model import load_model
+from quire.gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from quire.gateway.settings import GatewaySettings
+from quire.gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.json_schema import ANY_OBJECT, FORMATS
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.
@@ -127,9 +127,11 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def codes_of_the_source() -> dict[str, int]:
     """Every code that a gateway's source names, with its status."""
-    assert gateway.engine_view  # its class is one of them
-    found = {cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("gateway.")}
-    for path in Path(gateway.engine_view.__file__).parent.glob("*.py"):
+    assert quire.gateway.engine_view  # its class is one of them
+    found = {
+        cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("quire.gateway.")
+    }
+    for path in Path(quire.gateway.engine_view.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "code":
                 for part in ast.walk(node.value):

@@ -18,8 +18,8 @@ import torch
 from redis import Redis
 from tokenizers import Tokenizer
 
-from shared.keys import GROUP, LaneKeys
-from shared.messages import WorkerCard
+from quire.shared.keys import GROUP, LaneKeys
+from quire.shared.messages import WorkerCard
 from tests.conftest import QuireProcess, children_of, clean_environ
 from tests.worker.checkpoints import make_checkpoint
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.paths import PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.worker.checkpoints import make_checkpoint
 

@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import kernels
-from shared.messages import SamplingParams
-from shared.templates import load_chat_template
-from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
-from worker import capture, devices, fingerprint
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.grammars import Grammars
-from worker.engine.graphs import Room
-from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.offline import generate
-from worker.engine.pacing import PrefillPacer
-from worker.engine.runner import Runner
-from worker.errors import StartError
-from worker.memory import available_memory
-from worker.models.choice import choose_model
-from worker.models.config import ModelConfig
-from worker.models.decoder import Decoder
-from worker.models.loader import resolve
-from worker.models.paged import Config, PagedModel
-from worker.models.transformers_backend import TransformersModel
-from worker.models.transformers_config import TransformersConfig
-from worker.prefixes import PrefixError, load_prefixes, pin_prefixes
-from worker.progress import progress
-from worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
-from worker.settings import WorkerSettings
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.shared.templates import load_chat_template
+from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.worker import capture, devices, fingerprint
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.grammars import Grammars
+from quire.worker.engine.graphs import Room
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.offline import generate
+from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.engine.runner import Runner
+from quire.worker.errors import StartError
+from quire.worker.memory import available_memory
+from quire.worker.models.choice import choose_model
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.loader import resolve
+from quire.worker.models.paged import Config, PagedModel
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.prefixes import PrefixError, load_prefixes, pin_prefixes
+from quire.worker.progress import progress
+from quire.worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
+from quire.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from worker.prefixes import Prefix
+    from quire.worker.prefixes import Prefix
 
 log = logging.getLogger(__name__)
 

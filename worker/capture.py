@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Record, Room, record_on_cuda
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Record, Room, record_on_cuda
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
 
 if TYPE_CHECKING:
-    from worker.engine.engine import Engine
-    from worker.models.paged import PagedModel
+    from quire.worker.engine.engine import Engine
+    from quire.worker.models.paged import PagedModel
 
 log = logging.getLogger(__name__)
 

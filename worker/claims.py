@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.broker import Claim
-from shared.keys import PRIORITY_CLASSES
-from shared.measures import WAIT_S, Histogram
+from quire.shared.broker import Claim
+from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.measures import WAIT_S, Histogram
 
 
 class ClaimCounts:

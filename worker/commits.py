@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shared.broker import StepCommit
-from shared.measures import STEP_S, Histogram
-from shared.messages import OUTCOMES
+from quire.shared.broker import StepCommit
+from quire.shared.measures import STEP_S, Histogram
+from quire.shared.messages import OUTCOMES
 
 
 class CommitCounts:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
-from shared.messages import Delta, StepItem, decode_items
-from worker.commits import CommitCounts
-from worker.engine_loop import EngineLoop
-from worker.tracing import AttemptSpans
+from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
+from quire.shared.messages import Delta, StepItem, decode_items
+from quire.worker.commits import CommitCounts
+from quire.worker.engine_loop import EngineLoop
+from quire.worker.tracing import AttemptSpans
 
 log = logging.getLogger(__name__)
 

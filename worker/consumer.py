@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
-from shared.broker import Broker, Claim, Delivery, QueueReader, StepCommit, new_id
-from shared.keys import PRIORITY_CLASSES
-from shared.messages import GenerationRequest, MessageError, Outcome, StepItem
-from shared.redis_clients import BLOCK_S
-from worker.claims import ClaimCounts
-from worker.committer import Committer
-from worker.engine_loop import EngineLoop
-from worker.tracing import spans_of
+from quire.shared.broker import Broker, Claim, Delivery, QueueReader, StepCommit, new_id
+from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
+from quire.shared.redis_clients import BLOCK_S
+from quire.worker.claims import ClaimCounts
+from quire.worker.committer import Committer
+from quire.worker.engine_loop import EngineLoop
+from quire.worker.tracing import spans_of
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-import kernels
-from worker.capture import measure_graphs, release
-from worker.engine.limits import EngineLimits
-from worker.errors import StartError
-from worker.memory import available_memory
-from worker.models.batch import ForwardBatch
-from worker.models.config import ModelConfig
-from worker.models.sharding import NotDivisible, Shard
-from worker.models.transformers_config import TransformersConfig
-from worker.ranks.leader import reason, recorder
-from worker.settings import WorkerSettings
+from quire import kernels
+from quire.worker.capture import measure_graphs, release
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.errors import StartError
+from quire.worker.memory import available_memory
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.sharding import NotDivisible, Shard
+from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.ranks.leader import reason, recorder
+from quire.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from worker.models.paged import PagedModel
+    from quire.worker.models.paged import PagedModel
 
 log = logging.getLogger(__name__)
 

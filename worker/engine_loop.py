@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shared.broker import StepCommit
-from shared.measures import STEP_S, Fading, Histogram
-from shared.messages import GenerationRequest, Outcome, StepItem
-from worker.engine.engine import STANDARD, Engine
-from worker.engine.limits import RequestRefused
+from quire.shared.broker import StepCommit
+from quire.shared.measures import STEP_S, Fading, Histogram
+from quire.shared.messages import GenerationRequest, Outcome, StepItem
+from quire.worker.engine.engine import STANDARD, Engine
+from quire.worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
 

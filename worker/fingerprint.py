@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from shared.messages import SamplingParams
-from worker.engine.engine import Engine
-from worker.engine.offline import complete
-from worker.models.loader import Weights
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.offline import complete
+from quire.worker.models.loader import Weights
 
 DIGEST_BYTES = 4
 # With the first step no whole block of the smallest size, so that nothing of it stays in the prefix cache.

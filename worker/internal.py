@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from shared.broker import WORKER_TTL_S
-from shared.internal_server import InternalServer, Unavailable, dump, json_response
-from shared.measures import CONTENT_TYPE_LATEST
-from worker.engine.engine import Engine
-from worker.engine.usage import snapshot
-from worker.engine_loop import EngineGone, EngineLoop
-from worker.metrics import WorkerMetrics, read_engine
+from quire.shared.broker import WORKER_TTL_S
+from quire.shared.internal_server import InternalServer, Unavailable, dump, json_response
+from quire.shared.measures import CONTENT_TYPE_LATEST
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.usage import snapshot
+from quire.worker.engine_loop import EngineGone, EngineLoop
+from quire.worker.metrics import WorkerMetrics, read_engine
 
 # How long a step may keep us waiting.
 ANSWER_S = 2.0

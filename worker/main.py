@@ -11,17 +11,17 @@ from typing import NoReturn
 
 from redis.exceptions import RedisError
 
-from shared.logs import give_up, setup_logging
-from shared.naming import InvalidModelName, served_name
-from shared.redis_clients import BrokerUnavailable, check_redis, redact
-from shared.settings import with_sources
-from shared.tokenizer import ModelError
-from shared.tracing import TracingError
-from shared.tracing import start as start_tracing
-from worker.errors import StartError
-from worker.interpreter import leave, settle, without_collections
-from worker.progress import progress
-from worker.settings import WorkerSettings
+from quire.shared.logs import give_up, setup_logging
+from quire.shared.naming import InvalidModelName, served_name
+from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.settings import with_sources
+from quire.shared.tokenizer import ModelError
+from quire.shared.tracing import TracingError
+from quire.shared.tracing import start as start_tracing
+from quire.worker.errors import StartError
+from quire.worker.interpreter import leave, settle, without_collections
+from quire.worker.progress import progress
+from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,9 @@ def run_to_the_end(settings: WorkerSettings) -> int:
     progress.phase("importing torch")
     with without_collections():
         # These import torch, which takes seconds: `quire worker --help` must not.
-        import worker.build
-        import worker.service  # noqa: F401
-        from worker.models.errors import CheckpointError
-        from worker.ranks.leader import OutOfStep
+        import quire.worker.service  # noqa: F401
+        from quire.worker.models.errors import CheckpointError
+        from quire.worker.ranks.leader import OutOfStep
 
     try:
         with closing(progress):
@@ -71,12 +70,12 @@ def serve(settings: WorkerSettings) -> None:
     """Load the model, build the engine and run the service."""
     import uvloop
 
-    from shared.internal_server import PortError, bind
-    from worker.build import build_engine
-    from worker.devices import arithmetic
-    from worker.fingerprint import of_results
-    from worker.names import check_name
-    from worker.service import Leases, WorkerService
+    from quire.shared.internal_server import PortError, bind
+    from quire.worker.build import build_engine
+    from quire.worker.devices import arithmetic
+    from quire.worker.fingerprint import of_results
+    from quire.worker.names import check_name
+    from quire.worker.service import Leases, WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)

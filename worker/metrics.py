@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from shared.broker import Broker
-from shared.loop_lag import LoopLag
-from shared.measures import Exposition, counter, gauge, histogram
-from worker.claims import ClaimCounts
-from worker.committer import Committer
-from worker.engine.engine import Engine
-from worker.engine.timing import StepTimes
-from worker.engine.usage import Usage, usage
-from worker.engine_loop import EngineLoop
+from quire.shared.broker import Broker
+from quire.shared.loop_lag import LoopLag
+from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.worker.claims import ClaimCounts
+from quire.worker.committer import Committer
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.timing import StepTimes
+from quire.worker.engine.usage import Usage, usage
+from quire.worker.engine_loop import EngineLoop
 
 
 class _Family(NamedTuple):

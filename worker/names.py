@@ -13,9 +13,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.broker import Broker, NameHolder
-from shared.redis_clients import command_client
-from worker.errors import StartError
+from quire.shared.broker import Broker, NameHolder
+from quire.shared.redis_clients import command_client
+from quire.worker.errors import StartError
 
 # Who has not beaten for so many of its beats is silent.
 SILENT_BEATS = 3

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from shared.broker import Broker
-from worker.committer import Committer
+from quire.shared.broker import Broker
+from quire.worker.committer import Committer
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from tokenizers import Tokenizer
 
-from shared.messages import MAX_SALT_LENGTH
-from shared.templates import ChatTemplate, TemplateFailure
-from worker.engine.engine import Engine
-from worker.engine.limits import RequestRefused
+from quire.shared.messages import MAX_SALT_LENGTH
+from quire.shared.templates import ChatTemplate, TemplateFailure
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
 

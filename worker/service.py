@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
-from shared.loop_lag import LoopLag
-from shared.messages import WorkerCard
-from shared.redis_clients import blocking_client, check_redis, command_client
-from worker.committer import Committer
-from worker.consumer import Consumer
-from worker.engine.engine import Engine
-from worker.engine_loop import EngineLoop
-from worker.internal import Inside
-from worker.metrics import WorkerMetrics
-from worker.names import NameTaken, home, is_gone, take_name
-from worker.orphans import Orphans
-from worker.progress import progress
-from worker.viewer import Viewer
-from worker.watch import Watch
+from quire.shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
+from quire.shared.loop_lag import LoopLag
+from quire.shared.messages import WorkerCard
+from quire.shared.redis_clients import blocking_client, check_redis, command_client
+from quire.worker.committer import Committer
+from quire.worker.consumer import Consumer
+from quire.worker.engine.engine import Engine
+from quire.worker.engine_loop import EngineLoop
+from quire.worker.internal import Inside
+from quire.worker.metrics import WorkerMetrics
+from quire.worker.names import NameTaken, home, is_gone, take_name
+from quire.worker.orphans import Orphans
+from quire.worker.progress import progress
+from quire.worker.viewer import Viewer
+from quire.worker.watch import Watch
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from shared.broker import Claim
-from shared.tracing import TraceContext
+from quire.shared.broker import Claim
+from quire.shared.tracing import TraceContext
 
 if TYPE_CHECKING:
-    from shared.spans import Tracer
+    from quire.shared.spans import Tracer
 
 _SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
@@ -74,7 +74,7 @@ class AttemptSpans:
         if self.has_tokens:
             self._span.set_attribute("gen_ai.usage.output_tokens", max(0, tokens - self._earlier))
         if outcome in ("error", "lost"):
-            from shared.spans import fail
+            from quire.shared.spans import fail
 
             fail(self._span, outcome)
         self._span.end()

@@ -13,8 +13,8 @@ from itertools import chain
 
 import numpy as np
 
-from shared.messages import MAX_CHOICES
-from shared.views import (
+from quire.shared.messages import MAX_CHOICES
+from quire.shared.views import (
     CACHED,
     MAX_CELLS,
     MAX_MOVES,
@@ -31,8 +31,8 @@ from shared.views import (
     SequenceView,
     View,
 )
-from worker.engine.engine import Engine
-from worker.engine.step import Step
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.step import Step
 
 # So much of a request's id names it.
 NAME_LENGTH = 8

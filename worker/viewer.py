@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from shared.broker import Broker
-from shared.views import MAX_WORKER_LENGTH
-from worker.engine.engine import Engine
-from worker.engine_loop import EngineGone, EngineLoop
-from worker.view import Reading, StepLog, read
+from quire.shared.broker import Broker
+from quire.shared.views import MAX_WORKER_LENGTH
+from quire.worker.engine.engine import Engine
+from quire.worker.engine_loop import EngineGone, EngineLoop
+from quire.worker.view import Reading, StepLog, read
 
 log = logging.getLogger(__name__)
 

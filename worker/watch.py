@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker.engine_loop import EngineLoop
+    from quire.worker.engine_loop import EngineLoop
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ lies beside the sources, or below $XDG_CACHE_HOME/quire where the tree cannot be
 that processes that build at the same time cannot see half a file. It holds every instruction-set level: the one that
 fits is chosen at run time, and a library built on one machine runs on any other x86-64.
 
-    python -m kernels.cpu.build
+    python -m quire.kernels.cpu.build
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernels.cpu.library import Unavailable
+from quire.kernels.cpu.library import Unavailable
 
 log = logging.getLogger(__name__)
 

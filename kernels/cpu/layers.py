@@ -6,9 +6,9 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.cpu.ranks import CpuRanks, GivenUp
-from kernels.layers import Caches, Stack
+from quire.kernels import checks
+from quire.kernels.cpu.ranks import CpuRanks, GivenUp
+from quire.kernels.layers import Caches, Stack
 
 _LAYER_ADDRESSES = (
     *("input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "k_cache", "v_cache", "o", "o_bias"),

@@ -57,7 +57,7 @@ _RANKS = {
 @cache
 def load() -> ctypes.CDLL:
     """Builds if needed, and loads. Raises Unavailable."""
-    from kernels.cpu import build  # not above: `python -m kernels.cpu.build` imports this package first
+    from quire.kernels.cpu import build  # not above: `python -m quire.kernels.cpu.build` imports this package first
 
     library = ctypes.CDLL(str(build.build()))
     library.quire_pack.argtypes = [_POINTER, _SIZE, _SIZE, c_int, c_int, _POINTER]

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import address
-from kernels.cpu import library
-from kernels.cpu.layers import CpuCaches, CpuStack
-from kernels.cpu.library import Level
-from kernels.cpu.memory import Arena
-from kernels.cpu.ranks import CpuRanks
-from kernels.layers import Caches, Stack, run
-from kernels.ops import DecoderLayer, Ranks
+from quire.kernels import checks
+from quire.kernels.checks import address
+from quire.kernels.cpu import library
+from quire.kernels.cpu.layers import CpuCaches, CpuStack
+from quire.kernels.cpu.library import Level
+from quire.kernels.cpu.memory import Arena
+from quire.kernels.cpu.ranks import CpuRanks
+from quire.kernels.layers import Caches, Stack, run
+from quire.kernels.ops import DecoderLayer, Ranks
 
 _PANEL = 32  # columns, as in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h

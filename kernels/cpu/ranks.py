@@ -6,8 +6,8 @@ import os
 
 from torch import Tensor
 
-from kernels import checks
-from kernels.cpu import library
+from quire.kernels import checks
+from quire.kernels.cpu import library
 
 
 class GivenUp(RuntimeError):

@@ -4,7 +4,7 @@ Importing this package needs Triton; nothing else of the project does. The folde
 path can shadow the compiler.
 """
 
-from kernels.gpu.limits import Unsupported
-from kernels.gpu.ops import TritonOps
+from quire.kernels.gpu.limits import Unsupported
+from quire.kernels.gpu.ops import TritonOps
 
 __all__ = ["TritonOps", "Unsupported"]

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.gpu.decode import decode
-from kernels.gpu.decode_plan import DecodePlan, plan_decode
-from kernels.gpu.prefill import prefill
-from kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
-from kernels.gpu.tiles import INVARIANT_PIECE, Tiles, decode_tiles, invariant_tiles, prefill_tiles
+from quire.kernels.gpu.decode import decode
+from quire.kernels.gpu.decode_plan import DecodePlan, plan_decode
+from quire.kernels.gpu.prefill import prefill
+from quire.kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
+from quire.kernels.gpu.tiles import INVARIANT_PIECE, Tiles, decode_tiles, invariant_tiles, prefill_tiles
 
 LOG2_E = math.log2(math.e)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels import checks
+from quire.kernels import checks
 
 
 def _first(bad: Tensor) -> int | None:

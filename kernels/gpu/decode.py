@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.decode_plan import FIELDS, DecodePlan
-from kernels.gpu.tile import fold, load_tile, merge, page_rows
-from kernels.gpu.tiles import Tiles, dot_precision, power_of_2
+from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
+from quire.kernels.gpu.tile import fold, load_tile, merge, page_rows
+from quire.kernels.gpu.tiles import Tiles, dot_precision, power_of_2
 
 
 @triton.jit(do_not_specialize=["table_width"])

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.search import owner
-from kernels.gpu.tiles import Tiles
+from quire.kernels.gpu.search import owner
+from quire.kernels.gpu.tiles import Tiles
 
 # Keys of a chunk: below, the partial results cost more than the parallelism brings, unless programs have nothing to do.
 MIN_CHUNK = 256

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.gpu.attention import Step
-from kernels.gpu.blocks import BlockTable
-from kernels.gpu.limits import check_cache_shape, check_group
-from kernels.layers import Caches, Stack, whole
+from quire.kernels import checks
+from quire.kernels.gpu.attention import Step
+from quire.kernels.gpu.blocks import BlockTable
+from quire.kernels.gpu.limits import check_cache_shape, check_group
+from quire.kernels.layers import Caches, Stack, whole
 
 
 class TritonCaches:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gpu.matmul import matmul
+from quire.kernels.gpu.matmul import matmul
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.logits import load_logits, ordered_bits, row_largest
+from quire.kernels.gpu.logits import load_logits, ordered_bits, row_largest
 
 BLOCK = 4096
 KEY_BYTES = 1 << 25

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.tiles import ProductTiles, dot_precision, product_tiles
+from quire.kernels.gpu.tiles import ProductTiles, dot_precision, product_tiles
 
 
 @triton.jit(do_not_specialize=["tokens"])

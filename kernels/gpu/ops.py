@@ -20,18 +20,18 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels import checks
-from kernels.cuda import accumulate_in_float32, pinned_bytes
-from kernels.gpu import bounds, layers, limits, logprobs, penalties
-from kernels.gpu.attention import Device, Step
-from kernels.gpu.linear import TritonLinear, multiply, multiply_to_float
-from kernels.gpu.logits import argmax_kernel
-from kernels.gpu.rope import rope_and_cache_kernel
-from kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
-from kernels.gpu.sampling import sample_kernel
-from kernels.gpu.tiles import ROOMY_BYTES, power_of_2
-from kernels.layers import Caches, Stack
-from kernels.ops import DecoderLayer, Ranks
+from quire.kernels import checks
+from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.gpu import bounds, layers, limits, logprobs, penalties
+from quire.kernels.gpu.attention import Device, Step
+from quire.kernels.gpu.linear import TritonLinear, multiply, multiply_to_float
+from quire.kernels.gpu.logits import argmax_kernel
+from quire.kernels.gpu.rope import rope_and_cache_kernel
+from quire.kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
+from quire.kernels.gpu.sampling import sample_kernel
+from quire.kernels.gpu.tiles import ROOMY_BYTES, power_of_2
+from quire.kernels.layers import Caches, Stack
+from quire.kernels.ops import DecoderLayer, Ranks
 
 
 class TritonOps:
@@ -355,7 +355,7 @@ class TritonOps:
         return out
 
     def penalise(self, logits: Tensor, *seen: Tensor) -> None:
-        """In place; see `kernels.gpu.penalties.penalise`."""
+        """In place; see `quire.kernels.gpu.penalties.penalise`."""
         checks.logits(logits)
         penalties.penalise(logits, *seen)
 

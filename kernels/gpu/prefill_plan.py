@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.search import owner
+from quire.kernels.gpu.search import owner
 
 CACHED, FRESH = 0, 1
 

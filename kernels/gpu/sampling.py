@@ -13,7 +13,7 @@ but then the draw depends on the generator of the device; so a request draws the
 import triton
 import triton.language as tl
 
-from kernels.gpu.logits import load_logits, ordered_bits, row_largest
+from quire.kernels.gpu.logits import load_logits, ordered_bits, row_largest
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """`make bench`: start the whole stack on a random checkpoint, measure it, and print one table.
 
-python -m ops.bench                                  the stack, all cases
-python -m ops.bench --cases c1,c32 --repeat 3
-python -m ops.bench --against http://127.0.0.1:8101  the same load on another server, after ours has ended
+python -m quire.ops.bench                                  the stack, all cases
+python -m quire.ops.bench --cases c1,c32 --repeat 3
+python -m quire.ops.bench --against http://127.0.0.1:8101  the same load on another server, after ours has ended
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from ops.bench.checkpoint import SHAPES, make_checkpoint
-from ops.bench.load import CASES, Result, run_case
+from quire.ops.bench.checkpoint import SHAPES, make_checkpoint
+from quire.ops.bench.load import CASES, Result, run_case
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ops.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m quire.ops.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="checkpoint folder; by default one with random weights is made")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama135m", help="shape of the random checkpoint")
@@ -71,7 +71,7 @@ def main() -> int:
 def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.Popen[str], str, float]:
     """`quire serve` on a free port; its process, its URL, and the seconds until it was ready."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "ops.cli", "serve", str(model), "--port", "0", "--served-model-name", "bench"]
+    command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0", "--served-model-name", "bench"]
     process = subprocess.Popen(
         [*command, "--state-dir", str(state / "state"), *extra], stdout=subprocess.PIPE, text=True
     )

@@ -1,9 +1,9 @@
-"""A server that streams as `ops.bench.pair` reads it, and nothing else: no gateway, no Redis, no worker, one process.
+"""A server that streams as `pair.py` reads it, and nothing else: no gateway, no Redis, no worker, one process.
 
-python -m ops.bench.bare --port 8000 --step-ms 20 --log steps.msgpack
+python -m quire.ops.bench.bare --port 8000 --step-ms 20 --log steps.msgpack
 
 At each tick it writes one event to each open stream. What a client sees of it beyond the tick is what the machine and
-the client add; `ops.bench.pair` compares that with the whole pair.
+the client add; `quire.ops.bench.pair` compares that with the whole pair.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def chunk(text: str) -> bytes:
 
 
 class Call(asyncio.Protocol):
-    """One request of `ops.bench.stream_client`; a GET is answered with 200 and no more."""
+    """One request of `quire.ops.bench.stream_client`; a GET is answered with 200 and no more."""
 
     def __init__(self, calls: dict[str, Call]) -> None:
         self._calls = calls

@@ -1,7 +1,7 @@
 """How fast the client of `quire bench` is by itself: against a process that only writes prepared events.
 
-python -m ops.bench.client_rate                     1, 32 and 256 streams
-python -m ops.bench.client_rate --streams 64 --tokens 500
+python -m quire.ops.bench.client_rate                     1, 32 and 256 streams
+python -m quire.ops.bench.client_rate --streams 64 --tokens 500
 
 The other process answers as an OpenAI server does, one event per token and one write per event, as fast as it can; both
 share the machine. Also the client's processor time per event, which is what it takes from a server beside it.
@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from ops.loadgen.client import Record, clock, encode, new_session, stream
+from quire.ops.loadgen.client import Record, clock, encode, new_session, stream
 
 EVENT = (
     b'id: 17\ndata: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1763740800,'

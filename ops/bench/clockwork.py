@@ -1,9 +1,9 @@
 """A worker whose model computes nothing and whose steps are as long as one says: what remains is the pair itself.
 
-python -m ops.bench.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
+python -m quire.ops.bench.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
 
 All else is a worker's: it claims, commits and beats, and its interpreter is set up as a worker's is. Every token is the
-same. When it ends it writes what it did, for `ops.bench.pair`: [start, end, {request id: tokens so far}] of each step,
+same. When it ends it writes what it did, for `pair.py`: [start, end, {request id: tokens so far}] of each step,
 times of the monotonic clock in seconds.
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import msgpack
 import uvloop
 
-from ops.bench.overhead import NoModel
-from shared.logs import setup_logging
-from shared.messages import StepItem
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.interpreter import settle
-from worker.service import WorkerService
+from quire.ops.bench.overhead import NoModel
+from quire.shared.logs import setup_logging
+from quire.shared.messages import StepItem
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.interpreter import settle
+from quire.worker.service import WorkerService
 
 # An ordinary word of the checkpoints in ops/bench/checkpoint.py.
 TOKEN = 7

@@ -1,9 +1,9 @@
 """The time to the first token of accepted requests, at more and more load: a bounded queue keeps it flat.
 
-python -m ops.bench.flood                           a minute and a half
-python -m ops.bench.flood --loads 1,10 --seconds 30
+python -m quire.ops.bench.flood                           a minute and a half
+python -m quire.ops.bench.flood --loads 1,10 --seconds 30
 
-Redis, a gateway whose queue takes `--queued` requests, and a worker that computes nothing (`ops.bench.clockwork`) with
+Redis, a gateway whose queue takes `--queued` requests, and a worker that computes nothing (`clockwork.py`) with
 8 rows and steps of 50 ms. An answer has 20 tokens, so that 8 requests per second are served; `--loads` are multiples of
 that. Requests come at random times (Poisson), whatever became of those before.
 """
@@ -18,9 +18,9 @@ import time
 
 import uvloop
 
-from ops.bench.pair import spread
-from ops.bench.pair_processes import pair
-from ops.bench.stream_client import Stream, open_stream
+from quire.ops.bench.pair import spread
+from quire.ops.bench.pair_processes import pair
+from quire.ops.bench.stream_client import Stream, open_stream
 
 ROWS, STEP_MS, TOKENS = 8, 50.0, 20
 CAPACITY = 1000 * ROWS / (STEP_MS * TOKENS)  # requests per second

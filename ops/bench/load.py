@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ops.loadgen.client import Record, clock, encode, new_session, stream
-from ops.loadgen.measures import percentile
+from quire.ops.loadgen.client import Record, clock, encode, new_session, stream
+from quire.ops.loadgen.measures import percentile
 
 
 @dataclass(frozen=True, slots=True)

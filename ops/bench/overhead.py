@@ -6,8 +6,8 @@ book       counts, and what was computed
 tokens     argmax, appending, ends, and an item for each request
 metrics    noting times and sizes of a step: whole steps with it against whole steps without, in turns
 
-python -m ops.bench.overhead                       256 and 1,024 sequences
-python -m ops.bench.overhead --sequences 64,256
+python -m quire.ops.bench.overhead                       256 and 1,024 sequences
+python -m quire.ops.bench.overhead --sequences 64,256
 
 Single sequences that decode greedily, with a model that computes nothing; one thread. Microseconds per step, the median
 and the 99th percentile over all steps, of those between the admission of the last and the end of the first.
@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from shared.messages import GenerationRequest, SamplingParams
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.step import Step
-from worker.engine.timing import StepTimes
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.step import Step
+from quire.worker.engine.timing import StepTimes
 
 VOCAB = 32
 PARTS = ("schedule", "batch", "book", "sum of these", "tokens", "all")

@@ -1,18 +1,18 @@
 """What gateway and Redis add to an engine: time, processor and memory.
 
-python -m ops.bench.pair                            all of it, about two minutes
-python -m ops.bench.pair --only tokens,gaps --seconds 5
+python -m quire.ops.bench.pair                            all of it, about two minutes
+python -m quire.ops.bench.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
 gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow;
           and how long each process waited for a core, which says how much of that is the machine's
-bare      the same from a server that writes its tokens itself (`ops.bench.bare`), without gateway, Redis and worker:
+bare      the same from a server that writes its tokens itself (`bare.py`), without gateway, Redis and worker:
           what machine and client add by themselves
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps in which a request still has a part after the broker took its cancellation
 memory    resident memory of the gateway per open stream
 
-Redis, a gateway and a worker that computes nothing (`ops.bench.clockwork`), one client process beside them.
+Redis, a gateway and a worker that computes nothing (`clockwork.py`), one client process beside them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from contextlib import AbstractAsyncContextManager
 
 import uvloop
 
-from ops.bench.pair_processes import Steps, Streaming, bare, pair, resident_kib
-from ops.bench.stream_client import MODEL, Stream, open_stream
-from shared.broker import Broker
-from shared.redis_clients import command_client
+from quire.ops.bench.pair_processes import Steps, Streaming, bare, pair, resident_kib
+from quire.ops.bench.stream_client import MODEL, Stream, open_stream
+from quire.shared.broker import Broker
+from quire.shared.redis_clients import command_client
 
 PARTS = ("first", "gaps", "bare", "tokens", "cancel", "memory")
 

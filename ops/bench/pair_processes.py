@@ -1,4 +1,4 @@
-"""Redis, a gateway and a worker that computes nothing (`ops.bench.clockwork`), or a bare server in their place."""
+"""Redis, a gateway and a worker that computes nothing (`clockwork.py`), or a bare server in their place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pathlib import Path
 import msgpack
 from redis import Redis
 
-from ops.bench.checkpoint import make_checkpoint
-from ops.bench.stream_client import MODEL
-from ops.embedded_redis import EmbeddedRedis
-from ops.soak.chaos import answers, free_port
-from shared.processes import dying_with_parent
+from quire.ops.bench.checkpoint import make_checkpoint
+from quire.ops.bench.stream_client import MODEL
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.soak.chaos import answers, free_port
+from quire.shared.processes import dying_with_parent
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # [start, end, {request id: tokens so far}] of each step, on the monotonic clock.
@@ -93,9 +93,9 @@ def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[
     redis.start()
     port = free_port()
     flags = ["--redis-url", redis.url, "--served-model-name", MODEL, "--port", str(port), "--log-level", "warning"]
-    gateway = _start("ops.cli", "gateway", str(model), *flags, *gateway_flags)
+    gateway = _start("quire", "gateway", str(model), *flags, *gateway_flags)
     flags = ["--redis-url", redis.url, "--step-ms", str(step_ms), "--sequences", str(sequences)]
-    worker = _start("ops.bench.clockwork", *flags, "--log", str(folder / "steps"))
+    worker = _start("quire.ops.bench.clockwork", *flags, "--log", str(folder / "steps"))
     with Redis.from_url(redis.url) as client:
         redis_pid = client.info("server")["process_id"]
     clocks = {
@@ -129,7 +129,7 @@ async def pair(step_ms: float, sequences: int = 256, gateway_flags: Sequence[str
 async def bare(step_ms: float) -> AsyncIterator[Streaming]:
     with tempfile.TemporaryDirectory(prefix="quire-bare-") as folder:
         port, log = free_port(), Path(folder) / "steps"
-        server = _start("ops.bench.bare", "--port", str(port), "--step-ms", str(step_ms), "--log", str(log))
+        server = _start("quire.ops.bench.bare", "--port", str(port), "--step-ms", str(step_ms), "--log", str(log))
         clocks, pids = {"server": Path(f"/proc/{server.pid}/stat")}, {"server": server.pid}
         try:
             found = Streaming(Path(folder), port, server, clocks, pids)

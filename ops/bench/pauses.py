@@ -1,7 +1,7 @@
 """How long streams pause when the worker that serves them is killed, or told to stop.
 
-python -m ops.bench.pauses                    ten kills and ten clean stops, 32 streams each, leases of 3 s
-python -m ops.bench.pauses --rounds 3 --streams 8
+python -m quire.ops.bench.pauses                    ten kills and ten clean stops, 32 streams each, leases of 3 s
+python -m quire.ops.bench.pauses --rounds 3 --streams 8
 
 Redis, a gateway and two workers of a tiny random model. In each round one of the workers goes in the middle of all
 streams, and is started again afterwards. The pause of a stream is the longest time between two of its events; those of
@@ -23,10 +23,10 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from ops.bench.checkpoint import make_checkpoint
-from ops.embedded_redis import EmbeddedRedis
-from ops.soak.chaos import Service, answers, free_port
-from shared.keys import LaneKeys
+from quire.ops.bench.checkpoint import make_checkpoint
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.soak.chaos import Service, answers, free_port
+from quire.shared.keys import LaneKeys
 
 MODEL = "pauses"
 KEYS = LaneKeys(MODEL)

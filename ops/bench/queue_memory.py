@@ -1,4 +1,4 @@
-"""What requests and their output take in Redis' memory, measured: python -m ops.bench.queue_memory
+"""What requests and their output take in Redis' memory, measured: python -m quire.ops.bench.queue_memory
 
 It starts a Redis of its own. The requests are what a gateway submits and the items what a worker commits: one token per
 step, as in a stream.
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from gateway.about import About
-from ops.embedded_redis import EmbeddedRedis
-from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from shared.redis_clients import command_client
+from quire.gateway.about import About
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.redis_clients import command_client
 
 PROMPT_TOKENS = (0, 128, 1024, 8192)
 OUTPUT_TOKENS = (128, 512, 2048)

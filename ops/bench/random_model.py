@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from kernels.ops import Ops
-from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import Decoder, load_layer
-from worker.models.rope import cos_sin_table
-from worker.models.sharding import Shard
-from worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
+from quire.kernels.ops import Ops
+from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.decoder import Decoder, load_layer
+from quire.worker.models.rope import cos_sin_table
+from quire.worker.models.sharding import Shard
+from quire.worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 # As in the config.json of each on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {

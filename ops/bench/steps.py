@@ -1,7 +1,7 @@
 """Times of single engine steps on a checkpoint, without HTTP and Redis: what the methods of the paper cost and save.
 
-python -m ops.bench.steps                            on a random checkpoint of SmolLM2-135M's shape
-python -m ops.bench.steps --model FOLDER --rounds 9
+python -m quire.ops.bench.steps                            on a random checkpoint of SmolLM2-135M's shape
+python -m quire.ops.bench.steps --model FOLDER --rounds 9
 
 Prints, each as the median over rounds with its spread: four plain sequences against one search with four beams, which
 take turns in every round; and the time to the first token of a prompt that is new, and of one that is in the cache.
@@ -16,18 +16,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from ops.bench.checkpoint import SHAPES, make_checkpoint
-from shared.messages import GenerationRequest, SamplingParams
-from worker.build import build_engine
-from worker.engine.engine import Engine
-from worker.settings import WorkerSettings
+from quire.ops.bench.checkpoint import SHAPES, make_checkpoint
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.build import build_engine
+from quire.worker.engine.engine import Engine
+from quire.worker.settings import WorkerSettings
 
 STEPS = 48
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m ops.bench.steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m quire.ops.bench.steps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", help="checkpoint folder; by default one with random weights is made")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama135m", help="shape of the random checkpoint")

@@ -2,10 +2,10 @@
 
 from random import Random
 
-from ops.demo.data_files import DATA
-from ops.demo.phrase import articles, expand, made_up, made_up_name, plural, say
-from ops.demo.stories import tell
-from ops.demo.subjects import Casting, Subject
+from quire.ops.demo.data_files import DATA
+from quire.ops.demo.phrase import articles, expand, made_up, made_up_name, plural, say
+from quire.ops.demo.stories import tell
+from quire.ops.demo.subjects import Casting, Subject
 
 Answered = tuple[str, str]  # the user's prompt and the model's answer
 

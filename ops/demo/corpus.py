@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from ops.demo.grammar import Document, documents
-from ops.demo.vocabulary import BEGIN, END, PAD
+from quire.ops.demo.grammar import Document, documents
+from quire.ops.demo.vocabulary import BEGIN, END, PAD
 
 IGNORED = -100  # the label that cross-entropy leaves out
 CONTEXT = 640  # longer documents are cut here: a few in a thousand

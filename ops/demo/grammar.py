@@ -4,7 +4,7 @@
 the role "text" marks a plain story without the chat template. The assistant's texts are whole, grammatical English; the
 user's texts may be untidy. The texts themselves are in data/*.toml.
 
-    python -m ops.demo.grammar --seed 1 --count 5
+    python -m quire.ops.demo.grammar --seed 1 --count 5
 """
 
 import argparse
@@ -13,11 +13,11 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from ops.demo import answers
-from ops.demo.data_files import DATA
-from ops.demo.phrase import articles, expand, misspell, plural, say
-from ops.demo.stories import Story, tell
-from ops.demo.subjects import Casting, Subject
+from quire.ops.demo import answers
+from quire.ops.demo.data_files import DATA
+from quire.ops.demo.phrase import articles, expand, misspell, plural, say
+from quire.ops.demo.stories import Story, tell
+from quire.ops.demo.subjects import Casting, Subject
 
 Document = list[tuple[str, str]]  # (role, text) of each turn
 

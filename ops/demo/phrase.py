@@ -7,7 +7,7 @@ one space between words, "an" before a vowel and a capital after a full stop.
 import re
 from random import Random
 
-from ops.demo.data_files import DATA
+from quire.ops.demo.data_files import DATA
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SPACES = re.compile(r" {2,}")

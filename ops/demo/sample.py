@@ -1,8 +1,8 @@
 """Prints the answers of a checkpoint of the demonstration model, for judging by eye.
 
-python -m ops.demo.sample models/demo                             # greedy, all dialogues of data/samples.toml
-python -m ops.demo.sample models/demo --temperature 0.7 --seed 3
-python -m ops.demo.sample models/demo "Tell me a story about a blue train" "Another one"   # one dialogue
+python -m quire.ops.demo.sample models/demo                             # greedy, all dialogues of data/samples.toml
+python -m quire.ops.demo.sample models/demo --temperature 0.7 --seed 3
+python -m quire.ops.demo.sample models/demo "Tell me a story about a blue train" "Another one"   # one dialogue
 """
 
 import argparse
@@ -10,7 +10,7 @@ import argparse
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from ops.demo.data_files import DATA
+from quire.ops.demo.data_files import DATA
 
 
 def answer(model: LlamaForCausalLM, ids: list[int], temperature: float, limit: int = 320) -> list[int]:

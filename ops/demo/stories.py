@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ops.demo.data_files import DATA
-from ops.demo.phrase import say
-from ops.demo.subjects import Casting, Subject
+from quire.ops.demo.data_files import DATA
+from quire.ops.demo.phrase import say
+from quire.ops.demo.subjects import Casting, Subject
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from ops.demo.data_files import DATA
-from ops.demo.phrase import expand, made_up, made_up_name, plural
+from quire.ops.demo.data_files import DATA
+from quire.ops.demo.phrase import expand, made_up, made_up_name, plural
 
 WORDS = DATA.words
 HELD_OUT_ONE_IN = 20  # 5 % of every pool

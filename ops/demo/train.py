@@ -3,9 +3,9 @@
 The corpus is generated during the run, and nothing is downloaded. The seed decides everything except the rounding of
 the machine, so a second run gives an equivalent model. A run takes about twenty minutes on two free CPU cores.
 
-    python -m ops.demo.train --out models/demo
-    python -m ops.demo.train --out trial --steps 100                    # does it learn, and how fast?
-    OMP_WAIT_POLICY=passive python -m ops.demo.train --out models/demo --minutes 21 --threads 2    # on a shared machine
+    python -m quire.ops.demo.train --out models/demo
+    python -m quire.ops.demo.train --out trial --steps 100                    # does it learn, and how fast?
+    OMP_WAIT_POLICY=passive python -m quire.ops.demo.train --out models/demo --minutes 21 --threads 2
 
 OMP_WAIT_POLICY=passive triples the speed when other processes share the cores: threads that wait for each other then
 sleep instead of spinning.
@@ -29,9 +29,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ops.demo.corpus import IGNORED, Batch, batches, encoded_stream
-from ops.demo.grammar import documents
-from ops.demo.vocabulary import BEGIN, END, PAD, VOCABULARY_SIZE, save_tokenizer, train_tokenizer
+from quire.ops.demo.corpus import IGNORED, Batch, batches, encoded_stream
+from quire.ops.demo.grammar import documents
+from quire.ops.demo.vocabulary import BEGIN, END, PAD, VOCABULARY_SIZE, save_tokenizer, train_tokenizer
 
 TOKENIZER_DOCUMENTS = 12_000
 HELD_OUT_DOCUMENTS = 400

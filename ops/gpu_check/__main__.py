@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ops.gpu_check import packages, process
-from ops.gpu_check.table import table
+from quire.ops.gpu_check import packages, process
+from quire.ops.gpu_check.table import table
 
 RESULTS = packages.ROOT / "ops" / "bench" / "results" / "gpu"
 # For everything, with some of the nine minutes left for what surrounds it.
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ops.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m quire.ops.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts, comma-separated")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
@@ -112,7 +112,7 @@ def has_cuda() -> bool:
 
 def outdated_triton(args: argparse.Namespace) -> str | None:
     """Why results with this Triton are unreliable; None if they are not. A rehearsal compiles nothing."""
-    import kernels
+    from quire import kernels
 
     return None if args.rehearse else kernels.outdated_triton()
 
@@ -136,10 +136,10 @@ def environment() -> dict[str, str]:
 
 def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """Run a part in a process of its own, its output in a log; and what it found."""
-    command = [sys.executable, "-m", "ops.gpu_check", "--part", name, "--out", str(args.out)]
+    command = [sys.executable, "-m", "quire.ops.gpu_check", "--part", name, "--out", str(args.out)]
     command += ["--rehearse"] * args.rehearse + ["--without-graphs"] * args.without_graphs
     extra = [str(packages.EXTRA)] if packages.EXTRA.is_dir() else []
-    paths = [str(packages.ROOT), *extra, os.environ.get("PYTHONPATH", "")]
+    paths = [str(packages.ROOT / "src"), *extra, os.environ.get("PYTHONPATH", "")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONUNBUFFERED": "1"}
     log = args.out / f"{name}.log"
     result_file = args.out / f"{name}.json"
@@ -201,7 +201,7 @@ def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
         return {"status": "skipped", "why": "needs a CUDA device"}
     import torch
 
-    from kernels import bench_gpu
+    from quire.kernels import bench_gpu
 
     file = args.out / "bandwidth.json"
     code = bench_gpu.run(torch.bfloat16, 30, file)
@@ -210,7 +210,7 @@ def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
 
 def measure_speed(model: str, args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    from ops.gpu_check import engine as check
+    from quire.ops.gpu_check import engine as check
 
     loads = [load for load in check.LOADS if load.model == model]
     if args.rehearse:
@@ -225,7 +225,7 @@ def measure_speed(model: str, args: argparse.Namespace, save: Save) -> dict[str,
 def measure_tiles(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     if args.rehearse:
         return {"status": "skipped", "why": "needs a CUDA device"}
-    from kernels import bench_gpu, bench_tiles
+    from quire.kernels import bench_gpu, bench_tiles
 
     timer = bench_gpu.Timer(20)
     card = bench_gpu.measure_card(timer)
@@ -237,9 +237,9 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
     import torch
 
-    from ops.bench.paper.workloads import SHAREGPT, lengths
-    from ops.gpu_check import engine as check
-    from ops.gpu_check import hugging_face
+    from quire.ops.bench.paper.workloads import SHAREGPT, lengths
+    from quire.ops.gpu_check import engine as check
+    from quire.ops.gpu_check import hugging_face
 
     device = device_of(args)
     pairs = tuple((min(prompt, 1024), min(output, 768)) for prompt, output in lengths(SHAREGPT, 128, 0))
@@ -269,8 +269,8 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
 
 def measure_invariance(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    from ops.gpu_check import engine as check
-    from ops.gpu_check import invariance
+    from quire.ops.gpu_check import engine as check
+    from quire.ops.gpu_check import invariance
 
     load = check.Load("16 prompts of 1,000 tokens", check.SMALL, ((1000, 2),) * 16, "tok/s", 0, 0, 0)
     if args.rehearse:
@@ -285,7 +285,7 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
         return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
     if fault := outdated_triton(args):
         return {"status": "skipped", "why": f"workers refuse this Triton: {fault}"}
-    from ops.gpu_check import stack
+    from quire.ops.gpu_check import stack
 
     name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)
     with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder:

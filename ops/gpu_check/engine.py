@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-import kernels
-from ops.bench.paper.workloads import SHAREGPT, lengths
-from ops.bench.random_model import random_decoder
-from shared.messages import GenerationRequest, SamplingParams
-from worker import devices
-from worker.capture import graph_rooms
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.graphs import GREEDY, Room
-from worker.engine.limits import EngineLimits
-from worker.engine.step import Step
-from worker.engine.usage import usage
-from worker.settings import WorkerSettings
+from quire import kernels
+from quire.ops.bench.paper.workloads import SHAREGPT, lengths
+from quire.ops.bench.random_model import random_decoder
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker import devices
+from quire.worker.capture import graph_rooms
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.graphs import GREEDY, Room
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.step import Step
+from quire.worker.engine.usage import usage
+from quire.worker.settings import WorkerSettings
 
 BLOCK_SIZE = 16
 

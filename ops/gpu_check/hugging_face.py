@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ops.bench.random_model import config_json
-from ops.gpu_check.engine import Load, requests
+from quire.ops.bench.random_model import config_json
+from quire.ops.gpu_check.engine import Load, requests
 
 
 def make_model(name: str, device: torch.device) -> Any:

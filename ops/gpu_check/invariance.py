@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ops.gpu_check.engine import Load, decode_steps, make_engine, run
-from worker import capture
-from worker.engine.graphs import GREEDY, Room
+from quire.ops.gpu_check.engine import Load, decode_steps, make_engine, run
+from quire.worker import capture
+from quire.worker.engine.graphs import GREEDY, Room
 
 
 def measure(

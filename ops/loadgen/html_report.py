@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ops.loadgen import words
-from ops.loadgen.client import Record
-from ops.loadgen.measures import Distribution, Summary, blocks_of, percentile, summaries, was_cut
-from ops.loadgen.runner import Run
-from ops.loadgen.svg import COLOURS, Mark, Series, plot
-from ops.loadgen.table import SHARES
+from quire.ops.loadgen import words
+from quire.ops.loadgen.client import Record
+from quire.ops.loadgen.measures import Distribution, Summary, blocks_of, percentile, summaries, was_cut
+from quire.ops.loadgen.runner import Run
+from quire.ops.loadgen.svg import COLOURS, Mark, Series, plot
+from quire.ops.loadgen.table import SHARES
 
 CDF_POINTS = 200
 # Percentiles that the curves have marks at.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from ops.loadgen.client import Record
-from ops.loadgen.runner import Block, Run
+from quire.ops.loadgen.client import Record
+from quire.ops.loadgen.runner import Block, Run
 
 # Beyond these the client's own lateness may be part of what it measures.
 MOST_LAG_S = 0.010

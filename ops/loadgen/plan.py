@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ops.loadgen.settings import BenchSettings
-from ops.loadgen.shapes import SHAPES, Lengths, Shape
-from shared.settings import SettingError
+from quire.ops.loadgen.settings import BenchSettings
+from quire.ops.loadgen.shapes import SHAPES, Lengths, Shape
+from quire.shared.settings import SettingError
 
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 16

@@ -18,11 +18,11 @@ from itertools import islice
 
 import aiohttp
 
-from ops.loadgen.client import Record, clock, stream
-from ops.loadgen.plan import Plan
-from ops.loadgen.prompts import Prompts
-from ops.loadgen.server import Server
-from ops.loadgen.shapes import arrivals, lengths
+from quire.ops.loadgen.client import Record, clock, stream
+from quire.ops.loadgen.plan import Plan
+from quire.ops.loadgen.prompts import Prompts
+from quire.ops.loadgen.server import Server
+from quire.ops.loadgen.shapes import arrivals, lengths
 
 LAG_INTERVAL_S = 0.01
 REDRAW_S = 0.1

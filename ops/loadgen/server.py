@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from ops.errors import CommandError
-from ops.loadgen.client import Record, encode, refusal, stream
-from ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
-from ops.loadgen.settings import BenchSettings
-from ops.server_url import ServerUrl, parse_url
-from shared.settings import SettingError
+from quire.ops.errors import CommandError
+from quire.ops.loadgen.client import Record, encode, refusal, stream
+from quire.ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
+from quire.ops.loadgen.settings import BenchSettings
+from quire.ops.server_url import ServerUrl, parse_url
+from quire.shared.settings import SettingError
 
 CONNECT_TIMEOUT_S = 30.0
 # Sizes of vocabularies that are tried, largest first: what lies below the accepted one are valid token ids.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ops.loadgen.words import number
+from quire.ops.loadgen.words import number
 
 # The width of a plot and the height of its axes.
 WIDTH, AXIS = 460, 184

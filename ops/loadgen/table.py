@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ops.loadgen import words
-from ops.loadgen.measures import Distribution, Summary, client_figures, compare, summaries, warnings
-from ops.loadgen.runner import Run
+from quire.ops.loadgen import words
+from quire.ops.loadgen.measures import Distribution, Summary, client_figures, compare, summaries, warnings
+from quire.ops.loadgen.runner import Run
 
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ops.loadgen.measures import Summary
-from ops.loadgen.plan import Plan
+from quire.ops.loadgen.measures import Summary
+from quire.ops.loadgen.plan import Plan
 
 LATENCIES = {
     "ttft": "time to the first token",

@@ -3,7 +3,7 @@ schedule; afterwards every request is checked against what it is without faults.
 
 make soak                                        one hour
 make soak ARGS="--minutes 1"
-python -m ops.soak --minutes 10 --seed 3 --workers 3 --gateways 2
+python -m quire.ops.soak --minutes 10 --seed 3 --workers 3 --gateways 2
 
 Prints requests, tokens, faults, migrations (a request that another attempt went on with), repairs (what a gateway read
 from the log because it was published and did not arrive), fenced items, resumes, lost (must be 0), changed (doubled
@@ -28,12 +28,12 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from ops.bench.checkpoint import make_checkpoint
-from ops.embedded_redis import EmbeddedRedis
-from ops.progress import Progress
-from ops.soak.chaos import FAULTS, OF_RANKS, Chaos, Service, answers, free_port
-from ops.soak.client import Record, ask
-from shared.keys import GROUP, QUEUES, LaneKeys
+from quire.ops.bench.checkpoint import make_checkpoint
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.progress import Progress
+from quire.ops.soak.chaos import FAULTS, OF_RANKS, Chaos, Service, answers, free_port
+from quire.ops.soak.client import Record, ask
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results" / "soak"
 MODEL = "soak"
@@ -240,7 +240,7 @@ def plot(result: dict[str, Any], folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ops.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m quire.ops.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="of load and faults")

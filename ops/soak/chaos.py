@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.embedded_redis import EmbeddedRedis
-from shared.processes import dying_with_parent
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.shared.processes import dying_with_parent
 
 # How often each is chosen.
 FAULTS = {
@@ -54,7 +54,7 @@ class Service:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            command = dying_with_parent([sys.executable, "-m", "ops.cli", *self._command])
+            command = dying_with_parent([sys.executable, "-m", "quire", *self._command])
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     @property

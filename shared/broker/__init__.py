@@ -6,8 +6,8 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
-from shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
-from shared.broker.gateway import (
+from quire.shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
+from quire.shared.broker.gateway import (
     GATEWAY_TTL_S,
     IDEMPOTENCY_S,
     VIEW_TTL_S,
@@ -18,11 +18,11 @@ from shared.broker.gateway import (
     QueueBounds,
     QueueFull,
 )
-from shared.broker.lane import RETENTION_S, new_id
-from shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
-from shared.broker.operators import DeadRequest, OperatorVerbs
-from shared.broker.reader import Delivery, QueueReader
-from shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
+from quire.shared.broker.lane import RETENTION_S, new_id
+from quire.shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
+from quire.shared.broker.operators import DeadRequest, OperatorVerbs
+from quire.shared.broker.reader import Delivery, QueueReader
+from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [
     "BEAT_S",

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgpack
 from redis.asyncio import Redis
 
-from shared.broker.lane import RETENTION_S, Lane, pairs, text
-from shared.messages import VERSION, StepItem, new_packer
+from quire.shared.broker.lane import RETENTION_S, Lane, pairs, text
+from quire.shared.messages import VERSION, StepItem, new_packer
 
 # A notice in a worker's mailbox; every other one is the token of an attempt that is over.
 CANCEL = "cancel"

@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from shared.broker.lane import RETENTION_S, Lane, text
-from shared.keys import DEFAULT_CLASS, QUEUES
-from shared.messages import MessageError, StepItem, WorkerCard, decode_items
+from quire.shared.broker.lane import RETENTION_S, Lane, text
+from quire.shared.keys import DEFAULT_CLASS, QUEUES
+from quire.shared.messages import MessageError, StepItem, WorkerCard, decode_items
 
 GATEWAY_TTL_S = 10
 # How long a gateway's wish to see a worker's engine holds.

@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from shared.keys import LaneKeys
+from quire.shared.keys import LaneKeys
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Script:
 
 def load_script(client: Redis, name: str) -> Script:
     """One of shared/scripts for one client."""
-    folder = files("shared") / "scripts"
+    folder = files("quire.shared") / "scripts"
     return Script(client, (folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
 
 

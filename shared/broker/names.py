@@ -8,8 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from shared.broker.lane import Lane, text
-from shared.messages import WorkerCard
+from quire.shared.broker.lane import Lane, text
+from quire.shared.messages import WorkerCard
 
 # A worker that has not beaten for so long is not counted as making progress.
 WORKER_TTL_S = 5

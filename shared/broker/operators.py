@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shared.broker.lane import Lane, text
-from shared.keys import PRIORITY_CLASSES
+from quire.shared.broker.lane import Lane, text
+from quire.shared.keys import PRIORITY_CLASSES
 
 
 @dataclass(frozen=True, slots=True)

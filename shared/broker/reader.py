@@ -10,8 +10,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared.broker.lane import load_script, text
-from shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.broker.lane import load_script, text
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 
 @dataclass(frozen=True, slots=True)

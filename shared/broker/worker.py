@@ -9,10 +9,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shared.broker.lane import RETENTION_S, Lane, text
-from shared.broker.reader import Delivery, read_entry
-from shared.keys import GROUP, QUEUES
-from shared.messages import MessageError, StepItem, decode_items, unpack
+from quire.shared.broker.lane import RETENTION_S, Lane, text
+from quire.shared.broker.reader import Delivery, read_entry
+from quire.shared.keys import GROUP, QUEUES
+from quire.shared.messages import MessageError, StepItem, decode_items, unpack
 
 # Bound of the field with the gateways at which somebody listens to a request.
 MAX_LISTENERS_BYTES = 65_536

@@ -14,10 +14,10 @@ import time
 
 import torch
 
-from ops.cli import main
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.models.paged import KVCache
+from quire.ops.cli import main
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.paged import KVCache
 
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))

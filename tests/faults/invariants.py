@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
-from shared.broker import BEAT_S
-from shared.detokenizer import IncrementalDetokenizer, context_of
-from shared.keys import GROUP, QUEUES, LaneKeys
-from shared.logprobs import read_records
-from shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
+from quire.shared.broker import BEAT_S
+from quire.shared.detokenizer import IncrementalDetokenizer, context_of
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.logprobs import read_records
+from quire.shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
 
 if TYPE_CHECKING:
     from tests.faults.stack import FaultStack, Stream

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol
 from redis import Redis
 from tokenizers import Tokenizer
 
-from ops.embedded_redis import EmbeddedRedis
-from shared.keys import LaneKeys
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.shared.keys import LaneKeys
 from tests.conftest import QuireProcess, clean_environ
 from tests.faults import invariants
 from tests.faults.proxy import Proxy
@@ -283,7 +283,7 @@ class FaultStack:
     def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
         """A gateway, on a free port if none is given, and its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)
-        process = self._start("tests.faults.broken_worker" if environ else "ops.cli", arguments, environ, via)
+        process = self._start("tests.faults.broken_worker" if environ else "quire", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
 
     def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:

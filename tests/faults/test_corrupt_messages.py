@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.broker import Broker, QueueBounds, new_id
-from shared.keys import QUEUES
-from shared.redis_clients import command_client
+from quire.shared.broker import Broker, QueueBounds, new_id
+from quire.shared.keys import QUEUES
+from quire.shared.redis_clients import command_client
 from tests.conftest import QuireProcess
 from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream

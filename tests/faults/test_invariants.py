@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from shared.messages import Delta, Outcome, StepItem
-from shared.redis_clients import blocking_client, command_client
+from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.redis_clients import blocking_client, command_client
 from tests.faults.stack import FaultStack
 
 GATEWAY = "g"

@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from ops.embedded_redis import EmbeddedRedis
-from shared.broker import Broker, QueueBounds, QueueReader, new_id
-from shared.redis_clients import blocking_client, command_client
+from quire.ops.embedded_redis import EmbeddedRedis
+from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.redis_clients import blocking_client, command_client
 
 ROUNDS = 400
 

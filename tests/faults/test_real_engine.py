@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
 from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, longest_pause, owned
 from tests.faults.stack import FaultStack, Stream, said

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ops.dead import dead
-from ops.settings import DeadSettings
-from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from shared.messages import Delta, Outcome, StepItem, decode_items
-from shared.redis_clients import (
+from quire.ops.dead import dead
+from quire.ops.settings import DeadSettings
+from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.messages import Delta, Outcome, StepItem, decode_items
+from quire.shared.redis_clients import (
     BrokerUnavailable,
     NotTheServer,
     blocking_client,

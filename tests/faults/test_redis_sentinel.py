@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from shared import redis_places
-from shared.broker import Broker, QueueBounds, QueueReader, new_id
-from shared.redis_clients import (
+from quire.shared import redis_places
+from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.redis_clients import (
     BrokerUnavailable,
     NotTheServer,
     blocking_client,

@@ -183,7 +183,7 @@ def assert_dead_commands(stack: FaultStack) -> None:
     """`quire dead` lists, shows and retries what was given up."""
 
     def quire(*arguments: str) -> str:
-        command = [sys.executable, "-m", "ops.cli", "dead", *arguments, "--redis-url", stack.redis_server.url]
+        command = [sys.executable, "-m", "quire", "dead", *arguments, "--redis-url", stack.redis_server.url]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     (line,) = quire("list").splitlines()

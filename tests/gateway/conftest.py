@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import GatewaySettings
+from quire.gateway.settings import GatewaySettings
 from tests.gateway.running import RunningGateway, running_gateway, write_model
 from tests.shared.redis_server import RedisServer, running_redis
 

@@ -1,4 +1,4 @@
-"""A worker that speaks the protocol through `shared.broker` and emits what a script says, without any model."""
+"""A worker that speaks the protocol through `quire.shared.broker` and emits what a script says, without any model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
-from shared.messages import Delta, GenerationRequest, Outcome, StepItem, WorkerCard
-from shared.redis_clients import blocking_client, command_client
+from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem, WorkerCard
+from quire.shared.redis_clients import blocking_client, command_client
 
 # The steps of one request: the deltas of each, and the outcome that ends it.
 Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]

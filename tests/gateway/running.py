@@ -14,11 +14,11 @@ import aiohttp
 import openai
 from tokenizers import Tokenizer
 
-from gateway.app import GATEWAY, Runner, create_app, start_site
-from gateway.model import load_model
-from gateway.service import Gateway
-from gateway.settings import GatewaySettings
-from gateway.sse import EventId
+from quire.gateway.app import GATEWAY, Runner, create_app, start_site
+from quire.gateway.model import load_model
+from quire.gateway.service import Gateway
+from quire.gateway.settings import GatewaySettings
+from quire.gateway.sse import EventId
 from tests.gateway.fake_worker import FakeWorker, Script
 from tests.shared.tokenizers_for_tests import byte_level
 

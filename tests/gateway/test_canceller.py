@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.submission import Canceller
-from shared.broker import Broker, QueueBounds
-from shared.keys import LaneKeys
-from shared.messages import GenerationRequest
-from shared.redis_clients import command_client
+from quire.gateway.submission import Canceller
+from quire.shared.broker import Broker, QueueBounds
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import GenerationRequest
+from quire.shared.redis_clients import command_client
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, tokens, until

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway import engine_view
-from gateway.engine_page import is_on
-from gateway.engine_view import Viewer
-from gateway.settings import GatewaySettings
-from shared.broker import VIEW_TTL_S
-from shared.messages import Delta, Outcome
-from shared.views import View
+from quire.gateway import engine_view
+from quire.gateway.engine_page import is_on
+from quire.gateway.engine_view import Viewer
+from quire.gateway.settings import GatewaySettings
+from quire.shared.broker import VIEW_TTL_S
+from quire.shared.messages import Delta, Outcome
+from quire.shared.views import View
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import FakeWorker
 from tests.gateway.running import RunningGateway, chat_body, until

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.keys import LaneKeys
-from shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import FakeWorker, Steps, emit, endless
 from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until

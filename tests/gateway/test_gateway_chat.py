@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.delivery import PART_CHARACTERS
-from gateway.events import Events
-from shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.gateway.delivery import PART_CHARACTERS
+from quire.gateway.events import Events
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
 from tests.gateway.running import (
@@ -278,7 +278,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
         yield PART_CHARACTERS * " "
         raise RuntimeError
 
-    monkeypatch.setattr("gateway.chat.Format.full", pieces)
+    monkeypatch.setattr("quire.gateway.chat.Format.full", pieces)
     async with gateway.worker(emit(tokens("a"))):
         reader, writer = await gateway.connect(
             raw_request("POST", "/v1/chat/completions", json.dumps(chat_body()).encode())

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model

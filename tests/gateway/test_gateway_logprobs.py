@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import chat, completions, parameters
-from gateway.about import About
-from gateway.answers import Answer
-from gateway.calls import Limits
-from gateway.delivery import PART_CHARACTERS
-from gateway.errors import InvalidRequest
-from gateway.events import Events
-from gateway.logprobs import LEAST, ScoredTokens, of_chat, of_completion
-from gateway.options import read_options
-from gateway.outputs import MAX_WAITING
-from gateway.sampling_defaults import SamplingDefaults
-from gateway.sse import BEGINNING, EventId
-from gateway.token_texts import TokenTexts
-from shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.gateway import chat, completions, parameters
+from quire.gateway.about import About
+from quire.gateway.answers import Answer
+from quire.gateway.calls import Limits
+from quire.gateway.delivery import PART_CHARACTERS
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.events import Events
+from quire.gateway.logprobs import LEAST, ScoredTokens, of_chat, of_completion
+from quire.gateway.options import read_options
+from quire.gateway.outputs import MAX_WAITING
+from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.gateway.sse import BEGINNING, EventId
+from quire.gateway.token_texts import TokenTexts
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, raw_request, tokens, until

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequest
-from gateway.model import ModelError, load_model
-from gateway.rendering import Renderer
-from shared.naming import served_name
-from shared.templates import ChatTemplate
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.model import ModelError, load_model
+from quire.gateway.rendering import Renderer
+from quire.shared.naming import served_name
+from quire.shared.templates import ChatTemplate
 from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway import outputs as module
-from gateway.cursor import SILENCE_S, Cursor, cut, weight
-from gateway.fanout import Fanout
-from gateway.outputs import MAX_WAITING, Outputs
-from shared.broker import Claim
-from shared.messages import Delta, Outcome, StepItem
+from quire.gateway import outputs as module
+from quire.gateway.cursor import SILENCE_S, Cursor, cut, weight
+from quire.gateway.fanout import Fanout
+from quire.gateway.outputs import MAX_WAITING, Outputs
+from quire.shared.broker import Claim
+from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.running import RunningGateway, until
 from tests.gateway.test_gateway_streams import TEXT, HandWorker, run
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import parameters
-from gateway.conversation import read_messages
-from gateway.errors import ApiError, InvalidRequest, body
-from gateway.options import Options, read_options
-from gateway.parsing import has_more_values, max_values, parse_object
-from gateway.rendering import read_prompts
-from gateway.sampling_defaults import SamplingDefaults
-from shared.messages import GenerationRequest
+from quire.gateway import parameters
+from quire.gateway.conversation import read_messages
+from quire.gateway.errors import ApiError, InvalidRequest, body
+from quire.gateway.options import Options, read_options
+from quire.gateway.parsing import has_more_values, max_values, parse_object
+from quire.gateway.rendering import read_prompts
+from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.shared.messages import GenerationRequest
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import GatewaySettings
-from shared.settings import to_environ
+from quire.gateway.settings import GatewaySettings
+from quire.shared.settings import to_environ
 
 START = """
 import os, sys
-from gateway.main import run
-from gateway.settings import GatewaySettings
-from shared.settings import load
+from quire.gateway.main import run
+from quire.gateway.settings import GatewaySettings
+from quire.shared.settings import load
 sys.exit(run(load(GatewaySettings, [], os.environ, prog="gateway")))
 """
 MAX_RSS_MB = 250
@@ -97,9 +97,12 @@ def test_it_never_loads_torch_and_stays_small(redis_url: str, model_folder: Path
 
 def test_no_import_of_the_gateway_brings_torch_or_transformers() -> None:
     code = (
-        "import pkgutil, importlib, sys, gateway\n"
-        "for module in pkgutil.walk_packages(gateway.__path__, 'gateway.'): importlib.import_module(module.name)\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'worker', 'kernels', 'huggingface_hub'} & set(sys.modules)\n"
+        "import pkgutil, importlib, sys\n"
+        "from quire import gateway\n"
+        "for module in pkgutil.walk_packages(gateway.__path__, gateway.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'quire.worker', 'quire.kernels', 'huggingface_hub'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

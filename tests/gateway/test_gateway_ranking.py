@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, texts, tokens, until
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import outputs
-from gateway.cursor import Cursor
-from shared.broker import Claim, QueueReader, StepCommit, new_id
-from shared.messages import Delta, Outcome, StepItem
+from quire.gateway import outputs
+from quire.gateway.cursor import Cursor
+from quire.shared.broker import Claim, QueueReader, StepCommit, new_id
+from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.running import MODEL, RunningGateway, parse_events, texts, tokens, until
 

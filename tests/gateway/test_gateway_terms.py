@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway import joining, outputs
-from gateway.rates import ServiceRate
-from gateway.terms import fingerprint
-from shared.broker import Broker, QueueReader, new_id
-from shared.messages import Delta, GenerationRequest, Outcome
+from quire.gateway import joining, outputs
+from quire.gateway.rates import ServiceRate
+from quire.gateway.terms import fingerprint
+from quire.shared.broker import Broker, QueueReader, new_id
+from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
 from tests.gateway.running import MODEL, Event, Reply, RunningGateway, chat_body, texts, tokens, until

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gateway import outputs as module
-from gateway.cursor import weight
-from gateway.fanout import Fanout
-from shared.keys import LaneKeys
-from shared.messages import Delta, Outcome, StepItem
+from quire.gateway import outputs as module
+from quire.gateway.cursor import weight
+from quire.gateway.fanout import Fanout
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import Delta, Outcome, StepItem
 
 
 class Log:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import page
+from quire.gateway import page
 from tests.gateway.running import RunningGateway, raw_request
 
 STATIC = Path(page.__file__).parent / "static"

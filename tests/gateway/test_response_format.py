@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway import schemas
-from gateway.errors import InvalidRequest
-from gateway.parameters import response_format
-from gateway.rendering import Renderer
-from shared.json_schema import ANY_OBJECT
-from shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
+from quire.gateway import schemas
+from quire.gateway.errors import InvalidRequest
+from quire.gateway.parameters import response_format
+from quire.gateway.rendering import Renderer
+from quire.shared.json_schema import ANY_OBJECT
+from quire.shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.model import load_model
-from gateway.sampling_defaults import SamplingDefaults
-from shared.tokenizer import ModelError
+from quire.gateway.model import load_model
+from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.shared.tokenizer import ModelError
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens

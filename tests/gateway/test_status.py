@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.status import REDIS_TIMEOUT_S, summary
-from shared.broker import LastBeat
+from quire.gateway.status import REDIS_TIMEOUT_S, summary
+from quire.shared.broker import LastBeat
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway, until
 from tests.gateway.test_engine_view import worker

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import torch
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.capture import graph_rooms
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.interpreter import leave
+from quire.worker.ranks.leader import Followers, LeadingDecoder, recorder
+from quire.worker.settings import WorkerSettings
 from tests.worker.test_engine_parity import MAX_TOKENS, prompts
-from worker.capture import graph_rooms
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.interpreter import leave
-from worker.ranks.leader import Followers, LeadingDecoder, recorder
-from worker.settings import WorkerSettings
 
 
 def main() -> None:

@@ -15,25 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.capture import graph_rooms
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.flight import Flight
+from quire.worker.engine.graphs import record_on_cuda
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import complete, generate
+from quire.worker.engine.step import Step
+from quire.worker.models.choice import choose_model
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.paged import PagedModel
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.worker.mock_model import record
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import make_kind
-from worker.capture import graph_rooms
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.flight import Flight
-from worker.engine.graphs import record_on_cuda
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import complete, generate
-from worker.engine.step import Step
-from worker.models.choice import choose_model
-from worker.models.decoder import Decoder
-from worker.models.paged import PagedModel
-from worker.models.transformers_backend import TransformersModel
-from worker.models.transformers_config import TransformersConfig
 
 ON_CUDA = torch.cuda.is_available()
 # Quire's own, and some that Transformers computes.

@@ -21,8 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels.gpu import TritonOps
-from kernels.gpu.attention import Step
+from quire.kernels.gpu import TritonOps
+from quire.kernels.gpu.attention import Step
 from tests.kernels.stacks import make_stack
 
 roomy = True  # Device.roomy of what is compiled for

@@ -10,9 +10,9 @@ import os
 import pytest
 import torch
 
-import kernels
-from kernels.cpu.library import LEVELS
-from kernels.cpu.memory import Arena
+from quire import kernels
+from quire.kernels.cpu.library import LEVELS
+from quire.kernels.cpu.memory import Arena
 from tests.kernels.accesses import Accesses
 from tests.kernels.guarded import guarded
 from tests.kernels.interpreter import patch_once
@@ -23,7 +23,7 @@ if HAS_TRITON and not ON_CUDA:
     # Read when functions are decorated, Triton's own among them; so it must not have been imported before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import kernels.gpu
+        import quire.kernels.gpu
     import triton
 
     HAS_TRITON = not isinstance(triton.language.sum, triton.JITFunction)
@@ -62,8 +62,10 @@ def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.Monk
     return ops
 
 
-def make_triton_ops(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **options: object) -> "kernels.gpu.TritonOps":
-    from kernels.gpu import TritonOps
+def make_triton_ops(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **options: object
+) -> "quire.kernels.gpu.TritonOps":
+    from quire.kernels.gpu import TritonOps
 
     if ON_CUDA:
         torch.set_default_device("cuda")  # where tests make their tensors; `seed` undoes it
@@ -73,7 +75,7 @@ def make_triton_ops(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **optio
 
 
 @pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-def gpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "kernels.gpu.TritonOps":
+def gpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "quire.kernels.gpu.TritonOps":
     """The Triton kernels alone, always."""
     return make_triton_ops(request.param, monkeypatch)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import Ops
+from quire.kernels import Ops
 from tests.kernels import oracle
 
 FP8 = torch.float8_e4m3fn

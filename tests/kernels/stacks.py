@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-import kernels
-from kernels.ops import LayerStack
+from quire import kernels
+from quire.kernels.ops import LayerStack
 
 HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
 BLOCKS = 20

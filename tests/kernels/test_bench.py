@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import kernels
-from kernels import bench
+from quire import kernels
+from quire.kernels import bench
 
 
 def test_a_small_step_is_reported(capsys):

@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import bench, bench_gpu
-from kernels.bench_gpu import AddRmsNorm, Attention, Card, Heads, Logits, Moves, Result, RopeAndCache, SiluMul, Work
+from quire.kernels import bench, bench_gpu
+from quire.kernels.bench_gpu import (
+    AddRmsNorm,
+    Attention,
+    Card,
+    Heads,
+    Logits,
+    Moves,
+    Result,
+    RopeAndCache,
+    SiluMul,
+    Work,
+)
 from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
 
 CARD = Card("a card", copy_bytes_per_s=4e12, flops_per_s=800e12, bus_bytes_per_s=50e9)

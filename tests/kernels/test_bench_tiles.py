@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import bench_gpu
+from quire.kernels import bench_gpu
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 
 def test_what_serves_now_is_a_candidate():
-    from kernels import bench_tiles
-    from kernels.gpu.tiles import decode_tiles, prefill_tiles
+    from quire.kernels import bench_tiles
+    from quire.kernels.gpu.tiles import decode_tiles, prefill_tiles
 
     heads = bench_gpu.Heads()
     for case in bench_tiles.cases():
@@ -23,8 +23,8 @@ def test_what_serves_now_is_a_candidate():
 
 
 def test_the_tiles_of_a_launch_are_those_of_the_candidate(monkeypatch):
-    from kernels import bench_tiles
-    from kernels.gpu import attention
+    from quire.kernels import bench_tiles
+    from quire.kernels.gpu import attention
 
     ops, seen = make_triton_ops(torch.float16, monkeypatch), []
     for name in ("decode", "prefill"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
+from quire import kernels
 from tests.kernels.conftest import ON_CUDA
 from tests.kernels.stacks import BLOCKS, make_stack
 

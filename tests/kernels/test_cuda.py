@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import kernels
-from kernels.cuda import pinned_bytes
+from quire import kernels
+from quire.kernels.cuda import pinned_bytes
 from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
 from tests.kernels.stacks import make_stack
 

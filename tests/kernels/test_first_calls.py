@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from kernels.first_calls import FUNCTIONS
-from ops.paths import PROJECT_ROOT
+from quire.kernels.first_calls import FUNCTIONS
+from quire.ops.paths import PROJECT_ROOT
 
 CALLED = """
 import torch
@@ -22,13 +22,13 @@ class Note(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 with Note():
-    import kernels
+    from quire import kernels
 """
 
 # Enough values for two threads, as a table of rotary embeddings is.
 STARTED = """
 import hashlib, torch
-import kernels
+from quire import kernels
 torch.set_num_threads(2)
 values = torch.linspace(0.0, 1000.0, 1 << 16)
 results = [function(values) for function in (torch.cos, torch.sin, torch.exp, torch.sqrt)]

@@ -12,14 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import Ops
-from shared.messages import SamplingParams
+from quire.kernels import Ops
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.blocks import BlockManager
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 from tests.kernels import oracle
 from tests.kernels.conftest import implementations, make_ops, make_triton_ops
 from tests.kernels.oracle import assert_close, slack
 from tests.kernels.paged import GARBAGE
-from worker.engine.blocks import BlockManager
-from worker.engine.sequence import Sequence, SequenceGroup
 
 BLOCKS, LONGEST = 40, 80
 PARAMS = SamplingParams(max_tokens=1)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.gpu import attention
-from kernels.gpu.decode_plan import MIN_CHUNK, plan_decode
-from kernels.gpu.tiles import decode_tiles
+from quire.kernels.gpu import attention
+from quire.kernels.gpu.decode_plan import MIN_CHUNK, plan_decode
+from quire.kernels.gpu.tiles import decode_tiles
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant
 from tests.kernels.oracle import assert_close, slack
@@ -159,7 +159,7 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     out = torch.full_like(q, float("nan"))
     lengths = torch.tensor(paged.lengths, dtype=torch.int32)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
-    from kernels.gpu.attention import Step
+    from quire.kernels.gpu.attention import Step
 
     step = Step(paged.ops._launch, paged.tables, lengths, starts, split=True)
     step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh)
@@ -177,7 +177,7 @@ def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
     tables = torch.cat([paged.tables, torch.full_like(paged.tables, 2**31 - 1)])
     lengths, starts = torch.tensor([LONG, 5, 0, 0]).int(), torch.tensor([0, 1, 2, 2, 2]).int()
     out = torch.full_like(q, float("nan"))
-    from kernels.gpu.attention import Step
+    from quire.kernels.gpu.attention import Step
 
     Step(ops._launch, tables, lengths, starts).attend(q, paged.k_cache, paged.v_cache, paged.scale, 0, out)
     assert_close(out[:2].flatten(1), expected.double())

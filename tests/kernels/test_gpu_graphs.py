@@ -8,16 +8,16 @@ from functools import partial
 import pytest
 import torch
 
-from ops.bench.random_model import random_decoder
-from shared.messages import SamplingParams
+from quire.ops.bench.random_model import random_decoder
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.batch import send
 from tests.kernels import stacks
 from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.models.batch import send
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-import kernels
+from quire import kernels
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.kernels.stacks import stack_arguments
 
@@ -30,7 +30,7 @@ def test_types(monkeypatch, dtype, kv_dtype, message):
 
 
 def test_a_device_without_kernels(monkeypatch):
-    from kernels.gpu import TritonOps
+    from quire.kernels.gpu import TritonOps
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="device is cpu: the Triton kernels need a CUDA device"):

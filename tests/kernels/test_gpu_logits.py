@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import kernels
+from quire import kernels
+from quire.worker.engine.sampler import penalise
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.kernels.oracle import kept
-from worker.engine.sampler import penalise
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (1.0, 0, 1.0, 0.0),
@@ -108,7 +108,7 @@ def test_log_probabilities_are_exact_and_ordered(ops, vocabulary):
 
 def test_log_probabilities_take_no_more_memory_where_rows_are_many(ops, monkeypatch):
     """Their keys are made for a few rows at a time."""
-    from kernels.gpu import logprobs
+    from quire.kernels.gpu import logprobs
 
     logits = torch.randn(7, 300)
     expected = ops.top_logprobs(logits, 5)

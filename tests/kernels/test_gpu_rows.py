@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import kernels
-from kernels.gpu import matmul, tiles
+from quire import kernels
+from quire.kernels.gpu import matmul, tiles
 from tests.kernels import oracle
 from tests.kernels.conftest import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.kernels.interpreter import make_dot_row_invariant

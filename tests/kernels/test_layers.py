@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import kernels
-from kernels import layers
-from kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
-from kernels.layers import Stack
+from quire import kernels
+from quire.kernels import layers
+from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
+from quire.kernels.layers import Stack
 from tests.kernels.stacks import (
     BLOCK,
     HEADS,

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from kernels.cpu.memory import Arena
+from quire.kernels.cpu.memory import Arena
 
 take = Arena.take  # conftest.py puts another in its place for each test
 LARGE_PAGE = 2 << 20

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import Unavailable
-from kernels.cpu import library
-from kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
+from quire.kernels import Unavailable
+from quire.kernels.cpu import library
+from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import kernels
+from quire import kernels
 from tests.kernels.conftest import fewer, make_ops, of_each_kind
 from tests.kernels.oracle import kept
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from kernels.cpu import build, library
+from quire import kernels
+from quire.kernels.cpu import build, library
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,7 +99,7 @@ def test_another_processor_uses_plain_torch(monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_the_build_prints_one_line():
-    done = subprocess.run([sys.executable, "-m", "kernels.cpu.build"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "quire.kernels.cpu.build"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("kernels: ")
     assert (done.stdout.count("\n"), done.stderr) == (1, "")

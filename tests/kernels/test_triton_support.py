@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import kernels
-from kernels.triton_support import OLDEST
+from quire import kernels
+from quire.kernels.triton_support import OLDEST
 from tests.kernels.conftest import HAS_TRITON
 
 ROOT = Path(__file__).parents[2]

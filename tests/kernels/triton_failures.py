@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 
-import kernels
+from quire import kernels
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ops.paths import PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 
 DASHBOARDS = sorted((PROJECT_ROOT / "ops" / "grafana" / "dashboards").glob("*.json"))
 RULES = sorted((PROJECT_ROOT / "ops" / "prometheus" / "rules").glob("*.yml"))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ops.kubernetes.helm import find
-from ops.paths import PROJECT_ROOT
+from quire.ops.kubernetes.helm import find
+from quire.ops.paths import PROJECT_ROOT
 
 CHART = PROJECT_ROOT / "ops/kubernetes/quire"
 EXAMPLES = PROJECT_ROOT / "ops/kubernetes/examples"
@@ -55,7 +55,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run helm, which must be there in CI; elsewhere tests are skipped without it."""
     program = find()
     if program is None:
-        why = "there is no helm: python -m ops.kubernetes.helm gets one"
+        why = "there is no helm: python -m quire.ops.kubernetes.helm gets one"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from shared.processes import dying_with_parent
+from quire.shared.processes import dying_with_parent
 from tests.ops.boards import RULES
 
 EXPORTER = "prometheus-redis-exporter"

@@ -106,7 +106,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def ask(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ops.cli", "chat", *arguments]
+    command = [sys.executable, "-m", "quire", "chat", *arguments]
     return subprocess.run(
         command, env=clean_environ(**environ), input=stdin, capture_output=True, text=True, timeout=30, check=False
     )
@@ -135,7 +135,7 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_and_key_by_name(server: F
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
 def test_a_pipe_that_is_no_utf8_is_one_line(server: FakeServer, errors: str) -> None:
-    command = [sys.executable, "-m", "ops.cli", "chat", "--url", server.url]
+    command = [sys.executable, "-m", "quire", "chat", "--url", server.url]
     environ = clean_environ(PYTHONIOENCODING=f"utf-8:{errors}")
     done = subprocess.run(command, env=environ, input=b"caf\xe9", capture_output=True, timeout=30, check=False)
     said = b"quire chat: standard input is not UTF-8; convert it, as with iconv -f latin1 -t utf-8\n"
@@ -188,7 +188,7 @@ class Terminal:
     def __init__(self, *arguments: str, cwd: Path, starter: Sequence[str] = ()) -> None:
         self._controller, terminal = pty.openpty()
         self.process = subprocess.Popen(
-            [*starter, sys.executable, "-m", "ops.cli", "chat", *arguments],
+            [*starter, sys.executable, "-m", "quire", "chat", *arguments],
             env=clean_environ(TERM="xterm", XDG_STATE_HOME=str(cwd / "state")),
             cwd=cwd,
             stdin=terminal,

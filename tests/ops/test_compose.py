@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.settings import GatewaySettings
-from ops.compose import VARIABLES
-from ops.paths import PROJECT_ROOT
-from shared.settings import options
+from quire.gateway.settings import GatewaySettings
+from quire.ops.compose import VARIABLES
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.settings import options
+from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
 from tests.ops.containers import compose_command
-from worker.settings import WorkerSettings
 
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
 STACK: dict[str, Any] = yaml.safe_load(TEXT)

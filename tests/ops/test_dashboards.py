@@ -16,19 +16,19 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
-from gateway.settings import GatewaySettings
-from ops.grafana.dashboards import boards, render
-from ops.grafana.panels import TOKENS_PER_SECOND
-from ops.paths import PROJECT_ROOT
-from ops.runbook_page import PAGE
-from ops.runbook_page import render as render_runbook
-from ops.settings import ServeSettings
-from shared.processes import dying_with_parent
-from shared.settings import options
+from quire.gateway.settings import GatewaySettings
+from quire.ops.grafana.dashboards import boards, render
+from quire.ops.grafana.panels import TOKENS_PER_SECOND
+from quire.ops.paths import PROJECT_ROOT
+from quire.ops.runbook_page import PAGE
+from quire.ops.runbook_page import render as render_runbook
+from quire.ops.settings import ServeSettings
+from quire.shared.processes import dying_with_parent
+from quire.shared.settings import options
+from quire.worker.settings import WorkerSettings
 from tests.ops.boards import DASHBOARDS, RULE_TESTS, RULES, alerts, metrics_of, panels, rules, targets
 from tests.ops.monitoring import free_port
 from tests.test_metrics import documented
-from worker.settings import WorkerSettings
 
 RUNBOOK = (PROJECT_ROOT / "docs" / "runbook.md").read_text()
 STACK = yaml.safe_load((PROJECT_ROOT / "docker-compose.yml").read_text())
@@ -39,7 +39,7 @@ NEEDS_PROMTOOL = pytest.mark.skipif(
 
 def test_the_committed_dashboards_are_what_the_program_makes() -> None:
     made = {f"{board.uid.removeprefix('quire-')}.json": render(board) for board in boards()}
-    assert made == {path.name: path.read_text() for path in DASHBOARDS}, "run python -m ops.grafana.dashboards"
+    assert made == {path.name: path.read_text() for path in DASHBOARDS}, "run python -m quire.ops.grafana.dashboards"
 
 
 def test_grafanas_own_types_read_the_dashboards_and_write_the_same() -> None:
@@ -175,7 +175,7 @@ def test_each_alert_has_its_entry_in_the_runbook_and_each_entry_its_alert() -> N
 
 def test_the_page_of_the_runbook_is_what_the_program_makes() -> None:
     page = PAGE.read_text()
-    assert page == render_runbook(RUNBOOK), "run python -m ops.runbook_page"
+    assert page == render_runbook(RUNBOOK), "run python -m quire.ops.runbook_page"
     # Each link leads to a place of this page, and no Markdown is left over.
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
     assert "href" not in re.sub(r'href="#', "", page)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from ops.dead import dead
-from ops.embedded_redis import running_url
-from ops.errors import CommandError
-from ops.preconditions import find_redis
-from ops.settings import DeadSettings
-from shared.keys import LaneKeys
+from quire.ops.dead import dead
+from quire.ops.embedded_redis import running_url
+from quire.ops.errors import CommandError
+from quire.ops.preconditions import find_redis
+from quire.ops.settings import DeadSettings
+from quire.shared.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 
 FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "about": ""}
@@ -54,7 +54,7 @@ def test_none_is_said_to_be_there(redis_url: str, capsys: pytest.CaptureFixture[
 
 
 def quire_dead(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ops.cli", "dead", *arguments]
+    command = [sys.executable, "-m", "quire", "dead", *arguments]
     return subprocess.run(
         command, env=clean_environ(**environ), capture_output=True, text=True, timeout=60, check=False
     )
@@ -99,7 +99,7 @@ def test_a_serve_that_was_killed_is_not_taken_for_a_running_one(
 
 
 def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ops.dead.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("quire.ops.dead.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
     with pytest.raises(CommandError) as caught:
         dead(DeadSettings(state_dir=str(tmp_path)), {})
     said = str(caught.value)

@@ -11,12 +11,12 @@ from random import Random
 
 import pytest
 
-from ops.demo.answers import another_poem
-from ops.demo.data_files import DATA, FOLDER, DataError, load
-from ops.demo.grammar import Document, documents
-from ops.demo.phrase import articles, expand, made_up, misspell, plural, tidy
-from ops.demo.stories import tell
-from ops.demo.subjects import Casting, is_held_out
+from quire.ops.demo.answers import another_poem
+from quire.ops.demo.data_files import DATA, FOLDER, DataError, load
+from quire.ops.demo.grammar import Document, documents
+from quire.ops.demo.phrase import articles, expand, made_up, misspell, plural, tidy
+from quire.ops.demo.stories import tell
+from quire.ops.demo.subjects import Casting, is_held_out
 
 slow = pytest.mark.slow
 

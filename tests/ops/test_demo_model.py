@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from ops.demo.sample import answer
-from ops.demo.vocabulary import CHAT_TEMPLATE, SPECIAL
+from quire.ops.demo.sample import answer
+from quire.ops.demo.vocabulary import CHAT_TEMPLATE, SPECIAL
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 FILES = {

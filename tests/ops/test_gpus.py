@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.gpus import VARIABLE, of_worker
+from quire.ops.gpus import VARIABLE, of_worker
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import kubernetes_validate.utils
 import pytest
 import yaml
 
-from ops.paths import PROJECT_ROOT
-from shared.keys import GROUP, QUEUES, LaneKeys
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
 from tests.ops.charts import (
     CASES,
     CHART,

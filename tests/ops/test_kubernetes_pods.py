@@ -8,10 +8,11 @@ import re
 import pytest
 import yaml
 
-from gateway.app import PROBES
-from gateway.settings import GatewaySettings
-from ops.kubernetes import values_schema
-from shared.settings import options
+from quire.gateway.app import PROBES
+from quire.gateway.settings import GatewaySettings
+from quire.ops.kubernetes import values_schema
+from quire.shared.settings import options
+from quire.worker.settings import WorkerSettings
 from tests.ops.charts import (
     CASES,
     CHART,
@@ -23,7 +24,6 @@ from tests.ops.charts import (
     pods,
     render,
 )
-from worker.settings import WorkerSettings
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 

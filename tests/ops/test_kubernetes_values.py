@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from ops.kubernetes import values_schema
+from quire.ops.kubernetes import values_schema
 from tests.ops.charts import CHART, EXAMPLES, RELEASE, Object, helm
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -18,7 +18,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def test_the_schema_is_that_of_the_settings() -> None:
-    remedy = "python -m ops.kubernetes.values_schema > ops/kubernetes/quire/values.schema.json"
+    remedy = "python -m quire.ops.kubernetes.values_schema > ops/kubernetes/quire/values.schema.json"
     assert (CHART / "values.schema.json").read_text() == values_schema.render(), remedy
 
 

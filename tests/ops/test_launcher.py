@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
-from ops.launcher import what_workers_do
+from quire.ops.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
+from quire.ops.launcher import what_workers_do
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
 
@@ -68,7 +68,7 @@ def stream(url: str, **body: object) -> Iterator[str]:
 
 def children(process: QuireProcess, name: str) -> list[int]:
     """The pids of the children of `quire serve` that run redis-server, gateway or worker."""
-    pattern = re.compile(rf"-m ops\.cli {name}\b|^\S*/{name} ")
+    pattern = re.compile(rf"-m quire {name}\b|^\S*/{name} ")
     return [pid for pid, command in children_of(process.pid).items() if pattern.search(command)]
 
 

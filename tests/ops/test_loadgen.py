@@ -16,20 +16,20 @@ from xml.etree import ElementTree
 import pytest
 from tokenizers import Tokenizer
 
-from ops.loadgen import table, words
-from ops.loadgen.client import EventParser, Record
-from ops.loadgen.html_report import page
-from ops.loadgen.measures import compare, distribution, is_good, percentile, summarise, warnings
-from ops.loadgen.plan import make_plan, parse_slo
-from ops.loadgen.prompts import WORDS, IdPrompts, WordPrompts
-from ops.loadgen.result import SCHEMA, as_json
-from ops.loadgen.runner import Block, Run
-from ops.loadgen.server import Server
-from ops.loadgen.settings import BenchSettings
-from ops.loadgen.shapes import SHAPES, arrivals, lengths
-from ops.paths import PROJECT_ROOT
-from ops.server_url import parse_url
-from shared.settings import SettingError
+from quire.ops.loadgen import table, words
+from quire.ops.loadgen.client import EventParser, Record
+from quire.ops.loadgen.html_report import page
+from quire.ops.loadgen.measures import compare, distribution, is_good, percentile, summarise, warnings
+from quire.ops.loadgen.plan import make_plan, parse_slo
+from quire.ops.loadgen.prompts import WORDS, IdPrompts, WordPrompts
+from quire.ops.loadgen.result import SCHEMA, as_json
+from quire.ops.loadgen.runner import Block, Run
+from quire.ops.loadgen.server import Server
+from quire.ops.loadgen.settings import BenchSettings
+from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
+from quire.ops.paths import PROJECT_ROOT
+from quire.ops.server_url import parse_url
+from quire.shared.settings import SettingError
 
 # Mean tokens of prompts and answers as published: the paper's section 6.1, and Azure's traces of 2023.
 PUBLISHED = {

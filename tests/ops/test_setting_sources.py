@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ops.commands import COMMANDS, known_settings
-from shared.settings import Option, SettingError, load, options
+from quire.ops.commands import COMMANDS, known_settings
+from quire.shared.settings import Option, SettingError, load, options
 
 
 def wrong_value(item: Option) -> str | None:

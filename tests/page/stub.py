@@ -11,10 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import page, sse
-from gateway.about import About
-from gateway.chat import Format
-from gateway.sse import EventId
+from quire.gateway import page, sse
+from quire.gateway.about import About
+from quire.gateway.chat import Format
+from quire.gateway.sse import EventId
 
 MODEL = "stub"
 SERVED: Any = SimpleNamespace(name=MODEL, token_texts={})

@@ -61,7 +61,7 @@ def wanted(pair: QuireProcess) -> str:
 
 
 def to_workers(server: QuireProcess, number: signal.Signals) -> None:
-    pids = [pid for pid, command in children_of(server.pid).items() if "-m ops.cli worker" in command]
+    pids = [pid for pid, command in children_of(server.pid).items() if "-m quire worker" in command]
     assert len(pids) == 2
     for pid in pids:
         os.kill(pid, number)

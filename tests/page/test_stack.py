@@ -58,7 +58,7 @@ def wanted(stack: QuireProcess) -> str:
 
 def to(server: QuireProcess, name: str, number: signal.Signals) -> None:
     """Send a signal to its gateway or its worker."""
-    [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m ops.cli {name}" in command]
+    [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m quire {name}" in command]
     os.kill(pid, number)
 
 

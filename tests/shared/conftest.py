@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from shared.broker import Broker
-from shared.redis_clients import command_client
+from quire.shared.broker import Broker
+from quire.shared.redis_clients import command_client
 from tests.shared.redis_server import RedisServer, running_redis
 
 

@@ -16,8 +16,8 @@ import msgpack
 import redis
 from redis.exceptions import NoScriptError
 
-from shared.broker import Broker, QueueReader
-from shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.broker import Broker, QueueReader
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
 from tests.shared.redis_server import RedisServer
 
 LANE = "lane"
@@ -42,7 +42,7 @@ class InstantClient:
     def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
         self._client = client
         self._patch = patch
-        sources = [path.read_text() for path in (files("shared") / "scripts").iterdir()]
+        sources = [path.read_text() for path in (files("quire.shared") / "scripts").iterdir()]
         if missing := [old for old, _ in patch if not any(old in source for source in sources)]:
             raise ValueError(f"no script has the text that the patch is for: {missing}")
 

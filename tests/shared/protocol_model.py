@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.broker import MAX_DEATHS, Attachment, Claim, Delivery, QueueBounds, StepCommit, StepReply
-from shared.keys import QUEUES
-from shared.messages import Outcome, StepItem
+from quire.shared.broker import MAX_DEATHS, Attachment, Claim, Delivery, QueueBounds, StepCommit, StepReply
+from quire.shared.keys import QUEUES
+from quire.shared.messages import Outcome, StepItem
 
 MAX_DEATHS_IN_ALL = 10
 # Deadlines of requests.

@@ -18,9 +18,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ops.embedded_redis import find_redis_server
-from shared.keys import LaneKeys
-from shared.processes import dying_with_parent
+from quire.ops.embedded_redis import find_redis_server
+from quire.shared.keys import LaneKeys
+from quire.shared.processes import dying_with_parent
 
 SLOTS = 16384
 SERVICE = "queue"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from ops.embedded_redis import find_redis_server
+from quire.ops.embedded_redis import find_redis_server
 
 
 class RedisServer:

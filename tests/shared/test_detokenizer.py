@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from shared.detokenizer import IncrementalDetokenizer, context_of, drops_first_space
+from quire.shared.detokenizer import IncrementalDetokenizer, context_of, drops_first_space
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 
 TOKENIZERS = [pytest.param(byte_level(), id="byte-level"), pytest.param(byte_fallback(), id="byte-fallback")]

@@ -10,9 +10,9 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
-from shared import json_schema
-from shared.json_schema import SchemaError
+from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.shared import json_schema
+from quire.shared.json_schema import SchemaError
 
 BYTES = LLTokenizer("byte")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import (
+from quire.shared.messages import (
     EARLY_STOPPING,
     MAX_SCHEMA_LENGTH,
     OUTCOMES,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.model import load_model
-from shared.model_config import context_length, longer_context
+from quire.gateway.model import load_model
+from quire.shared.model_config import context_length, longer_context
+from quire.worker.models.choice import choose_model
 from tests.worker.transformers_checkpoints import make_kind
-from worker.models.choice import choose_model
 
 QWEN = {"max_position_embeddings": 32768, "rope_theta": 1000000.0}
 

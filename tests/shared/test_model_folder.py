@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from shared import model_folder
-from shared.model_config import read_model_config
-from shared.tokenizer import ModelError, load_tokenizer
+from quire.shared import model_folder
+from quire.shared.model_config import read_model_config
+from quire.shared.tokenizer import ModelError, load_tokenizer
+from quire.worker.models.choice import choose_model
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.loader import Weights, resolve
 from tests.worker.checkpoints import make_checkpoint, make_tokenizer
-from worker.models.choice import choose_model
-from worker.models.errors import CheckpointError
-from worker.models.loader import Weights, resolve
 
 ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/base\nmodel"})
 MERGE = "merge_and_unload(), then save_pretrained()"

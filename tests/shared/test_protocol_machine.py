@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from shared.broker import (
+from quire.shared.broker import (
     RETENTION_S,
     Claim,
     Delivery,
@@ -30,8 +30,8 @@ from shared.broker import (
     StepCommit,
     StepReply,
 )
-from shared.keys import PRIORITY_CLASSES, QUEUES
-from shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
+from quire.shared.keys import PRIORITY_CLASSES, QUEUES
+from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
 from tests.shared.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
 from tests.shared.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.shared.redis_server import RedisServer

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from shared.broker import (
+from quire.shared.broker import (
     GATEWAY_TTL_S,
     IDEMPOTENCY_S,
     MAX_DEATHS,
@@ -25,9 +25,9 @@ from shared.broker import (
     StepReply,
     new_id,
 )
-from shared.keys import GROUP, HANDED, QUEUES, LaneKeys
-from shared.messages import Delta, Outcome, StepItem, WorkerCard, decode_items
-from shared.redis_clients import blocking_client, pubsub_client
+from quire.shared.keys import GROUP, HANDED, QUEUES, LaneKeys
+from quire.shared.messages import Delta, Outcome, StepItem, WorkerCard, decode_items
+from quire.shared.redis_clients import blocking_client, pubsub_client
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=3, tokens=1000)

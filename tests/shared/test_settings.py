@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
+from quire.shared.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shared import templates
-from shared.templates import ChatTemplate, TemplateFailure, load_chat_template
-from shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.shared import templates
+from quire.shared.templates import ChatTemplate, TemplateFailure, load_chat_template
+from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
 from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
 

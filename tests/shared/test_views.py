@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import MessageError
-from shared.views import (
+from quire.shared.messages import MessageError
+from quire.shared.views import (
     FIGURES,
     MAX_BYTES,
     MAX_CELLS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import kernels
+from quire import kernels
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from worker.capture import graph_rooms
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.graphs import Graph, Record
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
-from worker.engine.runner import NOWHERE, Runner
-from worker.models.batch import ForwardBatch
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.worker.capture import graph_rooms
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.graphs import Graph, Record
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.runner import NOWHERE, Runner
+from quire.worker.models.batch import ForwardBatch
 
 VOCAB = 97
 EOS = 0

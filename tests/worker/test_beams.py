@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.messages import SamplingParams
-from worker.engine.beams import BeamSearch
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.beams import BeamSearch
 
 END = 0
 

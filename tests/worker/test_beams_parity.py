@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import Completion, complete
+from quire.worker.models.decoder import Decoder
 from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import Completion, complete
-from worker.models.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.messages import SamplingParams
-from worker.engine.blocks import BlockManager, Copy, PinnedPrefix, cache_root
-from worker.engine.sequence import Sequence, SequenceGroup
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.blocks import BlockManager, Copy, PinnedPrefix, cache_root
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
 WHICH = st.integers(0, 100)

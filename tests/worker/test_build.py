@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from gateway.model import load_model
+from quire import kernels
+from quire.gateway.model import load_model
+from quire.worker.build import build_engine
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
 from tests.worker.transformers_checkpoints import make_kind
-from worker.build import build_engine
-from worker.models.transformers_backend import TransformersModel
-from worker.models.transformers_config import read_transformers_config
-from worker.settings import WorkerSettings
 
 
 def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_none(tmp_path: Path) -> None:

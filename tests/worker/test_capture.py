@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from shared.messages import StepItem
+from quire.shared.messages import StepItem
+from quire.worker import build, devices
+from quire.worker.capture import capture_graphs, graph_rooms, measure_graphs
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
+from quire.worker.settings import WorkerSettings
 from tests.kernels.conftest import HAS_TRITON
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run
-from worker import build, devices
-from worker.capture import capture_graphs, graph_rooms, measure_graphs
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
-from worker.settings import WorkerSettings
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 16), (8, 24), (64, 256), (256, 8192), (256, 300), (4096, 8192)])

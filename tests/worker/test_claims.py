@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.broker import Broker, QueueBounds, QueueReader, new_id
-from shared.redis_clients import command_client
-from worker.claims import ClaimCounts
+from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.redis_clients import command_client
+from quire.worker.claims import ClaimCounts
 
 BOUNDS = QueueBounds(requests=100, tokens=1000)
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
-from shared.keys import LaneKeys
-from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from shared.redis_clients import blocking_client, command_client
-from worker.committer import Committer
-from worker.consumer import Consumer
+from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.redis_clients import blocking_client, command_client
+from quire.worker.committer import Committer
+from quire.worker.consumer import Consumer
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=100, tokens=1000)

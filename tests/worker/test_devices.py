@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import kernels
-from kernels.cuda import pinned_bytes
+from quire import kernels
+from quire.kernels.cuda import pinned_bytes
+from quire.worker import build, devices
+from quire.worker.build import check_weights, choose_limits
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.errors import StartError
+from quire.worker.models.decoder import Decoder
+from quire.worker.ranks.leader import OutOfStep
+from quire.worker.settings import WorkerSettings
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.worker.checkpoints import make_checkpoint
-from worker import build, devices
-from worker.build import check_weights, choose_limits
-from worker.engine.limits import EngineLimits
-from worker.errors import StartError
-from worker.models.decoder import Decoder
-from worker.ranks.leader import OutOfStep
-from worker.settings import WorkerSettings
 
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
@@ -136,13 +136,13 @@ def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monk
     """A container's linker cache may lack libcuda."""
     from triton.backends.nvidia import driver
 
-    import kernels.gpu
+    import quire.kernels.gpu
 
     def launch(*_: object) -> None:
         driver.libcuda_dirs()
 
     ops = make_triton_ops(torch.float32, monkeypatch)
-    monkeypatch.setattr(kernels.gpu, "TritonOps", lambda *_, **__: ops)
+    monkeypatch.setattr(quire.kernels.gpu, "TritonOps", lambda *_, **__: ops)
     monkeypatch.setattr(ops, "argmax", launch)
     monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, Outcome, StepItem
+from quire.worker.engine.blocks import BlockError
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.results import StopWatch
 from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
-from worker.engine.blocks import BlockError
-from worker.engine.engine import Engine
-from worker.engine.limits import RequestRefused
-from worker.engine.results import StopWatch
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from shared.logprobs import TokenLogprobs, read_records
-from shared.messages import Delta, SamplingParams, StepItem
+from quire import kernels
+from quire.shared.logprobs import TokenLogprobs, read_records
+from quire.shared.messages import Delta, SamplingParams, StepItem
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import Completion, complete
+from quire.worker.engine.runner import Runner
+from quire.worker.models.decoder import Decoder
 from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.mock_model import (
     START,
@@ -29,12 +35,6 @@ from tests.worker.mock_model import (
     run,
     steps,
 )
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import Completion, complete
-from worker.engine.runner import Runner
-from worker.models.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -218,8 +218,8 @@ def test_tokens_that_cannot_be_drawn_have_the_probability_that_the_model_gives_t
 
 def logprobs_of(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> list[TokenLogprobs]:
     """What is noted with sequences that drew these tokens."""
-    from worker.engine.scoring import score
-    from worker.engine.sequence import SequenceGroup
+    from quire.worker.engine.scoring import score
+    from quire.worker.engine.sequence import SequenceGroup
 
     sequences = []
     for top in tops:

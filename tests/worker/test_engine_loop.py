@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from quire.worker import engine_loop
+from quire.worker.engine.engine import Engine
+from quire.worker.engine_loop import EngineGone, EngineLoop
 from tests.worker.test_internal import LIMITS, REQUEST, Gated
-from worker import engine_loop
-from worker.engine.engine import Engine
-from worker.engine_loop import EngineGone, EngineLoop
 
 
 @contextmanager

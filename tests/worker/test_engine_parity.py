@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.decoder import Decoder
 from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.models.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.runner import Runner
+from quire.worker.engine.sequence import GroupState
+from quire.worker.engine.step import Step
 from tests.worker.mock_model import alone, assert_idle, final, graphed, make_engine, request
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.limits import RequestRefused
-from worker.engine.runner import Runner
-from worker.engine.sequence import GroupState
-from worker.engine.step import Step
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import StepItem
+from quire.shared.messages import StepItem
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
 from tests.worker.mock_model import alone, continuation, final, make_engine, request, run, steps, text
-from worker.engine.engine import Engine
-from worker.engine.limits import RequestRefused
 
 BLOCK = 4
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from ops.paths import PROJECT_ROOT
+from quire import kernels
+from quire.ops.paths import PROJECT_ROOT
+from quire.worker.build import build_engine
+from quire.worker.fingerprint import of_results, of_weights
+from quire.worker.models import decoder
+from quire.worker.models.rope import RopeConfig
+from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.transformers_checkpoints import make_kind
-from worker.build import build_engine
-from worker.fingerprint import of_results, of_weights
-from worker.models import decoder
-from worker.models.rope import RopeConfig
-from worker.settings import WorkerSettings
 
 
 def digests(folder: Path, **settings: object) -> tuple[str, str]:

@@ -15,19 +15,19 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-import kernels
-from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
-from shared import json_schema
-from shared.json_schema import ANY_OBJECT
-from shared.messages import GenerationRequest, SamplingParams, StepItem
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import NO_WAY_ON, Engine
-from worker.engine.grammars import KEPT, Grammars
-from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.offline import complete
-from worker.engine.sampler import restrict
-from worker.engine_loop import EngineLoop
-from worker.models.decoder import Decoder
+from quire import kernels
+from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.shared import json_schema
+from quire.shared.json_schema import ANY_OBJECT
+from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import NO_WAY_ON, Engine
+from quire.worker.engine.grammars import KEPT, Grammars
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.offline import complete
+from quire.worker.engine.sampler import restrict
+from quire.worker.engine_loop import EngineLoop
+from quire.worker.models.decoder import Decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

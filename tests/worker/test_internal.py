@@ -14,19 +14,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from shared.broker import Broker
-from shared.internal_server import PortError, bind
-from shared.loop_lag import LoopLag
-from shared.messages import GenerationRequest, SamplingParams
+from quire.shared.broker import Broker
+from quire.shared.internal_server import PortError, bind
+from quire.shared.loop_lag import LoopLag
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker import internal
+from quire.worker.claims import ClaimCounts
+from quire.worker.committer import Committer
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine_loop import EngineGone, EngineLoop
+from quire.worker.internal import Inside
+from quire.worker.metrics import WorkerMetrics
 from tests.worker.mock_model import EOS, MockModel
-from worker import internal
-from worker.claims import ClaimCounts
-from worker.committer import Committer
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine_loop import EngineGone, EngineLoop
-from worker.internal import Inside
-from worker.metrics import WorkerMetrics
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 REQUEST = GenerationRequest(

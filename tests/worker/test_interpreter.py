@@ -10,7 +10,7 @@ import pytest
 
 BUSY = """
 import sys, threading, time, torch
-from worker.interpreter import leave
+from quire.worker.interpreter import leave
 
 def compute():
     x = torch.randn(200, 200)

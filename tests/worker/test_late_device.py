@@ -15,6 +15,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from quire.worker.engine import sampler, staging
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.runner import Runner
+from quire.worker.models.batch import ForwardBatch
 from tests.worker.late_device import CUDA, LateDevice, late_device
 from tests.worker.mock_model import (
     VOCAB,
@@ -29,11 +34,6 @@ from tests.worker.mock_model import (
     text,
 )
 from tests.worker.test_engine_random import EngineUnderLoad
-from worker.engine import sampler, staging
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.runner import Runner
-from worker.models.batch import ForwardBatch
 
 
 class LateOps(MockOps):

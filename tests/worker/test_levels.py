@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-import kernels
-from ops.paths import PROJECT_ROOT
+from quire import kernels
+from quire.ops.paths import PROJECT_ROOT
 from tests import levels
 
 HERE = "tests/worker"

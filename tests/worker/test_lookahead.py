@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, Outcome, StepItem
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.usage import usage
 from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.engine import Engine
-from worker.engine.usage import usage
 
 
 @pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
@@ -201,7 +201,7 @@ def test_steps_are_smaller_once_device_memory_has_run_out(
     items = run(engine)
     for name, prompt in prompts.items():
         assert tokens(items, name) == continuation(prompt, 12, ignore_eos=True)
-    sizes = [record.args for record in caplog.records if record.name == "worker.engine.engine"]
+    sizes = [record.args for record in caplog.records if record.name == "quire.worker.engine.engine"]
     assert sizes == [(64, 32), (32, 16), (16, 8)]
     assert usage(engine).max_prefill_tokens == 8
     assert handled == [None] * 3  # while an error is handled, what its traceback holds cannot be freed

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.worker import build
+from quire.worker.build import GIB, check, choose_num_host_blocks
+from quire.worker.errors import StartError
+from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire
 from tests.shared.redis_server import running_redis
-from worker import build
-from worker.build import GIB, check, choose_num_host_blocks
-from worker.errors import StartError
-from worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worker import memory
-from worker.memory import available_memory, of_container
+from quire.worker import memory
+from quire.worker.memory import available_memory, of_container
 
 MIB = 1024**2
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from worker.models.config import read_config
-from worker.models.errors import CheckpointError
+from quire.worker.models.config import read_config
+from quire.worker.models.errors import CheckpointError
 
 COMMON = {
     "vocab_size": 100,

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels import ReferenceOps
+from quire.kernels import ReferenceOps
+from quire.worker.models import loader
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.errors import CheckpointError
 from tests.worker.checkpoints import make_checkpoint
-from worker.models import loader
-from worker.models.decoder import Decoder
-from worker.models.errors import CheckpointError
 
 pytest.importorskip("transformers")
 
@@ -251,7 +251,7 @@ def test_a_folder_without_weights_is_refused(copy):
 
 
 def logits(path: Path) -> torch.Tensor:
-    from worker.models.batch import ForwardBatch
+    from quire.worker.models.batch import ForwardBatch
 
     decoder = load(path)
     count = torch.arange(8, dtype=torch.int32)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import CpuOps, Ops, ReferenceOps
-from kernels.cpu import Unavailable
+from quire.kernels import CpuOps, Ops, ReferenceOps
+from quire.kernels.cpu import Unavailable
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.rope import cos_sin_table
 from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.models.rope import cos_sin_table
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from shared.messages import GenerationRequest, SamplingParams
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.engine.pacing import PrefillPacer
-from worker.models.decoder import Decoder
+from quire import kernels
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.models.decoder import Decoder
 
 TARGET_S = 0.030
 BLOCK = 16

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from ops.paths import PROJECT_ROOT
-from shared.messages import GenerationRequest, SamplingParams
-from shared.templates import ChatTemplate, load_chat_template
-from shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.templates import ChatTemplate, load_chat_template
+from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.engine.usage import usage
+from quire.worker.prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
 from tests.worker.mock_model import EOS, VOCAB, MockModel
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.engine.usage import usage
-from worker.prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
 
 DEMO = PROJECT_ROOT / "models" / "demo"
 VOCAB_SIZE = 1536

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.worker.progress import PIPE, StartProgress
 from tests.conftest import QuireProcess, StartQuire, clean_environ
-from worker.progress import PIPE, StartProgress
 
 PHASES = ["importing torch", "reading the configuration", "loading weights", "sizing the KV cache", "warming up"]
 
@@ -105,7 +105,7 @@ def test_a_worker_logs_each_phase_of_its_start(worker: QuireProcess) -> None:
 
 def test_a_worker_on_a_terminal_redraws_one_line(tiny_model: Path, redis_url: str) -> None:
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ops.cli", "worker", str(tiny_model), "--redis-url", redis_url]
+    command = [sys.executable, "-m", "quire", "worker", str(tiny_model), "--redis-url", redis_url]
     process = subprocess.Popen(
         command, env=clean_environ(), stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
     )

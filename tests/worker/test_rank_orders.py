@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
+from quire import kernels
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.ranks.collectives import Sizes
+from quire.worker.ranks.follower import Follower
+from quire.worker.ranks.leader import LeadingDecoder, OutOfStep
 from tests.worker.checkpoints import make_checkpoint
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.ranks.collectives import Sizes
-from worker.ranks.follower import Follower
-from worker.ranks.leader import LeadingDecoder, OutOfStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,18 +18,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import complete, generate
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.ranks.collectives import Collectives, Sizes, meet, meeting
+from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
+from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import complete, generate
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.ranks.collectives import Collectives, Sizes, meet, meeting
-from worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
-from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,8 +153,8 @@ def test_a_rank_that_dies_ends_every_later_step(tmp_path: Path) -> None:
 
 IN_ORDER = """
 import itertools, json, sys, torch
-from worker.interpreter import leave
-from worker.ranks.collectives import Distributed
+from quire.worker.interpreter import leave
+from quire.worker.ranks.collectives import Distributed
 
 rank, file = map(int, sys.argv[1:])
 ranks = Distributed(rank, 3, file, torch.device("cpu"), keeps_order=True)

@@ -15,13 +15,13 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-import kernels
-from shared.messages import SamplingParams
-from worker.engine.limits import EngineLimits
-from worker.engine.randomness import uniform
-from worker.engine.rows import Rows
-from worker.engine.sampler import Sampler
-from worker.engine.sequence import Sequence, SequenceGroup
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.randomness import uniform
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.sampler import Sampler
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 VOCAB = 40
 DRAWS = 4000

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.messages import StepItem
+from quire.shared.messages import StepItem
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.sequence import GroupState
 from tests.worker.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
-from worker.engine.engine import Engine
-from worker.engine.limits import RequestRefused
-from worker.engine.sequence import GroupState
 
 
 def states(engine: Engine) -> dict[str, GroupState]:

@@ -12,16 +12,16 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.broker import Broker, QueueBounds, QueueReader, StepCommit, StepReply, new_id
-from shared.keys import GROUP, LaneKeys
-from shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
-from shared.redis_clients import command_client, pubsub_client
+from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, StepReply, new_id
+from quire.shared.keys import GROUP, LaneKeys
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
+from quire.shared.redis_clients import command_client, pubsub_client
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.engine.runner import Runner
+from quire.worker.service import EngineDied, WorkerService
 from tests.worker.mock_model import EOS, MockModel, continuation
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.engine.runner import Runner
-from worker.service import EngineDied, WorkerService
 
 MODEL = "mock"
 KEYS = LaneKeys(MODEL)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.sharding import NotDivisible, Shard
+from quire.worker.models.tensors import HEAD, tensor_shapes
 from tests.worker.checkpoints import make_checkpoint
-from worker.models.config import ModelConfig, read_config
-from worker.models.sharding import NotDivisible, Shard
-from worker.models.tensors import HEAD, tensor_shapes
 
 pytest.importorskip("transformers")
 
@@ -99,8 +99,8 @@ def test_what_cannot_be_shared_equally_is_refused_with_what_can(
 
 
 def test_a_part_of_a_checkpoint_is_as_large_as_it_must_be(tmp_path: Path) -> None:
-    from kernels import ReferenceOps
-    from worker.models.decoder import Decoder
+    from quire.kernels import ReferenceOps
+    from quire.worker.models.decoder import Decoder
 
     class Alone:
         """One of two, without the other."""

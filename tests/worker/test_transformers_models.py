@@ -16,7 +16,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import kernels
+from quire import kernels
+from quire.worker import devices
+from quire.worker.errors import StartError
+from quire.worker.models import transformers_trial
+from quire.worker.models.choice import choose_model
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.transformers_attention import Examination, Unsuitable
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.transformers_linear import LinearUses, Product, pack
+from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.worker.transformers_checkpoints import (
     EXPERTS,
@@ -28,17 +39,6 @@ from tests.worker.transformers_checkpoints import (
     make_kind,
     make_other,
 )
-from worker import devices
-from worker.errors import StartError
-from worker.models import transformers_trial
-from worker.models.choice import choose_model
-from worker.models.config import ModelConfig
-from worker.models.errors import CheckpointError, NotSupported
-from worker.models.transformers_attention import Examination, Unsuitable
-from worker.models.transformers_backend import TransformersModel
-from worker.models.transformers_config import TransformersConfig, read_transformers_config
-from worker.models.transformers_linear import LinearUses, Product, pack
-from worker.settings import WorkerSettings
 
 WEIGHTS = "model.safetensors"
 
@@ -355,7 +355,7 @@ def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monk
 
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
-    monkeypatch.setattr("worker.models.transformers_backend.pack", lambda *_: 1 / 0)
+    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", lambda *_: 1 / 0)
     assert "cannot be computed over pages: ZeroDivisionError: division by zero" in refusal(path)
 
 
@@ -363,7 +363,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypat
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("worker.models.transformers_backend.pack", full)
+    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", full)
     with pytest.raises(torch.OutOfMemoryError):
         load(make_kind(tmp_path / "gpt2", "gpt2"))
 
@@ -376,7 +376,7 @@ def test_a_kernel_that_triton_cannot_compile_is_no_fault_of_the_model(
     def fails(*_: Any) -> None:
         raise errors.OutOfResources(172160, 101376, "shared memory")
 
-    monkeypatch.setattr("worker.models.transformers_backend.pack", fails)
+    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", fails)
     with pytest.raises(errors.OutOfResources):
         load(make_kind(tmp_path / "gpt2", "gpt2"))
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from shared.messages import SamplingParams
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.choice import choose_model
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig
 from tests.worker.checkpoints import VOCAB_SIZE
 from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.offline import generate
-from worker.models.choice import choose_model
-from worker.models.transformers_backend import TransformersModel
-from worker.models.transformers_config import TransformersConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,7 +136,7 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
 def test_logits_are_those_of_transformers_in_float32_and_near_them_in_bfloat16(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from worker.models import transformers_trial as trial
+    from quire.worker.models import transformers_trial as trial
 
     path = make_kind(tmp_path / "gpt-neox", "gpt-neox")
     model = load(path)

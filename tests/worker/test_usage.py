@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shared.messages import GenerationRequest, SamplingParams
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.usage import Usage, snapshot, usage
 from tests.worker.mock_model import EOS, MockModel
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.usage import Usage, snapshot, usage
 
 SIZE = 4
 

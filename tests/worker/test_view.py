@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from shared.messages import GenerationRequest, SamplingParams
-from shared.views import CACHED, NOBODY, PINNED, View, unpack_table
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.views import CACHED, NOBODY, PINNED, View, unpack_table
+from quire.worker import view as view_module
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.usage import snapshot
+from quire.worker.view import NAME_LENGTH, StepLog, read
 from tests.worker.mock_model import EOS, MockModel
-from worker import view as view_module
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.usage import snapshot
-from worker.view import NAME_LENGTH, StepLog, read
 
 SIZE = 4
 

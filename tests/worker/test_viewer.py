@@ -11,18 +11,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from shared.broker import Broker
-from shared.broker import gateway as gateway_verbs
-from shared.keys import LaneKeys
-from shared.messages import GenerationRequest, SamplingParams
-from shared.redis_clients import command_client, pubsub_client
-from shared.views import View
+from quire.shared.broker import Broker
+from quire.shared.broker import gateway as gateway_verbs
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.views import View
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.usage import snapshot
+from quire.worker.engine_loop import EngineLoop
+from quire.worker.viewer import ASK_S, ENGINE_SHARE, Viewer
 from tests.worker.mock_model import EOS, MockModel
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.usage import snapshot
-from worker.engine_loop import EngineLoop
-from worker.viewer import ASK_S, ENGINE_SHARE, Viewer
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 CHANNEL = LaneKeys("mock").view("w1")

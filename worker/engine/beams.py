@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.messages import SamplingParams
+from quire.shared.messages import SamplingParams
 
 
 class EndedBeam(NamedTuple):

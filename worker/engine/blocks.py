@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from worker.engine.sequence import Sequence
+from quire.worker.engine.sequence import Sequence
 
 HASH_BYTES = 16
 

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Record, Room, record_on_cuda
-from worker.engine.limits import EngineLimits
-from worker.engine.randomness import uniform
-from worker.engine.rows import Rows
-from worker.engine.runner import NOWHERE, Inputs, Runner
-from worker.engine.sequence import PENDING
-from worker.engine.staging import Field, Staging, Tokens, padded, pinned_buffers
-from worker.engine.step import Step
-from worker.models.batch import ForwardBatch, send
+from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Record, Room, record_on_cuda
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.randomness import uniform
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.runner import NOWHERE, Inputs, Runner
+from quire.worker.engine.sequence import PENDING
+from quire.worker.engine.staging import Field, Staging, Tokens, padded, pinned_buffers
+from quire.worker.engine.step import Step
+from quire.worker.models.batch import ForwardBatch, send
 
 # Of a row of padding, which keeps nothing: one token, and the draw that takes least. The rest is 0.
 FILLERS = {"lengths": 1, "top_ps": 1}

@@ -21,31 +21,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.detokenizer import Decoder as TextDecoder
-from shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
-from worker.engine.beams import BeamSearch
-from worker.engine.blocks import BlockManager, cache_root
-from worker.engine.device_runner import DeviceRunner
-from worker.engine.flight import Flight
-from worker.engine.grammars import Grammars, Matcher
-from worker.engine.integrity import check_scheduler
-from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.pacing import PrefillPacer
-from worker.engine.results import Results, best_beams
-from worker.engine.rows import Rows
-from worker.engine.runner import Runner
-from worker.engine.sampled import Sampled, book
-from worker.engine.sampler import Sampler
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import PENDING, Sequence, SequenceGroup
-from worker.engine.staging import Tokens
-from worker.engine.step import Step
-from worker.engine.timing import StepTimes
+from quire.shared.detokenizer import Decoder as TextDecoder
+from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.worker.engine.beams import BeamSearch
+from quire.worker.engine.blocks import BlockManager, cache_root
+from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.engine.flight import Flight
+from quire.worker.engine.grammars import Grammars, Matcher
+from quire.worker.engine.integrity import check_scheduler
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.engine.results import Results, best_beams
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.runner import Runner
+from quire.worker.engine.sampled import Sampled, book
+from quire.worker.engine.sampler import Sampler
+from quire.worker.engine.scheduler import Scheduler
+from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
+from quire.worker.engine.staging import Tokens
+from quire.worker.engine.step import Step
+from quire.worker.engine.timing import StepTimes
 
 log = logging.getLogger(__name__)
 
 NO_WAY_ON = "the answer cannot follow its JSON schema any more"
-# The class of requests that do not say (`shared.keys.DEFAULT_CLASS`).
+# The class of requests that do not say (`quire.shared.keys.DEFAULT_CLASS`).
 STANDARD = 1
 
 

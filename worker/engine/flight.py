@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.engine.rows import Rows
-from worker.engine.sequence import Sequence
-from worker.engine.staging import Tokens
-from worker.engine.step import Active
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.sequence import Sequence
+from quire.worker.engine.staging import Tokens
+from quire.worker.engine.step import Active
 
 
 @dataclass(frozen=True, slots=True)

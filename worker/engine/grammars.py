@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worker.engine.limits import RequestRefused
+from quire.worker.engine.limits import RequestRefused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -106,7 +106,7 @@ class Grammars:
 
     def _make(self, schema: str) -> Matcher | str:
         """A matcher, or why there is none."""
-        from shared import json_schema
+        from quire.shared import json_schema
 
         assert self._tokenizer is not None
         try:

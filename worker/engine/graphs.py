@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from kernels import triton_failure
+from quire.kernels import triton_failure
 
 log = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from worker.engine.blocks import BlockManager
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
-from worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from worker.engine.step import Active, Step
+from quire.worker.engine.blocks import BlockManager
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.step import Active, Step
 
-# Classes of priority, 0 the highest (`shared.keys.PRIORITY_CLASSES`).
+# Classes of priority, 0 the highest (`quire.shared.keys.PRIORITY_CLASSES`).
 NUM_PRIORITIES = 3
 
 in_order = attrgetter("order")

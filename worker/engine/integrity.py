@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.engine.sequence import PENDING, GroupState, Sequence
+from quire.worker.engine.sequence import PENDING, GroupState, Sequence
 
 if TYPE_CHECKING:
-    from worker.engine.scheduler import Scheduler
+    from quire.worker.engine.scheduler import Scheduler
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

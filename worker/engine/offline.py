@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.logprobs import TokenLogprobs, read_records
-from shared.messages import Delta, GenerationRequest, SamplingParams
+from quire.shared.logprobs import TokenLogprobs, read_records
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from worker.engine.engine import Engine
+    from quire.worker.engine.engine import Engine
 
 
 class Completion(NamedTuple):

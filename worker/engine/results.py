@@ -11,13 +11,13 @@ from itertools import repeat
 
 import numpy as np
 
-from shared.detokenizer import Decoder as TextDecoder
-from shared.detokenizer import IncrementalDetokenizer, context_of
-from shared.messages import BY_TOKEN, Delta, Outcome, StepItem
-from shared.stopping import StopStringFilter
-from worker.engine.beams import EndedBeam
-from worker.engine.flight import Flight
-from worker.engine.sequence import Sequence, SequenceGroup
+from quire.shared.detokenizer import Decoder as TextDecoder
+from quire.shared.detokenizer import IncrementalDetokenizer, context_of
+from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.shared.stopping import StopStringFilter
+from quire.worker.engine.beams import EndedBeam
+from quire.worker.engine.flight import Flight
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 _new = tuple.__new__
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
-    from worker.engine.limits import EngineLimits
+    from quire.worker.engine.limits import EngineLimits
 
 # Of `Rows.top_logprobs`.
 NO_LOGPROBS = -1
@@ -33,7 +33,7 @@ class Rows:
         # Whether the block that the next token is written into may have other owners.
         self.shares_tail = np.zeros(count, dtype=np.bool_)
         self.last_tokens = np.zeros(count, dtype=np.int32)
-        # Sampling parameters, as `kernels.ops.Ops.sample` takes them.
+        # Sampling parameters, as `quire.kernels.ops.Ops.sample` takes them.
         self.temperatures = np.zeros(count, dtype=np.float32)
         self.top_ks = np.zeros(count, dtype=np.int32)
         self.top_ps = np.zeros(count, dtype=np.float32)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
-from worker.engine.step import Step
-from worker.models.batch import ForwardBatch
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.step import Step
+from quire.worker.models.batch import ForwardBatch
 
 # A token that is computed but whose K and V are not written.
 NOWHERE = -1

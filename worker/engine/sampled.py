@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, SequenceGroup
-from worker.engine.step import Active, Step
-from worker.models.batch import send
+from quire.worker.engine.scheduler import Scheduler
+from quire.worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.step import Active, Step
+from quire.worker.models.batch import send
 
 
 class Sampled(NamedTuple):

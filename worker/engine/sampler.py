@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.engine.randomness import uniform
-from worker.engine.rows import Rows
-from worker.engine.scoring import score
-from worker.engine.sequence import Sequence
-from worker.models.batch import send
+from quire.worker.engine.randomness import uniform
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.scoring import score
+from quire.worker.engine.sequence import Sequence
+from quire.worker.models.batch import send
 
 NEVER = float("-inf")
 

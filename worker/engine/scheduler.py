@@ -14,11 +14,11 @@ from collections import Counter
 
 import numpy as np
 
-from worker.engine.blocks import BlockManager, Prefix
-from worker.engine.groups import NUM_PRIORITIES, Groups, in_order
-from worker.engine.limits import EngineLimits, RequestRefused
-from worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from worker.engine.step import Chunk, Step
+from quire.worker.engine.blocks import BlockManager, Prefix
+from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.step import Chunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01

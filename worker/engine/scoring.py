@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.engine.rows import NO_LOGPROBS
-from worker.engine.sequence import Sequence
+from quire.worker.engine.rows import NO_LOGPROBS
+from quire.worker.engine.sequence import Sequence
 
 
 def score(

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from shared.messages import SamplingParams
+from quire.shared.messages import SamplingParams
 
 if TYPE_CHECKING:
-    from worker.engine.beams import BeamSearch
-    from worker.engine.grammars import Matcher
+    from quire.worker.engine.beams import BeamSearch
+    from quire.worker.engine.grammars import Matcher
 
 
 # A token that is drawn and not yet known to the host.
@@ -78,7 +78,7 @@ class Sequence:
         self.matched_stop: str | None = None
         # Sum of the log-probabilities of the drawn tokens; kept only where best_of or the request asks for them.
         self.logprob = 0.0
-        # The records (`shared.logprobs`) of drawn tokens that have not left, where the request asks for them.
+        # The records (`quire.shared.logprobs`) of drawn tokens that have not left, where the request asks for them.
         self.logprobs = bytearray()
         # Which tokens may come next, where the request asks for a grammar.
         self.matcher: Matcher | None = None

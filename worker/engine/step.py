@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.engine.blocks import Copy
-from worker.engine.sequence import Sequence
+from quire.worker.engine.blocks import Copy
+from quire.worker.engine.sequence import Sequence
 
 
 @dataclass(slots=True)

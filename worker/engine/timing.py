@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shared.measures import COUNTS, STEP_S, Histogram
-from worker.engine.step import Step
+from quire.shared.measures import COUNTS, STEP_S, Histogram
+from quire.worker.engine.step import Step
 
 PHASES = ("schedule", "execute", "sample", "commit")
 KINDS = ("decode", "prefill", "mixed")

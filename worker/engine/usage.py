@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from worker.engine.engine import Engine
-from worker.engine.sequence import Sequence
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

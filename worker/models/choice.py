@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.models.config import ModelConfig, read_config
-from worker.models.errors import NotSupported
-from worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.errors import NotSupported
+from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 
 QUIRE, TRANSFORMERS, AUTO = IMPLEMENTATIONS = ("quire", "transformers", "auto")
 

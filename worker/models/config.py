@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from shared.model_config import longer_context
-from shared.model_folder import CONFIG
-from worker.models.errors import CheckpointError, NotSupported
-from worker.models.fields import Fields, config_fields, read_json
-from worker.models.rope import RopeConfig, parse_rope
-from worker.models.tensors import tensor_shapes
+from quire.shared.model_config import longer_context
+from quire.shared.model_folder import CONFIG
+from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.fields import Fields, config_fields, read_json
+from quire.worker.models.rope import RopeConfig, parse_rope
+from quire.worker.models.tensors import tensor_shapes
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Where a checkpoint says how its weights are compressed.

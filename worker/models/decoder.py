@@ -1,7 +1,7 @@
 """The decoder of the Llama family in one definition; a ModelConfig says which of its variations a checkpoint has.
 
 Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. What happens between
-the embeddings and the head is `kernels.layers.run`; a backend may run it as one call. Several processes may have a part
+the embeddings and the head is `kernels/layers.py`; a backend may run it as one call. Several processes may have a part
 of the model each (`sharding.py`): then all of them run every batch, together.
 """
 
@@ -16,21 +16,21 @@ from typing import Protocol, Self
 import torch
 import torch.nn.functional as F
 
-import kernels.ops
-from kernels.ops import Ops, PackedLinear
-from worker.models.batch import ForwardBatch
-from worker.models.config import ModelConfig, context_remedy, read_config
-from worker.models.errors import CheckpointError
-from worker.models.loader import Progress, Weights
-from worker.models.paged import KVCache, PagedModel
-from worker.models.rope import cos_sin_table
-from worker.models.sharding import Shard
-from worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
+import quire.kernels.ops
+from quire.kernels.ops import Ops, PackedLinear
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.config import ModelConfig, context_remedy, read_config
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.loader import Progress, Weights
+from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.rope import cos_sin_table
+from quire.worker.models.sharding import Shard
+from quire.worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer block, ready to run: a `kernels.ops.DecoderLayer`."""
+    """One transformer block, ready to run: a `quire.kernels.ops.DecoderLayer`."""
 
     input_norm: torch.Tensor  # [H]
     qkv: PackedLinear
@@ -43,7 +43,7 @@ class Layer:
     down: PackedLinear
 
 
-class Ranks(kernels.ops.Ranks, Protocol):
+class Ranks(quire.kernels.ops.Ranks, Protocol):
     """The processes that have a part of the model each, seen from one of them."""
 
     def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.model_folder import CONFIG, find_fault
-from worker.models.errors import CheckpointError, NotSupported
+from quire.shared.model_folder import CONFIG, find_fault
+from quire.worker.models.errors import CheckpointError, NotSupported
 
 REQUIRED: Any = object()
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shared.hub import HubError, download
-from shared.model_folder import INDEX, WEIGHTS, gguf_fault, weights_fault
-from worker.models.errors import CheckpointError
-from worker.models.fields import read_json
+from quire.shared.hub import HubError, download
+from quire.shared.model_folder import INDEX, WEIGHTS, gguf_fault, weights_fault
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.fields import read_json
 
 log = logging.getLogger(__name__)
 

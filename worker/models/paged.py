@@ -9,9 +9,9 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from kernels.ops import CacheStack, Ops
-from worker.memory import available_memory
-from worker.models.batch import ForwardBatch
+from quire.kernels.ops import CacheStack, Ops
+from quire.worker.memory import available_memory
+from quire.worker.models.batch import ForwardBatch
 
 
 class Config(Protocol):
@@ -70,12 +70,12 @@ class KVCache:
 class PagedModel(ABC):
     """A loaded model. It holds no state of sequences: the caches and their layout belong to the caller."""
 
-    implementation: ClassVar[str]  # of `worker.models.choice`
+    implementation: ClassVar[str]  # of `quire.worker.models.choice`
     config: Config
     ops: Ops
     dtype: torch.dtype  # of weights, activations and, unless `ops` says otherwise, the cache
     max_model_len: int
-    weights_digest = ""  # of its checkpoint (`worker.fingerprint`)
+    weights_digest = ""  # of its checkpoint (`quire.worker.fingerprint`)
 
     @property
     def vocab_size(self) -> int:
@@ -127,7 +127,7 @@ class PagedModel(ABC):
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
     def check(self) -> None:  # noqa: B027 (most models have nothing to say here)
-        """Raise if no later step can succeed (`worker.ranks.leader`)."""
+        """Raise if no later step can succeed (`quire.worker.ranks.leader`)."""
 
     def close(self) -> None:  # noqa: B027
         """End what belongs to the model."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.models.fields import Fields
+from quire.worker.models.fields import Fields
 
 SUPPORTED = "default, linear, llama3"
 DEFAULT_THETA = 10_000.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from worker.models.config import ModelConfig
+from quire.worker.models.config import ModelConfig
 
 ALL = slice(None)
 # Projections by what ranks share out of them: rows of the weight, or columns, whose products are added up.

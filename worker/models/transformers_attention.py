@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from kernels.ops import Ops
-from worker.models.batch import ForwardBatch
+from quire.kernels.ops import Ops
+from quire.worker.models.batch import ForwardBatch
 
 PAGED, EXAMINED = "quire_paged", "quire_examined"
 # What layers pass along and what changes nothing of their attention.

@@ -15,18 +15,18 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from kernels import CpuOps, triton_failure
-from kernels.ops import Ops
-from worker.models import transformers_attention as attention
-from worker.models import transformers_trial as trial
-from worker.models.batch import ForwardBatch
-from worker.models.config import context_remedy
-from worker.models.errors import CheckpointError, NotSupported
-from worker.models.loader import AGAIN, Progress
-from worker.models.paged import KVCache, PagedModel
-from worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
-from worker.models.transformers_config import KINDS, TransformersConfig
-from worker.models.transformers_linear import LinearUses, Product, pack
+from quire.kernels import CpuOps, triton_failure
+from quire.kernels.ops import Ops
+from quire.worker.models import transformers_attention as attention
+from quire.worker.models import transformers_trial as trial
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.config import context_remedy
+from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.loader import AGAIN, Progress
+from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
+from quire.worker.models.transformers_config import KINDS, TransformersConfig
+from quire.worker.models.transformers_linear import LinearUses, Product, pack
 
 log = logging.getLogger(__name__)
 

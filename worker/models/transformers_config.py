@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from shared.model_config import context_length
-from shared.model_folder import CONFIG
-from worker.models.config import FAMILIES, QUANTISED
-from worker.models.errors import NotSupported
-from worker.models.fields import Fields, config_fields, read_json
-from worker.models.loader import Weights
+from quire.shared.model_config import context_length
+from quire.shared.model_folder import CONFIG
+from quire.worker.models.config import FAMILIES, QUANTISED
+from quire.worker.models.errors import NotSupported
+from quire.worker.models.fields import Fields, config_fields, read_json
+from quire.worker.models.loader import Weights
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
 # The remedy for a model that is refused for its kind.

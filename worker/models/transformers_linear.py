@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from kernels.ops import Ops, PackedLinear
-from worker.models.loader import Progress
+from quire.kernels.ops import Ops, PackedLinear
+from quire.worker.models.loader import Progress
 
 # Attributes of a weight that a packed layer keeps.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.models.batch import ForwardBatch
-from worker.models.paged import PagedModel
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.paged import PagedModel
 
 BLOCK_SIZE = 16
 # Of two texts, each in a block of its own.

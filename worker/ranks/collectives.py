@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-import kernels
-from kernels.cpu.ranks import CpuRanks, shared_file
-from worker.models.batch import ForwardBatch
+from quire import kernels
+from quire.kernels.cpu.ranks import CpuRanks, shared_file
+from quire.worker.models.batch import ForwardBatch
 
 # The parts of a batch that is sent begin at multiples of so many numbers: kernels want addresses aligned to 16 bytes.
 ALIGNMENT = 4
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 class Collectives(ABC):
     """One rank's side of what all ranks do together. All of them call the same in the same order, with tensors of the
-    same shapes. Implements `worker.models.decoder.Ranks`."""
+    same shapes. Implements `quire.worker.models.decoder.Ranks`."""
 
     rank: int
     size: int

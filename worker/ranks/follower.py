@@ -1,6 +1,6 @@
 """A rank that follows: it has a part of the model, and does what rank 0 says until that is gone.
 
-    python -m worker.ranks.follower RANK CONTROL FILE LAST_WORDS
+    python -m quire.worker.ranks.follower RANK CONTROL FILE LAST_WORDS
 
 CONTROL is the descriptor of a socket to rank 0: first the settings come from there, then one message per call of the
 model. FILE is that of the file by which ranks find each other; into LAST_WORDS goes why this one cannot go on, which
@@ -21,19 +21,19 @@ from typing import Any
 import msgpack
 import torch
 
-import kernels
-from shared.logs import setup_logging
-from worker import devices
-from worker.engine.graphs import Graph, Record, record_on_cuda
-from worker.errors import StartError
-from worker.interpreter import leave
-from worker.models import loader
-from worker.models.decoder import Decoder
-from worker.models.errors import CheckpointError
-from worker.models.paged import KVCache
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
-from worker.settings import WorkerSettings
-from worker.watch import EXIT_CODE
+from quire import kernels
+from quire.shared.logs import setup_logging
+from quire.worker import devices
+from quire.worker.engine.graphs import Graph, Record, record_on_cuda
+from quire.worker.errors import StartError
+from quire.worker.interpreter import leave
+from quire.worker.models import loader
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.paged import KVCache
+from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
+from quire.worker.settings import WorkerSettings
+from quire.worker.watch import EXIT_CODE
 
 log = logging.getLogger(__name__)
 

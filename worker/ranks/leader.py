@@ -20,17 +20,17 @@ from typing import Any, Self
 import msgpack
 import torch
 
-from kernels import Ops
-from shared.logs import give_up
-from shared.processes import spawn
-from worker.engine.graphs import Graph, Record, record_on_cuda
-from worker.interpreter import leave
-from worker.models.batch import ForwardBatch
-from worker.models.decoder import Decoder
-from worker.models.paged import KVCache, PagedModel
-from worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
-from worker.settings import WorkerSettings
-from worker.watch import EXIT_CODE
+from quire.kernels import Ops
+from quire.shared.logs import give_up
+from quire.shared.processes import spawn
+from quire.worker.engine.graphs import Graph, Record, record_on_cuda
+from quire.worker.interpreter import leave
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
+from quire.worker.settings import WorkerSettings
+from quire.worker.watch import EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Followers:
         paths = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])
         # -P: what lies in the folder that the worker was called from is none of our modules.
         files = control, file, last_words
-        command = [sys.executable, "-P", "-m", "worker.ranks.follower", str(rank), *map(str, files)]
+        command = [sys.executable, "-P", "-m", "quire.worker.ranks.follower", str(rank), *map(str, files)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
         environ["PYTHONPATH"] = os.pathsep.join(paths)
         return spawn(command, environ=environ, output=None, keep=files)
@@ -253,7 +253,7 @@ class LeadingDecoder(Decoder):
         return super().forward(batch, kv_cache)
 
     def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
-        """Record what a function launches, on all ranks: a `worker.engine.graphs.Record`. Raises RuntimeError where one
+        """Record what a function launches, on all ranks: a `graphs.Record`. Raises RuntimeError where one
         of them cannot."""
         number = -1
         self._tell("capture", pool is None)

@@ -3,7 +3,7 @@
 make paper                                     everything; minutes
 make paper ARGS="--quick"                      everything, with runs too short for good numbers
 make paper ARGS="--only memory,sharing"        some experiments
-python -m ops.bench.paper --only batch --jobs 4 --seed 1
+python -m quire.ops.bench.paper --only batch --jobs 4 --seed 1
 
 Prints tables beside the paper's values, and writes paper.json and a plot per experiment (PNG and SVG).
 """
@@ -22,9 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ops.bench.paper import blocks, memory, plots, recovery, sharing, throughput
-from ops.bench.paper.context import Context
-from ops.progress import Progress
+from quire.ops.bench.paper import blocks, memory, plots, recovery, sharing, throughput
+from quire.ops.bench.paper.context import Context
+from quire.ops.progress import Progress
 
 RESULTS = Path(__file__).parents[1] / "results" / "paper"
 PACKAGES = ("quire", "torch", "numpy", "matplotlib")
@@ -60,7 +60,7 @@ EXPERIMENTS = {
 def main(argv: list[str] | None = None) -> int:
     names = "\n".join(f"  {name:<11} {one.about}" for name, one in EXPERIMENTS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m ops.bench.paper",
+        prog="python -m quire.ops.bench.paper",
         description=f"{__doc__}\nExperiments:\n{names}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from worker.engine.blocks import BlockError, BlockManager, Prefix
-from worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.blocks import BlockError, BlockManager, Prefix
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 
 def next_power_of_two(value: int) -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.bench.paper import published
-from ops.bench.paper.context import Context
-from ops.bench.paper.measured import load, make_engine, time_decodes
-from ops.bench.paper.profiles import OPT_13B_2023
-from ops.bench.paper.report import table
-from ops.bench.paper.simulation import QUIRE, simulate
-from ops.bench.paper.simulation import make_engine as make_simulated
-from ops.bench.paper.workloads import TRACES, at_rate, lengths
+from quire.ops.bench.paper import published
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.measured import load, make_engine, time_decodes
+from quire.ops.bench.paper.profiles import OPT_13B_2023
+from quire.ops.bench.paper.report import table
+from quire.ops.bench.paper.simulation import QUIRE, simulate
+from quire.ops.bench.paper.simulation import make_engine as make_simulated
+from quire.ops.bench.paper.workloads import TRACES, at_rate, lengths
 
 SIZES = (8, 16, 32, 64, 128)
 SIMULATED_SIZES = (1, 2, 4, *SIZES, 256)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ops.progress import Progress
+from quire.ops.progress import Progress
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-import kernels
-from ops.bench.checkpoint import make_checkpoint
-from ops.bench.paper.context import Context
-from ops.bench.paper.profiles import Linear, Work
-from ops.bench.paper.simulation import NullModel, work_of
-from shared.messages import GenerationRequest, SamplingParams
-from worker.devices import choose_dtype
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.models.decoder import Decoder
+from quire import kernels
+from quire.ops.bench.checkpoint import make_checkpoint
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.profiles import Linear, Work
+from quire.ops.bench.paper.simulation import NullModel, work_of
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.devices import choose_dtype
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.models.decoder import Decoder
 
 SHAPE, QUICK_SHAPE = "llama135m", "tiny"
 DECODES = (1, 4, 16, 32)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.paper import published
-from ops.bench.paper.allocators import OrcaManager
-from ops.bench.paper.context import Context
-from ops.bench.paper.profiles import OPT_13B_2023, OPT_13B_SLOTS
-from ops.bench.paper.report import table
-from ops.bench.paper.simulation import ALLOCATORS, QUIRE, make_engine, simulate
-from ops.bench.paper.workloads import TRACES, at_rate, lengths
-from worker.engine.engine import Engine
+from quire.ops.bench.paper import published
+from quire.ops.bench.paper.allocators import OrcaManager
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.profiles import OPT_13B_2023, OPT_13B_SLOTS
+from quire.ops.bench.paper.report import table
+from quire.ops.bench.paper.simulation import ALLOCATORS, QUIRE, make_engine, simulate
+from quire.ops.bench.paper.workloads import TRACES, at_rate, lengths
+from quire.worker.engine.engine import Engine
 
 PARTS = ("token states", "reserved", "internal fragmentation", "external and other")
 SECONDS = {"ShareGPT": 600.0, "Alpaca": 120.0}

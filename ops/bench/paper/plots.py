@@ -16,8 +16,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from ops.bench.paper import published
-from ops.bench.paper.memory import PARTS
+from quire.ops.bench.paper import published
+from quire.ops.bench.paper.memory import PARTS
 
 GREYS = ("0.25", "0.5", "0.72", "0.9")
 HATCHES = ("", "//", "..", "xx")

@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ops.bench.paper.context import Context
-from ops.bench.paper.measured import load, make_engine, time_prefill
-from ops.bench.paper.report import table
-from shared.messages import GenerationRequest, SamplingParams
-from worker.models.decoder import Decoder
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.measured import load, make_engine, time_prefill
+from quire.ops.bench.paper.report import table
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.models.decoder import Decoder
 
 SIZES = (8, 16, 32, 64, 128)
 MODES = ("swap", "recompute")

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-import kernels
-from ops.bench.paper import published
-from ops.bench.paper.context import Context
-from ops.bench.paper.measured import load_from, make_engine
-from ops.bench.paper.report import table
-from ops.bench.paper.workloads import TRACES, lengths
-from ops.paths import DEFAULT_MODEL, PROJECT_ROOT
-from shared.messages import GenerationRequest, SamplingParams
-from worker.engine.engine import Engine
-from worker.engine.offline import generate
+from quire import kernels
+from quire.ops.bench.paper import published
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.measured import load_from, make_engine
+from quire.ops.bench.paper.report import table
+from quire.ops.bench.paper.workloads import TRACES, lengths
+from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.offline import generate
 
 DEMO = PROJECT_ROOT / DEFAULT_MODEL
 AT_ONCE = 8

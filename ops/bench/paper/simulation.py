@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ops.bench.paper.allocators import POLICIES, OrcaManager
-from ops.bench.paper.profiles import OPT_13B_SLOTS, Profile, Work
-from ops.bench.paper.workloads import CONTEXT, Request
-from shared.messages import GenerationRequest, SamplingParams
-from worker.engine.engine import Engine
-from worker.engine.limits import EngineLimits
-from worker.engine.rows import Rows
-from worker.engine.step import Step
+from quire.ops.bench.paper.allocators import POLICIES, OrcaManager
+from quire.ops.bench.paper.profiles import OPT_13B_SLOTS, Profile, Work
+from quire.ops.bench.paper.workloads import CONTEXT, Request
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.rows import Rows
+from quire.worker.engine.step import Step
 
 QUIRE = "Quire"
 FASTER_TRANSFORMER = "FasterTransformer"

@@ -13,12 +13,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.paper import published
-from ops.bench.paper.context import Context
-from ops.bench.paper.measured import fitted_profile
-from ops.bench.paper.profiles import OPT_13B, Profile
-from ops.bench.paper.report import table
-from ops.bench.paper.simulation import (
+from quire.ops.bench.paper import published
+from quire.ops.bench.paper.context import Context
+from quire.ops.bench.paper.measured import fitted_profile
+from quire.ops.bench.paper.profiles import OPT_13B, Profile
+from quire.ops.bench.paper.report import table
+from quire.ops.bench.paper.simulation import (
     ALLOCATORS,
     FASTER_TRANSFORMER,
     QUIRE,
@@ -28,7 +28,7 @@ from ops.bench.paper.simulation import (
     make_engine,
     simulate,
 )
-from ops.bench.paper.workloads import TRACES, at_rate, chatbot_lengths, lengths, prefixed_lengths
+from quire.ops.bench.paper.workloads import TRACES, at_rate, chatbot_lengths, lengths, prefixed_lengths
 
 ORACLE = "Orca (Oracle)"
 STEP = 1.15  # between two rates that are run

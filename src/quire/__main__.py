@@ -1,0 +1,8 @@
+"""`python -m quire` is the command `quire`."""
+
+import sys
+
+from quire.ops.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
