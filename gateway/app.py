@@ -10,16 +10,17 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from quire.gateway import engine_page, errors, page
-from quire.gateway.answers import ANSWER
-from quire.gateway.errors import REASON, REQUEST_ID, Handler
-from quire.gateway.meter import BEGAN, METER, Meters, clock
-from quire.gateway.model import ServedModel
-from quire.gateway.parameters import shown
+from quire.gateway.admin.request_meter import BEGAN, METER, Meters, clock
+from quire.gateway.admin.tracing import PREFIX, SPAN, HttpSpan
+from quire.gateway.api import errors
+from quire.gateway.api.errors import REASON, REQUEST_ID, Handler
+from quire.gateway.api.parameters import shown
+from quire.gateway.model.served_model import ServedModel
+from quire.gateway.pages import chat_page, engine_page
+from quire.gateway.pages.status import Status
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
-from quire.gateway.status import Status
-from quire.gateway.tracing import PREFIX, SPAN, HttpSpan
+from quire.gateway.stream.transcript import ANSWER
 from quire.shared.broker import new_id
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def create_app(settings: GatewaySettings, model: ServedModel, tracer: Tracer | N
             web.get("/healthz", gateway.healthz),
             web.get("/readyz", gateway.readyz),
             web.get("/status", Status(gateway).show),
-            *page.routes(),
+            *chat_page.routes(),
         ]
     )
     app.on_startup.append(_start)

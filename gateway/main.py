@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import uvloop
 
+from quire.gateway.admin.server import Inside
 from quire.gateway.app import GATEWAY, Runner, create_app, start_site
-from quire.gateway.internal import Inside
-from quire.gateway.model import ModelError, load_model
+from quire.gateway.model.served_model import ModelError, load_model
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
 from quire.shared.internal_server import PortError, bind

@@ -13,27 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from quire.gateway import answers, chat, completions, joining, sse
-from quire.gateway.answers import ANSWER, Answer
-from quire.gateway.calls import Call, Limits, request_id
-from quire.gateway.delivery import Delivery, send_whole
-from quire.gateway.errors import REQUEST_ID, BrokerDown
-from quire.gateway.events import Events
-from quire.gateway.fanout import Fanout
-from quire.gateway.fleet import Fleet
-from quire.gateway.joining import Known
-from quire.gateway.meter import BEGAN, METER, Meters
-from quire.gateway.metrics import GatewayMetrics
-from quire.gateway.model import ServedModel
-from quire.gateway.outputs import Outputs
-from quire.gateway.parsing import read_object
-from quire.gateway.patience import Patience, down
-from quire.gateway.rendering import Renderer
+from quire.gateway.admin.metrics import GatewayMetrics
+from quire.gateway.admin.request_meter import BEGAN, METER, Meters
+from quire.gateway.admin.tracing import SPAN
+from quire.gateway.admission.admission_options import read_terms
+from quire.gateway.admission.retry import Patience, down
+from quire.gateway.admission.submission import Submission
+from quire.gateway.admission.worker_registry import Fleet
+from quire.gateway.api import chat, completions, resume
+from quire.gateway.api.call import Call, Limits, request_id
+from quire.gateway.api.errors import REQUEST_ID, BrokerDown
+from quire.gateway.api.parsing import read_object
+from quire.gateway.api.resume import Known
+from quire.gateway.model.renderer import Renderer
+from quire.gateway.model.served_model import ServedModel
 from quire.gateway.settings import GatewaySettings
-from quire.gateway.submission import Submission
-from quire.gateway.subscription import Subscription
-from quire.gateway.terms import read_terms
-from quire.gateway.tracing import SPAN
+from quire.gateway.stream import sse, transcript
+from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.events import Events
+from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.subscription import Subscription
+from quire.gateway.stream.transcript import ANSWER, Answer
+from quire.gateway.stream.writer import Delivery, send_whole
 from quire.shared.broker import Broker, QueueBounds, new_id
 from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import MessageError
@@ -61,7 +62,7 @@ class Gateway:
         self.tracer = tracer
         self.model = model
         self.id = settings.gateway_id or new_id()
-        self.started = answers.created()
+        self.started = transcript.created()
         self.draining = False
         self.meters = Meters()
 
@@ -156,7 +157,7 @@ class Gateway:
             terms = replace(terms, traceparent=str(span.context))
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
-        about = call.about(format_.dialect, answers.created())
+        about = call.about(format_.dialect, transcript.created())
         can_return = bool(terms.idempotency_key) or (call.options.stream and len(requests) == 1)
         with self._listening([item.id for item in requests], can_return=can_return) as outputs:
             first = await self.submission.submit(requests, about.encode(), terms)
@@ -180,11 +181,11 @@ class Gateway:
             return await self._answer(request, answer, format_(first, self.model, known.about), call.options.stream)
 
     async def _answer(
-        self, request: web.Request, answer: Answer, form: answers.Format, is_stream: bool
+        self, request: web.Request, answer: Answer, form: transcript.Format, is_stream: bool
     ) -> web.StreamResponse:
         request[ANSWER] = answer
         if not is_stream:
-            choices = await answers.collect(answer)
+            choices = await transcript.collect(answer)
             request[METER].collected(answer.tokens)
             return await send_whole(request, form.full(choices, answer.usage), self.settings.write_timeout_s)
         events = Events(answer, form, sse.takes_ids(request.headers))
@@ -192,40 +193,40 @@ class Gateway:
 
     async def _resume(self, request: web.Request, format_: FormatClass) -> web.StreamResponse:
         meter = request[METER] = self.meters.open(format_.dialect, "resumed", request[BEGAN])
-        after = joining.read_event_id(request)
+        after = resume.read_event_id(request)
         meter.tokens = after.tokens
-        call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
+        call_id = resume.read_call_id(request.match_info["id"], format_.prefix)
         await self.patience.check_subscribed()
         with self._listening([call_id]) as outputs:
             known = await self._look_up([call_id], format_.dialect)
             if known is None:
-                raise joining.not_found()
+                raise resume.not_found()
             answer = Answer(known.about, self.model, outputs, is_joined=True)
             form = format_(call_id, self.model, known.about)
             events = Events(answer, form, sse.takes_ids(request.headers), after)
             outputs.accept(known.left_s, is_logged=True)
             # While it reads it may outlast all who listened here. What is another gateway's is not cancelled.
             outputs.is_responsible = not known.about.is_background
-            beginning = await joining.catch_up(answer, events, after, known)
+            beginning = await resume.catch_up(answer, events, after, known)
             # Only now, for to attach is to take the output away from another gateway, and to answer for the request.
             if not await self._attach(outputs, known):
-                raise joining.not_found()
+                raise resume.not_found()
             request[REQUEST_ID] = call_id
             request[ANSWER] = answer
             return await Delivery(request, answer, events, self.settings.write_timeout_s).run(beginning)
 
     async def _cancel(self, request: web.Request, format_: FormatClass) -> web.Response:
         """End a call that runs, also one that runs in the background. Of one that has ended nothing changes."""
-        call_id = joining.read_call_id(request.match_info["id"], format_.prefix)
+        call_id = resume.read_call_id(request.match_info["id"], format_.prefix)
         try:
-            known = await self.patience(partial(joining.look_up, self.broker, call_id))
+            known = await self.patience(partial(resume.look_up, self.broker, call_id))
             if known is None or known.about.dialect != format_.dialect:
-                raise joining.not_found()
+                raise resume.not_found()
             ids = [request_id(call_id, index) for index in range(known.about.requests)]
             found = [await self.patience(partial(self.broker.cancel, id_)) for id_ in ids]
         except MessageError as error:
             self._note_corrupt_about(call_id, error)
-            raise joining.not_found() from error
+            raise resume.not_found() from error
         ran = not known.is_done or "cancelled" in found or "flagged" in found
         return web.json_response({"id": format_.prefix + call_id, "cancelled": ran})
 
@@ -235,14 +236,14 @@ class Gateway:
         Raises BrokerDown or InvalidRequest.
         """
         try:
-            known = await self.patience(partial(joining.look_up, self.broker, ids[0]))
+            known = await self.patience(partial(resume.look_up, self.broker, ids[0]))
         except MessageError as error:
             self._note_corrupt_about(ids[0], error)
             return None
         if known is None or known.about.dialect != dialect:
             return None
         if known.about.requests != len(ids):
-            raise joining.several_prompts(known.about.requests)
+            raise resume.several_prompts(known.about.requests)
         return known
 
     async def _attach(self, outputs: Outputs, known: Known) -> bool:

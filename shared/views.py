@@ -45,7 +45,7 @@ NOBODY = 0xFFFF
 STATES = ("running", "waiting", "swapped")
 MOVES = ("copy", "swap_out", "swap_in")
 
-# Numbers of a view, in the order of the wire; what they mean stands at `quire.worker.engine.usage.Usage`.
+# Numbers of a view, in the order of the wire; what they mean stands at `quire.worker.inspect.usage.Usage`.
 FIGURES = (
     "blocks_used",
     "blocks_cached",

@@ -20,7 +20,7 @@ from quire.shared.processes import dying_with_parent
 from tests.turns import turn
 
 if TYPE_CHECKING:
-    from quire.ops.embedded_redis import EmbeddedRedis
+    from quire.ops.local.embedded_redis import EmbeddedRedis
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -217,7 +217,7 @@ def start_quire() -> Iterator[StartQuire]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """A Redis of this test run, on a private socket."""
-    from quire.ops.embedded_redis import (
+    from quire.ops.local.embedded_redis import (
         EmbeddedRedis,  # here: tests of the kernels run where the packages for it are missing
     )
 

@@ -12,8 +12,8 @@ import sys
 
 import torch
 
-from quire.gateway.rendering import Renderer
-from quire.ops.cli import main
+from quire.gateway.model.renderer import Renderer
+from quire.ops.cli.main import main
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache

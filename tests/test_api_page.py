@@ -5,19 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-import quire.gateway.engine_view
-from quire.gateway import page
+import quire.gateway.pages.engine_view
+from quire.gateway.admission.admission_options import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
+from quire.gateway.api.errors import ApiError, InvalidRequest
+from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.app import create_app
-from quire.gateway.errors import ApiError, InvalidRequest
-from quire.gateway.joining import LAST_EVENT_ID
-from quire.gateway.model import load_model
-from quire.gateway.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from quire.gateway.model.served_model import load_model
+from quire.gateway.pages import chat_page
 from quire.gateway.settings import GatewaySettings
-from quire.gateway.terms import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.json_schema import ANY_OBJECT, FORMATS
 
@@ -127,11 +126,11 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def codes_of_the_source() -> dict[str, int]:
     """Every code that a gateway's source names, with its status."""
-    assert quire.gateway.engine_view  # its class is one of them
+    assert quire.gateway.pages.engine_view  # its class is one of them
     found = {
         cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("quire.gateway.")
     }
-    for path in Path(quire.gateway.engine_view.__file__).parent.glob("*.py"):
+    for path in (PROJECT_ROOT / "gateway").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "code":
                 for part in ast.walk(node.value):
@@ -148,7 +147,7 @@ def test_the_error_codes_are_those_of_the_code() -> None:
 def test_the_endpoints_are_those_of_the_application() -> None:
     model = load_model(str(PROJECT_ROOT / "models" / "demo"), "demo")
     app = create_app(GatewaySettings(engine_view="on"), model)
-    files = {page.path_of(name) for name in page.names() if not name.endswith(".html")}
+    files = {chat_page.path_of(name) for name in chat_page.names() if not name.endswith(".html")}
     served = {
         f"{route.method} {route.resource.canonical}"
         for route in app.router.routes()

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from quire.ops.commands import COMMANDS, known_settings, pass_through
+from quire.ops.cli.commands import COMMANDS, known_settings, pass_through
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.settings_table import with_table
+from quire.ops.tools.settings_table import with_table
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
 
@@ -242,7 +242,7 @@ def test_the_page_is_where_the_readme_says(server: str) -> None:
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
     text = (PROJECT_ROOT / "docs" / "settings.md").read_text()
-    assert with_table(text) == text, "run python -m quire.ops.settings_table"
+    assert with_table(text) == text, "run python -m quire.ops.tools.settings_table"
 
 
 def test_metrics_that_the_pages_name_are_in_the_tables_of_operations() -> None:

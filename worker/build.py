@@ -16,17 +16,18 @@ from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.shared.templates import load_chat_template
 from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
-from quire.worker import capture, devices, fingerprint
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device import devices, graph_capture
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graphs import Room
+from quire.worker.device.memory import available_memory
+from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
-from quire.worker.engine.graphs import Room
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
-from quire.worker.engine.runner import Runner
 from quire.worker.errors import StartError
-from quire.worker.memory import available_memory
+from quire.worker.inspect import fingerprint
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.decoder import Decoder
@@ -34,15 +35,15 @@ from quire.worker.models.loader import resolve
 from quire.worker.models.paged import Config, PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
-from quire.worker.prefixes import PrefixError, load_prefixes, pin_prefixes
 from quire.worker.progress import progress
+from quire.worker.queue.pinned_prefixes import PrefixError, load_prefixes, pin_prefixes
 from quire.worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
 from quire.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from quire.worker.prefixes import Prefix
+    from quire.worker.queue.pinned_prefixes import Prefix
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def make_engine(
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
     progress.phase("warming up")
     warm_up(engine)
-    capture.capture_graphs(engine)
+    graph_capture.capture_graphs(engine)
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
@@ -235,7 +236,7 @@ def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
     if not devices.takes_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
-    return capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return graph_capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def serve(settings: WorkerSettings) -> None:
 
     from quire.shared.internal_server import PortError, bind
     from quire.worker.build import build_engine
-    from quire.worker.devices import arithmetic
-    from quire.worker.fingerprint import of_results
-    from quire.worker.names import check_name
+    from quire.worker.device.devices import arithmetic
+    from quire.worker.inspect.fingerprint import of_results
+    from quire.worker.queue.leases import check_name
     from quire.worker.service import Leases, WorkerService
 
     started = time.perf_counter()

@@ -17,17 +17,17 @@ from quire.shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
 from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import WorkerCard
 from quire.shared.redis_clients import blocking_client, check_redis, command_client
-from quire.worker.committer import Committer
-from quire.worker.consumer import Consumer
 from quire.worker.engine.engine import Engine
-from quire.worker.engine_loop import EngineLoop
-from quire.worker.internal import Inside
-from quire.worker.metrics import WorkerMetrics
-from quire.worker.names import NameTaken, home, is_gone, take_name
-from quire.worker.orphans import Orphans
+from quire.worker.inspect.admin_server import Inside
+from quire.worker.inspect.metrics import WorkerMetrics
+from quire.worker.inspect.publisher import Viewer
 from quire.worker.progress import progress
-from quire.worker.viewer import Viewer
-from quire.worker.watch import Watch
+from quire.worker.queue.committer import Committer
+from quire.worker.queue.consumer import Consumer
+from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.leases import NameTaken, home, is_gone, take_name
+from quire.worker.queue.orphans import Orphans
+from quire.worker.queue.watchdog import Watch
 
 if TYPE_CHECKING:
     from quire.shared.spans import Tracer

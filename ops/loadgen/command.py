@@ -21,7 +21,7 @@ from quire.ops.loadgen.result import as_json
 from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.server import connect, load_tokenizer, make_prompts
 from quire.ops.loadgen.settings import BenchSettings
-from quire.ops.progress import Progress
+from quire.ops.local.progress import Progress
 
 BAR = 24
 # Room for what words that are only calibrated may have too many.

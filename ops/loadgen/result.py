@@ -8,11 +8,11 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from quire.ops.cli.server_url import parse_url
 from quire.ops.loadgen.client import Record
 from quire.ops.loadgen.measures import blocks_of, client_figures, compare, summaries, summarise, warnings, was_cut
 from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.settings import BenchSettings
-from quire.ops.server_url import parse_url
 from quire.shared.settings import options
 
 SCHEMA = "quire-bench/1"

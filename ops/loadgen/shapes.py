@@ -2,7 +2,7 @@
 
 Lengths of a trace are lognormal between a least and a most, and scaled so that their mean is the published one:
 
-- sharegpt, alpaca: means of the PagedAttention paper (section 6.1), spreads as in `ops/bench/paper/workloads.py`.
+- sharegpt, alpaca: means of the PagedAttention paper (section 6.1), spreads as in `ops/benchmarks/paper/workloads.py`.
 - azure-chat, azure-code: the Azure LLM inference traces of 2023 (conversation: 19,366 requests, code: 8,819). Means and
   longest are theirs, spreads are those of the logarithms of their lengths.
 

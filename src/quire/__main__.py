@@ -2,7 +2,7 @@
 
 import sys
 
-from quire.ops.cli import main
+from quire.ops.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

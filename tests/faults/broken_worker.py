@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from quire.ops.cli import main
+from quire.ops.cli.main import main
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.local.embedded_redis import EmbeddedRedis
 
 # Of the range that RFC 2544 sets aside for tests of networks. Two processes would count the same: only one uses them,
 # as long as one file does (`--dist loadfile`).

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 from redis import Redis
 from tokenizers import Tokenizer
 
-from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.keys import LaneKeys
 from tests.conftest import QuireProcess, clean_environ
 from tests.faults import invariants

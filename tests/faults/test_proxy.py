@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.local.embedded_redis import EmbeddedRedis
 from tests.faults.proxy import Proxy, frame_end, words
 
 

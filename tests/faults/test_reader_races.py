@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from quire.ops.embedded_redis import EmbeddedRedis
+from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis_clients import blocking_client, command_client
 

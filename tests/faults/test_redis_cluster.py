@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from quire.ops.dead import dead
-from quire.ops.settings import DeadSettings
+from quire.ops.cli.dead_letters import dead
+from quire.ops.cli.settings import DeadSettings
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem, decode_items
 from quire.shared.redis_clients import (

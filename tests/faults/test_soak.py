@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from redis import Redis
 
-from quire.ops.embedded_redis import EmbeddedRedis
-from quire.ops.soak.__main__ import KEYS, check, is_good, plot, report, state
-from quire.ops.soak.chaos import FAULTS, Fault
-from quire.ops.soak.client import Record
+from quire.ops.benchmarks.soak.__main__ import KEYS, check, is_good, plot, report, state
+from quire.ops.benchmarks.soak.chaos import FAULTS, Fault
+from quire.ops.benchmarks.soak.client import Record
+from quire.ops.local.embedded_redis import EmbeddedRedis
 from tests.conftest import clean_environ
 
 GOOD = {"changed": 0, "accepted": 3, "totals": {"stop": 1, "length": 2}, "pending": 0, "load": [0, 0]}
@@ -91,7 +91,17 @@ async def test_texts_that_were_lost_doubled_or_changed_are_found() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_half_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "quire.ops.soak", "--minutes", "0.5", "--pause-s", "4", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "quire.ops.benchmarks.soak",
+        "--minutes",
+        "0.5",
+        "--pause-s",
+        "4",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "soak.json").read_text())

@@ -15,10 +15,10 @@ import openai
 from tokenizers import Tokenizer
 
 from quire.gateway.app import GATEWAY, Runner, create_app, start_site
-from quire.gateway.model import load_model
+from quire.gateway.model.served_model import load_model
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
-from quire.gateway.sse import EventId
+from quire.gateway.stream.sse import EventId
 from tests.gateway.fake_worker import FakeWorker, Script
 from tests.shared.tokenizers_for_tests import byte_level
 

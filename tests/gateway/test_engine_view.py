@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway import engine_view
-from quire.gateway.engine_page import is_on
-from quire.gateway.engine_view import Viewer
+from quire.gateway.pages import engine_view
+from quire.gateway.pages.engine_page import is_on
+from quire.gateway.pages.engine_view import Viewer
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import VIEW_TTL_S
 from quire.shared.messages import Delta, Outcome

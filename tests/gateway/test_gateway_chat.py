@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.delivery import PART_CHARACTERS
-from quire.gateway.events import Events
+from quire.gateway.stream.events import Events
+from quire.gateway.stream.writer import PART_CHARACTERS
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
@@ -278,7 +278,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
         yield PART_CHARACTERS * " "
         raise RuntimeError
 
-    monkeypatch.setattr("quire.gateway.chat.Format.full", pieces)
+    monkeypatch.setattr("quire.gateway.api.chat.Format.full", pieces)
     async with gateway.worker(emit(tokens("a"))):
         reader, writer = await gateway.connect(
             raw_request("POST", "/v1/chat/completions", json.dumps(chat_body()).encode())

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.gateway import chat, completions, parameters
-from quire.gateway.about import About
-from quire.gateway.answers import Answer
-from quire.gateway.calls import Limits
-from quire.gateway.delivery import PART_CHARACTERS
-from quire.gateway.errors import InvalidRequest
-from quire.gateway.events import Events
-from quire.gateway.logprobs import LEAST, ScoredTokens, of_chat, of_completion
-from quire.gateway.options import read_options
-from quire.gateway.outputs import MAX_WAITING
-from quire.gateway.sampling_defaults import SamplingDefaults
-from quire.gateway.sse import BEGINNING, EventId
-from quire.gateway.token_texts import TokenTexts
+from quire.gateway.api import chat, completions, parameters
+from quire.gateway.api.call import Limits
+from quire.gateway.api.call_metadata import About
+from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.api.logprobs import LEAST, ScoredTokens, of_chat, of_completion
+from quire.gateway.api.options import read_options
+from quire.gateway.model.sampling_defaults import SamplingDefaults
+from quire.gateway.model.token_texts import TokenTexts
+from quire.gateway.stream.buffer import MAX_WAITING
+from quire.gateway.stream.events import Events
+from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.transcript import Answer
+from quire.gateway.stream.writer import PART_CHARACTERS
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from quire.gateway.errors import InvalidRequest
-from quire.gateway.model import ModelError, load_model
-from quire.gateway.rendering import Renderer
+from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.model.renderer import Renderer
+from quire.gateway.model.served_model import ModelError, load_model
 from quire.shared.naming import served_name
 from quire.shared.templates import ChatTemplate
 from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS

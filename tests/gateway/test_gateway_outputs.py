@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from quire.gateway import outputs as module
-from quire.gateway.cursor import SILENCE_S, Cursor, cut, weight
-from quire.gateway.fanout import Fanout
-from quire.gateway.outputs import MAX_WAITING, Outputs
+from quire.gateway.stream import buffer as module
+from quire.gateway.stream.buffer import MAX_WAITING, Outputs
+from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
+from quire.gateway.stream.router import Fanout
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.running import RunningGateway, until

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.gateway.patience import PATIENCE_S
+from quire.gateway.admission.retry import PATIENCE_S
+from quire.ops.paths import PROJECT_ROOT
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, tokens, until
@@ -86,7 +86,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
 async def test_a_redis_that_is_soon_back_costs_new_calls_a_wait_and_no_error(
     own_redis: RedisServer, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.gateway.patience.PATIENCE_S", 20.0)  # however long a start takes here
+    monkeypatch.setattr("quire.gateway.admission.retry.PATIENCE_S", 20.0)  # however long a start takes here
     gateway = await start_gateway(redis_url=own_redis.url)
     own_redis.kill()
     first = asyncio.create_task(gateway.chat())
@@ -217,10 +217,7 @@ async def test_models_are_listed(gateway: RunningGateway) -> None:
 
 
 def test_every_static_file_is_packaged() -> None:
-    from quire import gateway
-
-    folder = Path(gateway.__file__).resolve().parent
-    with (folder.parent / "pyproject.toml").open("rb") as file:
+    with (PROJECT_ROOT / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["*"]
     endings = {pattern.rsplit(".", 1)[1] for pattern in patterns}
-    assert {path.suffix[1:] for path in (folder / "static").iterdir()} <= endings
+    assert {path.suffix[1:] for path in (PROJECT_ROOT / "gateway" / "pages" / "static").iterdir()} <= endings

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.gateway import parameters
-from quire.gateway.conversation import read_messages
-from quire.gateway.errors import ApiError, InvalidRequest, body
-from quire.gateway.options import Options, read_options
-from quire.gateway.parsing import has_more_values, max_values, parse_object
-from quire.gateway.rendering import read_prompts
-from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.gateway.api import parameters
+from quire.gateway.api.chat_messages import read_messages
+from quire.gateway.api.errors import ApiError, InvalidRequest, body
+from quire.gateway.api.options import Options, read_options
+from quire.gateway.api.parsing import has_more_values, max_values, parse_object
+from quire.gateway.model.renderer import read_prompts
+from quire.gateway.model.sampling_defaults import SamplingDefaults
 from quire.shared.messages import GenerationRequest
 
 values = st.recursive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.gateway.rates import ServiceRate
+from quire.gateway.admission.service_rate import ServiceRate
 
 
 def rate(*samples: tuple[float, int]) -> ServiceRate:

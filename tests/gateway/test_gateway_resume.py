@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway import joining
-from quire.gateway.about import About
-from quire.gateway.answers import Answer
-from quire.gateway.completions import Format
-from quire.gateway.cursor import SILENCE_S, split
-from quire.gateway.events import Events
-from quire.gateway.model import ServedModel, load_model
-from quire.gateway.sse import BEGINNING, EventId
+from quire.gateway.api import resume as joining
+from quire.gateway.api.call_metadata import About
+from quire.gateway.api.completions import Format
+from quire.gateway.model.served_model import ServedModel, load_model
+from quire.gateway.stream.cursor import SILENCE_S, split
+from quire.gateway.stream.events import Events
+from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.transcript import Answer
 from quire.shared.messages import Delta, GenerationRequest, MessageError, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless
@@ -232,7 +232,7 @@ async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the request goes on for those who listen on another gateway."""
-    monkeypatch.setattr("quire.gateway.joining.LOST_TAIL_S", 0.3)
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.3)
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
@@ -285,7 +285,7 @@ async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wa
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also behind the looks at a silent request, which become rare."""
-    monkeypatch.setattr("quire.gateway.joining.LOST_TAIL_S", 3.0)
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 3.0)
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
@@ -452,7 +452,7 @@ async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first client leaves while another is being refused."""
-    monkeypatch.setattr("quire.gateway.joining.LOST_TAIL_S", 0.5)
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.5)
     async with gateway.worker(endless(65)) as worker:
         async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
             target = stream_path(COMPLETIONS, await first.next())

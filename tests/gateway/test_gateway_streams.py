@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.gateway import outputs
-from quire.gateway.cursor import Cursor
+from quire.gateway.stream import buffer
+from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Claim, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
@@ -267,8 +267,8 @@ async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit its bounded queue waits in the log."""
-    monkeypatch.setattr(outputs, "MAX_WAITING", 4)
-    monkeypatch.setattr(outputs, "PAGE", 8)
+    monkeypatch.setattr(buffer, "MAX_WAITING", 4)
+    monkeypatch.setattr(buffer, "PAGE", 8)
     gateway = await start_gateway()
 
     async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway import joining, outputs
-from quire.gateway.rates import ServiceRate
-from quire.gateway.terms import fingerprint
+from quire.gateway.admission.admission_options import fingerprint
+from quire.gateway.admission.service_rate import ServiceRate
+from quire.gateway.api import resume
+from quire.gateway.stream import buffer
 from quire.shared.broker import Broker, QueueReader, new_id
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
@@ -295,7 +296,7 @@ async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
     """Redis has noted that somebody listens at the second gateway, which has not heard so yet."""
     here, there = await start_gateway(), await start_gateway()
     reached, go_on = asyncio.Event(), asyncio.Event()
-    holder = joining if verb == "look_up" else there.gateway.broker
+    holder = resume if verb == "look_up" else there.gateway.broker
     real = getattr(holder, verb)
 
     async def delayed(*args: Any, **kwargs: Any) -> Any:
@@ -356,7 +357,7 @@ async def test_a_deadline_that_passes_in_the_queue(gateway: RunningGateway, stre
 
 
 async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(buffer, "OVERDUE_S", 0.1)
     reply = await gateway.complete(timeout=0.1)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
     assert await gateway.queued() == 0
@@ -367,7 +368,7 @@ async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monk
 
 async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client has its answer in time, and the request its outcome once Redis answers again."""
-    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(buffer, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
     real, calls = broker.expire, 0
 
@@ -388,7 +389,7 @@ async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, mon
 async def test_a_deadline_holds_when_the_worker_has_died(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(buffer, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
     call = asyncio.create_task(gateway.complete(timeout=0.3))
     await reaches(gateway, "accepted", 1)

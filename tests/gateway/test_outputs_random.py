@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire.gateway import outputs as module
-from quire.gateway.cursor import weight
-from quire.gateway.fanout import Fanout
+from quire.gateway.stream import buffer as module
+from quire.gateway.stream.cursor import weight
+from quire.gateway.stream.router import Fanout
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quire.gateway import schemas
-from quire.gateway.errors import InvalidRequest
-from quire.gateway.parameters import response_format
-from quire.gateway.rendering import Renderer
+from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.api.parameters import response_format
+from quire.gateway.model import schema_check
+from quire.gateway.model.renderer import Renderer
 from quire.shared.json_schema import ANY_OBJECT
 from quire.shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
 from tests.gateway.conftest import Start
@@ -184,7 +184,7 @@ async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another
 
     known = wanted({"type": "strin"})
     assert (await server.post(CHAT, chat_body(response_format=known))).status == 400
-    monkeypatch.setattr(schemas, "try_out", try_out)
+    monkeypatch.setattr(schema_check, "try_out", try_out)
     others = [
         asyncio.create_task(server.post(CHAT, chat_body(response_format=wanted({"const": number}))))
         for number in range(8)
@@ -203,23 +203,23 @@ async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another
 
 async def test_the_schemas_that_are_known_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(schemas, "try_out", lambda schema: tried.append(schema) or "")
-    some = schemas.Schemas(1)
-    for number in range(schemas.KEPT):
+    monkeypatch.setattr(schema_check, "try_out", lambda schema: tried.append(schema) or "")
+    some = schema_check.Schemas(1)
+    for number in range(schema_check.KEPT):
         await some.check(str(number))
         await some.check("0")
-    assert len(some._known) == schemas.KEPT
-    await some.check(str(schemas.KEPT))
+    assert len(some._known) == schema_check.KEPT
+    await some.check(str(schema_check.KEPT))
     await some.check("0")
-    assert tried == [str(number) for number in range(schemas.KEPT + 1)]
+    assert tried == [str(number) for number in range(schema_check.KEPT + 1)]
     some.close()
 
 
 async def test_a_schema_that_got_no_time_on_a_busy_machine_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = schemas.Schemas(1)
+    some = schema_check.Schemas(1)
     with monkeypatch.context() as patch:
-        patch.setattr(schemas, "TIMEOUT_S", 0.0)
-        with pytest.raises(schemas.SchemaError, match="takes too long"):
+        patch.setattr(schema_check, "TIMEOUT_S", 0.0)
+        with pytest.raises(schema_check.SchemaError, match="takes too long"):
             await some.check('{"const": 1}')
     await some.check('{"const": 1}')
     some.close()

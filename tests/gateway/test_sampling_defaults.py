@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.model import load_model
-from quire.gateway.sampling_defaults import SamplingDefaults
+from quire.gateway.model.sampling_defaults import SamplingDefaults
+from quire.gateway.model.served_model import load_model
 from quire.shared.tokenizer import ModelError
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from quire.gateway.status import REDIS_TIMEOUT_S, summary
+from quire.gateway.pages.status import REDIS_TIMEOUT_S, summary
 from quire.shared.broker import LastBeat
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway, until

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from quire.gateway.fanout import Fanout
-from quire.gateway.subscription import Subscription
+from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
 from quire.shared.redis_clients import LaneClient, pubsub_client
 from tests.shared.redis_server import RedisServer
@@ -49,7 +49,7 @@ async def test_a_connection_is_not_given_up_before_it_was_pinged(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it takes to hear where the lane is."""
-    monkeypatch.setattr("quire.gateway.subscription.PING_AFTER_S", 0.05)
+    monkeypatch.setattr("quire.gateway.stream.subscription.PING_AFTER_S", 0.05)
     client = pubsub_client(redis_url)
     is_current = client.is_current
     looks = asyncio.Semaphore(0)
@@ -69,8 +69,8 @@ async def test_a_connection_is_not_given_up_before_it_was_pinged(
 
 async def test_an_answer_within_a_tick_of_the_clock_is_one(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks of event loops have milliseconds, and a Redis on the same machine answers a ping in less."""
-    monkeypatch.setattr("quire.gateway.subscription.PING_AFTER_S", 0.2)
-    monkeypatch.setattr("quire.gateway.subscription.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.gateway.stream.subscription.PING_AFTER_S", 0.2)
+    monkeypatch.setattr("quire.gateway.stream.subscription.LOOK_S", 0.05)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: int(10 * time.monotonic()) / 10)
     client = pubsub_client(redis_url)
     is_current = client.is_current

@@ -17,8 +17,8 @@ import torch
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
-from quire.worker.capture import graph_rooms
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import graph_rooms
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

@@ -17,11 +17,11 @@ import torch
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
-from quire.worker.capture import graph_rooms
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graphs import record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.flight import Flight
-from quire.worker.engine.graphs import record_on_cuda
+from quire.worker.engine.in_flight import Flight
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
 from quire.worker.engine.step import Step

@@ -76,7 +76,7 @@ class Recorded(TorchDispatchMode):
 
 
 def record(launch: Callable[[], None], pool: Any) -> tuple[Recorded, Any]:
-    """Stands where `quire.worker.engine.graphs.record_on_cuda` stands."""
+    """Stands where `quire.worker.device.graphs.record_on_cuda` stands."""
     recorded = Recorded()
     with recorded.launches(), recorded:
         launch()

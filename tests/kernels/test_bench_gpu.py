@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.kernels import bench, bench_gpu
-from quire.kernels.bench_gpu import (
+from quire.ops.benchmarks.kernels import cpu, gpu
+from quire.ops.benchmarks.kernels.gpu import (
     AddRmsNorm,
     Attention,
     Card,
@@ -57,14 +57,14 @@ def test_a_result_is_the_share_of_its_floor():
     case = SiluMul("silu", 4096, 16384)
     result = Result.of(case, CARD, 2, 2 * case.work(2).bytes / 4e12)
     assert (result.share, result.gb_per_s, result.tflop_per_s) == (pytest.approx(0.5), pytest.approx(2000), 0)
-    printed = bench_gpu.table(CARD, [result])
+    printed = gpu.table(CARD, [result])
     assert "copies 4000 GB/s, products 800 TFLOP/s, bus 50.0 GB/s" in printed
     assert "silu" in printed
     assert "50.0%" in printed
 
 
 def test_names_are_distinct_and_fit_the_table():
-    names = [case.name for case in bench_gpu.CASES]
+    names = [case.name for case in gpu.CASES]
     assert len(set(names)) == len(names)
     assert max(map(len, names)) < 40
 
@@ -84,7 +84,7 @@ SMALL = {
 @pytest.mark.slow
 def test_every_case_runs(monkeypatch):
     ops = make_triton_ops(torch.float16, monkeypatch)
-    for case in bench_gpu.CASES:
+    for case in gpu.CASES:
         small = SMALL[type(case)]
         if isinstance(case, Attention):
             queries = None if case.queries is None else min(case.queries, 7)
@@ -94,16 +94,16 @@ def test_every_case_runs(monkeypatch):
 
 @pytest.mark.skipif(ON_CUDA, reason="there is a CUDA device")
 def test_without_a_card_there_is_one_line(capsys):
-    assert bench.main(["--ops", "triton"]) == 2
+    assert cpu.main(["--ops", "triton"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemExit):
-        bench.main(["--ops", "cpu", "--json", "x.json"])
+        cpu.main(["--ops", "cpu", "--json", "x.json"])
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="needs a CUDA device")
 def test_a_card_is_measured(capsys, tmp_path):
     file = tmp_path / "kernels.json"
-    cases = [case for case in bench_gpu.CASES if isinstance(case, (SiluMul, AddRmsNorm, Moves))]
-    assert bench_gpu.run(torch.bfloat16, 3, file, cases) == 0
+    cases = [case for case in gpu.CASES if isinstance(case, (SiluMul, AddRmsNorm, Moves))]
+    assert gpu.run(torch.bfloat16, 3, file, cases) == 0
     assert "share" in capsys.readouterr().out
     assert file.read_text().count('"share"') == len(cases)

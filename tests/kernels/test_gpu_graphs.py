@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from quire.ops.bench.random_model import random_decoder
+from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.batch import send

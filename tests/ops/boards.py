@@ -12,9 +12,9 @@ import yaml
 
 from quire.ops.paths import PROJECT_ROOT
 
-DASHBOARDS = sorted((PROJECT_ROOT / "ops" / "grafana" / "dashboards").glob("*.json"))
-RULES = sorted((PROJECT_ROOT / "ops" / "prometheus" / "rules").glob("*.yml"))
-RULE_TESTS = sorted((PROJECT_ROOT / "ops" / "prometheus" / "tests").glob("*.yml"))
+DASHBOARDS = sorted((PROJECT_ROOT / "ops" / "deploy" / "grafana" / "dashboards").glob("*.json"))
+RULES = sorted((PROJECT_ROOT / "ops" / "deploy" / "prometheus" / "rules").glob("*.yml"))
+RULE_TESTS = sorted((PROJECT_ROOT / "ops" / "deploy" / "prometheus" / "tests").glob("*.yml"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The chart of ops/kubernetes as tests see it: rendered by the real helm, with schemas for what is not Kubernetes.
+"""Renders the chart of ops/deploy/kubernetes with the real helm, and holds schemas for what is not Kubernetes.
 
 Objects of KEDA and of the Prometheus operator are checked by strict schemas of the fields that the chart uses, as these
 projects document them; they are not the projects' own schemas.
@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.ops.kubernetes.helm import find
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.helm import find
 
-CHART = PROJECT_ROOT / "ops/kubernetes/quire"
-EXAMPLES = PROJECT_ROOT / "ops/kubernetes/examples"
+CHART = PROJECT_ROOT / "ops/deploy/kubernetes/quire"
+EXAMPLES = PROJECT_ROOT / "ops/deploy/kubernetes/examples"
 # Ten times as fast as the one in Python, where it is there.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RELEASE, NAMESPACE = "demo", "models"
@@ -55,7 +55,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run helm, which must be there in CI; elsewhere tests are skipped without it."""
     program = find()
     if program is None:
-        why = "there is no helm: python -m quire.ops.kubernetes.helm gets one"
+        why = "there is no helm: python -m quire.ops.tools.helm gets one"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from quire.ops.benchmarks.soak.client import Record, ask
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.soak.client import Record, ask
 from tests.conftest import clean_environ
 
 POLL_S = 0.1

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.ops.cli import main
+from quire.ops.cli.main import main
 from tests.conftest import StartQuire, quire_processes
 
 

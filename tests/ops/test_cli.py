@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.commands import COMMANDS
-from quire.ops.env_example import render
+from quire.ops.cli.commands import COMMANDS
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.env_example import render
 from tests.conftest import clean_environ
 
 
@@ -57,7 +57,7 @@ def test_each_command_has_help_with_examples_that_call_it(name: str) -> None:
 
 def test_help_loads_neither_torch_nor_aiohttp() -> None:
     program = (
-        "import sys; from quire.ops.cli import main; main(['--help']); main(['--version'])\n"
+        "import sys; from quire.ops.cli.main import main; main(['--help']); main(['--version'])\n"
         "for name in ('serve', 'gateway', 'worker', 'chat', 'bench'):\n"
         "    try: main([name, '--help'])\n"
         "    except SystemExit: pass\n"
@@ -146,7 +146,9 @@ def test_a_state_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path)
 
 
 def test_the_example_file_has_every_setting() -> None:
-    assert (PROJECT_ROOT / ".env.example").read_text() == render(), "python -m quire.ops.env_example > .env.example"
+    assert (PROJECT_ROOT / ".env.example").read_text() == render(), (
+        "python -m quire.ops.tools.env_example > .env.example"
+    )
 
 
 def unused_port() -> int:

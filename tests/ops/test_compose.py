@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from quire.gateway.settings import GatewaySettings
-from quire.ops.compose import VARIABLES
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.compose import VARIABLES
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
@@ -67,7 +67,7 @@ def test_the_queue_can_be_reached_by_nobody_outside() -> None:
 
 
 def test_the_configuration_of_redis_keeps_what_was_accepted() -> None:
-    lines = (PROJECT_ROOT / "ops/redis/redis.conf").read_text().splitlines()
+    lines = (PROJECT_ROOT / "ops/deploy/redis/redis.conf").read_text().splitlines()
     assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction", "protected-mode yes"} <= {*lines}
     assert "queue:/var/lib/quire" in SERVICES["redis"]["volumes"]
     assert "dir /var/lib/quire" in lines
@@ -162,7 +162,7 @@ def test_stopping_waits_for_longer_than_what_runs_is_given() -> None:
 def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
     for password, complaint in (("short", "it has 5 characters"), ("with space and @ in it", "part of a URL")):
         done = subprocess.run(
-            ["sh", str(PROJECT_ROOT / "ops/redis/start.sh")],
+            ["sh", str(PROJECT_ROOT / "ops/deploy/redis/start.sh")],
             env={"PATH": "/usr/bin:/bin", "REDIS_PASSWORD": password},
             capture_output=True,
             text=True,

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire.ops.compose import VARIABLES
+from quire.ops.tools.compose import VARIABLES
 from tests.ops.containers import Clients, Stack, docker, get_json, until, why_no_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]

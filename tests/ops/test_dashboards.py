@@ -17,12 +17,12 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
 from quire.gateway.settings import GatewaySettings
-from quire.ops.grafana.dashboards import boards, render
-from quire.ops.grafana.panels import TOKENS_PER_SECOND
+from quire.ops.cli.settings import ServeSettings
+from quire.ops.deploy.grafana.dashboards import boards, render
+from quire.ops.deploy.grafana.panels import TOKENS_PER_SECOND
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.runbook_page import PAGE
-from quire.ops.runbook_page import render as render_runbook
-from quire.ops.settings import ServeSettings
+from quire.ops.tools.runbook_page import PAGE
+from quire.ops.tools.runbook_page import render as render_runbook
 from quire.shared.processes import dying_with_parent
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
@@ -39,7 +39,9 @@ NEEDS_PROMTOOL = pytest.mark.skipif(
 
 def test_the_committed_dashboards_are_what_the_program_makes() -> None:
     made = {f"{board.uid.removeprefix('quire-')}.json": render(board) for board in boards()}
-    assert made == {path.name: path.read_text() for path in DASHBOARDS}, "run python -m quire.ops.grafana.dashboards"
+    assert made == {path.name: path.read_text() for path in DASHBOARDS}, (
+        "run python -m quire.ops.deploy.grafana.dashboards"
+    )
 
 
 def test_grafanas_own_types_read_the_dashboards_and_write_the_same() -> None:
@@ -175,7 +177,7 @@ def test_each_alert_has_its_entry_in_the_runbook_and_each_entry_its_alert() -> N
 
 def test_the_page_of_the_runbook_is_what_the_program_makes() -> None:
     page = PAGE.read_text()
-    assert page == render_runbook(RUNBOOK), "run python -m quire.ops.runbook_page"
+    assert page == render_runbook(RUNBOOK), "run python -m quire.ops.tools.runbook_page"
     # Each link leads to a place of this page, and no Markdown is left over.
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
     assert "href" not in re.sub(r'href="#', "", page)
@@ -187,7 +189,7 @@ def test_the_page_of_the_runbook_is_what_the_program_makes() -> None:
 @pytest.mark.slow
 def test_an_alert_links_to_its_entry_in_the_runbook(tmp_path: Path) -> None:
     """At the Prometheus that raises it, with the files and flags of the image; no gateway runs."""
-    dockerfile = (PROJECT_ROOT / "ops/prometheus/Dockerfile").read_text()
+    dockerfile = (PROJECT_ROOT / "ops/deploy/prometheus/Dockerfile").read_text()
     for source, target in re.findall(r"^COPY (\S+) /etc/prometheus/(\S+)$", dockerfile, re.MULTILINE):
         copy = shutil.copytree if (PROJECT_ROOT / source).is_dir() else shutil.copy
         copy(PROJECT_ROOT / source, tmp_path / target)

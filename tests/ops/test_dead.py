@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.ops.dead import dead
-from quire.ops.embedded_redis import running_url
+from quire.ops.cli.dead_letters import dead
+from quire.ops.cli.settings import DeadSettings
 from quire.ops.errors import CommandError
-from quire.ops.preconditions import find_redis
-from quire.ops.settings import DeadSettings
+from quire.ops.local.embedded_redis import running_url
+from quire.ops.local.preconditions import find_redis
 from quire.shared.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 
@@ -99,7 +99,7 @@ def test_a_serve_that_was_killed_is_not_taken_for_a_running_one(
 
 
 def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.ops.dead.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("quire.ops.cli.dead_letters.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
     with pytest.raises(CommandError) as caught:
         dead(DeadSettings(state_dir=str(tmp_path)), {})
     said = str(caught.value)

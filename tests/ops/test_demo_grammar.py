@@ -10,13 +10,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
-from quire.ops.demo.answers import another_poem
-from quire.ops.demo.data_files import DATA, FOLDER, DataError, load
-from quire.ops.demo.grammar import Document, documents
-from quire.ops.demo.phrase import articles, expand, made_up, misspell, plural, tidy
-from quire.ops.demo.stories import tell
-from quire.ops.demo.subjects import Casting, is_held_out
+from models.demo.training.answers import another_poem
+from models.demo.training.data_files import DATA, FOLDER, DataError, load
+from models.demo.training.grammar import Document, documents
+from models.demo.training.phrase import articles, expand, made_up, misspell, plural, tidy
+from models.demo.training.stories import tell
+from models.demo.training.subjects import Casting, is_held_out
 
 slow = pytest.mark.slow
 

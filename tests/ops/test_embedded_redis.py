@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.ops import embedded_redis
-from quire.ops.embedded_redis import EmbeddedRedis, find_redis_server
 from quire.ops.errors import CommandError
+from quire.ops.local import embedded_redis
+from quire.ops.local.embedded_redis import EmbeddedRedis, find_redis_server
 from tests.conftest import children_of, is_running
 
 
@@ -159,7 +159,7 @@ def test_it_ends_when_its_parent_is_killed_and_its_folder_can_be_used_again(
     tmp_path: Path, server: EmbeddedRedis
 ) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from quire.ops.embedded_redis import EmbeddedRedis\n"
+        "import os, signal, sys; from pathlib import Path; from quire.ops.local.embedded_redis import EmbeddedRedis\n"
         "server = EmbeddedRedis(Path(sys.argv[1])); server.start()\n"
         "print(server.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.ops.gpu_check import __main__ as main
-from quire.ops.gpu_check import packages, process
-from quire.ops.gpu_check.table import table
+from quire.ops.benchmarks.gpu import __main__ as main
+from quire.ops.benchmarks.gpu import packages, process
+from quire.ops.benchmarks.gpu.table import table
 
 
 def has_ended(pid: int) -> bool:
@@ -210,10 +210,10 @@ def test_the_engine_needs_none_of_the_packages_that_a_bare_machine_lacks() -> No
     """Only the stack does, and it is left out there."""
     lacking = ("hiredis", "redis", "llguidance", "aiohttp", "uvloop")
     block = f"import sys; sys.modules.update(dict.fromkeys({lacking!r}))"
-    needed = (
-        "quire.ops.gpu_check.engine, ops.gpu_check.hugging_face, ops.gpu_check.invariance, ops.bench.paper.workloads"
-    )
-    needed += ", tests.gpu.test_engine_parity, tests.gpu.on_ranks, worker.ranks.follower, worker.models.choice"
+    benchmarks = ("gpu.engine", "gpu.hugging_face", "gpu.invariance", "paper.workloads")
+    needed = ", ".join(f"quire.ops.benchmarks.{name}" for name in benchmarks)
+    needed += ", tests.gpu.test_engine_parity, tests.gpu.on_ranks, quire.worker.ranks.follower"
+    needed += ", quire.worker.models.choice"
     done = subprocess.run(
         [
             sys.executable,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.gpus import VARIABLE, of_worker
+from quire.ops.local.gpus import VARIABLE, of_worker
 
 
 @pytest.fixture

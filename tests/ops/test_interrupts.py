@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.interrupts import EXIT_CODE
+from quire.ops.cli.interrupts import EXIT_CODE
 from tests.conftest import clean_environ
 
 START_TIMEOUT_S = 60.0
@@ -48,7 +48,13 @@ def running_with(text: str) -> list[int]:
     [
         *(
             ("serve", module)
-            for module in ("difflib", "quire.shared.settings", "quire.gateway.settings", "redis", "quire.ops.launcher")
+            for module in (
+                "difflib",
+                "quire.shared.settings",
+                "quire.gateway.settings",
+                "redis",
+                "quire.ops.local.launcher",
+            )
         ),
         *(("worker", module) for module in ("quire.shared.tokenizer", "numpy", "torch.nn.modules")),
         *(pytest.param("worker", module, marks=pytest.mark.slow) for module in ("torch", "quire.worker.build")),

@@ -1,4 +1,4 @@
-"""The objects of the chart in ops/kubernetes, rendered by the real helm: valid, and what they promise to each other."""
+"""The objects of the chart in ops/deploy/kubernetes, rendered by the real helm, are valid and fit together."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_rules_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_rules_of_this_project_are_taken() -> None:
-    folder = PROJECT_ROOT / "ops/prometheus/rules"
+    folder = PROJECT_ROOT / "ops/deploy/prometheus/rules"
     for path in [*folder.glob("*.yml"), *folder.glob("*.yaml")]:
         groups = yaml.safe_load(path.read_text())["groups"]
         for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
@@ -283,7 +283,7 @@ def test_rules_of_this_project_are_taken() -> None:
 
 
 def test_alerts_link_to_the_runbook_where_it_is() -> None:
-    path, url = PROJECT_ROOT / "ops/prometheus/rules/quire.yml", "https://wiki.example.com/quire"
+    path, url = PROJECT_ROOT / "ops/deploy/prometheus/rules/quire.yml", "https://wiki.example.com/quire"
     objects = render("monitoring", f"--set-file=monitoring.rules={path}", f"--set=monitoring.runbookUrl={url}")
     (found,) = of_kind(objects, "PrometheusRule").values()
     alerts = [rule for group in found["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
@@ -292,7 +292,7 @@ def test_alerts_link_to_the_runbook_where_it_is() -> None:
 
 
 def test_files_of_rules_can_be_given_one_behind_the_other(tmp_path: Path) -> None:
-    paths = sorted((PROJECT_ROOT / "ops/prometheus/rules").glob("*.yml"))
+    paths = sorted((PROJECT_ROOT / "ops/deploy/prometheus/rules").glob("*.yml"))
     assert len(paths) > 1
     (tmp_path / "rules.yml").write_text("".join(path.read_text() for path in paths))
     objects = render("monitoring", f"--set-file=monitoring.rules={tmp_path / 'rules.yml'}")

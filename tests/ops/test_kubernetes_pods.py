@@ -1,4 +1,4 @@
-"""The pods of the chart in ops/kubernetes: what they may do, what they are told, and how they stop."""
+"""The pods of the chart in ops/deploy/kubernetes: what they may do, what they are told, and how they stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from quire.gateway.app import PROBES
 from quire.gateway.settings import GatewaySettings
-from quire.ops.kubernetes import values_schema
+from quire.ops.tools import values_schema
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.ops.charts import (

@@ -12,7 +12,7 @@ from typing import Any
 from redis import Redis as Client
 from redis.asyncio import Redis
 
-from quire.ops.embedded_redis import find_redis_server
+from quire.ops.local.embedded_redis import find_redis_server
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.ops.charts import of_kind, render

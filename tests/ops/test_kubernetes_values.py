@@ -1,4 +1,4 @@
-"""The values of the chart in ops/kubernetes: what is wrong is refused, by helm too."""
+"""The values of the chart in ops/deploy/kubernetes: what is wrong is refused, by helm too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from quire.ops.kubernetes import values_schema
+from quire.ops.tools import values_schema
 from tests.ops.charts import CHART, EXAMPLES, RELEASE, Object, helm
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -18,7 +18,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def test_the_schema_is_that_of_the_settings() -> None:
-    remedy = "python -m quire.ops.kubernetes.values_schema > ops/kubernetes/quire/values.schema.json"
+    remedy = "python -m quire.ops.tools.values_schema > ops/deploy/kubernetes/quire/values.schema.json"
     assert (CHART / "values.schema.json").read_text() == values_schema.render(), remedy
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
-from quire.ops.launcher import what_workers_do
+from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
+from quire.ops.local.launcher import what_workers_do
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
 

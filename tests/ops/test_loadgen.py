@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from tokenizers import Tokenizer
 
+from quire.ops.cli.server_url import parse_url
 from quire.ops.loadgen import table, words
 from quire.ops.loadgen.client import EventParser, Record
 from quire.ops.loadgen.html_report import page
@@ -28,7 +29,6 @@ from quire.ops.loadgen.server import Server
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.server_url import parse_url
 from quire.shared.settings import SettingError
 
 # Mean tokens of prompts and answers as published: the paper's section 6.1, and Azure's traces of 2023.

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.bench.paper import memory, throughput
-from quire.ops.bench.paper.__main__ import main
-from quire.ops.bench.paper.allocators import BuddyAllocator, next_power_of_two
-from quire.ops.bench.paper.measured import fit
-from quire.ops.bench.paper.profiles import OPT_13B, Linear, Work
-from quire.ops.bench.paper.simulation import (
+from quire.ops.benchmarks.paper import memory, throughput
+from quire.ops.benchmarks.paper.__main__ import main
+from quire.ops.benchmarks.paper.allocators import BuddyAllocator, next_power_of_two
+from quire.ops.benchmarks.paper.measured import fit
+from quire.ops.benchmarks.paper.profiles import OPT_13B, Linear, Work
+from quire.ops.benchmarks.paper.simulation import (
     ALLOCATORS,
     FASTER_TRANSFORMER,
     ORCAS,
@@ -24,7 +24,7 @@ from quire.ops.bench.paper.simulation import (
     make_engine,
     simulate,
 )
-from quire.ops.bench.paper.workloads import CONTEXT, SHAREGPT, TRACES, Request, at_rate, chatbot_lengths, lengths
+from quire.ops.benchmarks.paper.workloads import CONTEXT, SHAREGPT, TRACES, Request, at_rate, chatbot_lengths, lengths
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.commands import COMMANDS, known_settings
+from quire.ops.cli.commands import COMMANDS, known_settings
 from quire.shared.settings import Option, SettingError, load, options
 
 

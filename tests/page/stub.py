@@ -11,10 +11,11 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway import page, sse
-from quire.gateway.about import About
-from quire.gateway.chat import Format
-from quire.gateway.sse import EventId
+from quire.gateway.api.call_metadata import About
+from quire.gateway.api.chat import Format
+from quire.gateway.pages import chat_page
+from quire.gateway.stream import sse
+from quire.gateway.stream.sse import EventId
 
 MODEL = "stub"
 SERVED: Any = SimpleNamespace(name=MODEL, token_texts={})
@@ -107,7 +108,7 @@ class Stub:
         app = web.Application()
         app.add_routes(
             [
-                *page.routes(),
+                *chat_page.routes(),
                 web.post(CHAT, self._chat),
                 web.get(CHAT + "/{id}/stream", self._chat),
                 web.post(CHAT + "/{id}/cancel", self._cancel),

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from quire.ops.embedded_redis import find_redis_server
+from quire.ops.local.embedded_redis import find_redis_server
 from quire.shared.keys import LaneKeys
 from quire.shared.processes import dying_with_parent
 

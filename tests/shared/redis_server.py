@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from quire.ops.embedded_redis import find_redis_server
+from quire.ops.local.embedded_redis import find_redis_server
 
 
 class RedisServer:

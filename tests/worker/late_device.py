@@ -101,7 +101,7 @@ class LateDevice(TorchFunctionMode):
                 self.num_done += 1
 
     def record(self, launch: Callable[[], None], pool: Any) -> tuple[LateGraph, Any]:
-        """In place of `quire.worker.engine.graphs.record_on_cuda`."""
+        """In place of `quire.worker.device.graphs.record_on_cuda`."""
         self._recorded = []
         try:
             launch()

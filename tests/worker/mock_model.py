@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.worker.capture import graph_rooms
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graphs import Graph, Record
+from quire.worker.device.runner import NOWHERE, Runner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.graphs import Graph, Record
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.rows import Rows
-from quire.worker.engine.runner import NOWHERE, Runner
 from quire.worker.models.batch import ForwardBatch
 
 VOCAB = 97

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.gateway.model import load_model
+from quire.gateway.model.served_model import load_model
 from quire.worker.build import build_engine
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config

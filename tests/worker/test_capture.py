@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from quire.shared.messages import StepItem
-from quire.worker import build, devices
-from quire.worker.capture import capture_graphs, graph_rooms, measure_graphs
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker import build
+from quire.worker.device import devices
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import capture_graphs, graph_rooms, measure_graphs
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.rows import Rows
 from quire.worker.settings import WorkerSettings
 from tests.kernels.conftest import HAS_TRITON
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run

@@ -20,8 +20,8 @@ from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCom
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.shared.redis_clients import command_client
-from quire.worker import committer as module
-from quire.worker.committer import MAX_EARLY_CANCELS, Committer, merge
+from quire.worker.queue import committer as module
+from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=100, tokens=1000)
@@ -184,7 +184,7 @@ def test_commits_of_two_attempts_at_a_request_are_not_merged() -> None:
 async def test_what_gathered_while_redis_was_away_goes_out_in_bounded_commits(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.worker.committer.MAX_COMMITS", 5)
+    monkeypatch.setattr("quire.worker.queue.committer.MAX_COMMITS", 5)
     async with committing(redis_url) as lane:
         one, other = await lane.start("r1"), await lane.start("r2")
         for index in range(10):

@@ -15,8 +15,8 @@ from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCom
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.redis_clients import blocking_client, command_client
-from quire.worker.committer import Committer
-from quire.worker.consumer import Consumer
+from quire.worker.queue.committer import Committer
+from quire.worker.queue.consumer import Consumer
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=100, tokens=1000)

@@ -11,8 +11,9 @@ import torch
 
 from quire import kernels
 from quire.kernels.cuda import pinned_bytes
-from quire.worker import build, devices
+from quire.worker import build
 from quire.worker.build import check_weights, choose_limits
+from quire.worker.device import devices
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.errors import StartError
 from quire.worker.models.decoder import Decoder

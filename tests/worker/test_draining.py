@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.shared.broker import Broker, Claim, QueueReader, new_id
-from quire.worker.consumer import Consumer
 from quire.worker.engine.engine import Engine
+from quire.worker.queue.consumer import Consumer
 from quire.worker.service import Leases, WorkerService
 from tests.worker.mock_model import EOS, MockModel
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway

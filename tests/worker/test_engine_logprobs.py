@@ -15,11 +15,11 @@ import torch
 from quire import kernels
 from quire.shared.logprobs import TokenLogprobs, read_records
 from quire.shared.messages import Delta, SamplingParams, StepItem
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
-from quire.worker.engine.runner import Runner
 from quire.worker.models.decoder import Decoder
 from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.mock_model import (

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from quire.worker import engine_loop
 from quire.worker.engine.engine import Engine
-from quire.worker.engine_loop import EngineGone, EngineLoop
+from quire.worker.queue import engine_thread
+from quire.worker.queue.engine_thread import EngineGone, EngineLoop
 from tests.worker.test_internal import LIMITS, REQUEST, Gated
 
 
@@ -36,7 +36,7 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
         assert model.entered.acquire(timeout=10)
         free = LIMITS.max_num_seqs - REQUEST.sampling.n
         assert loop.room == free
-        monkeypatch.setattr(engine_loop, "LONG_STEP_S", 0.0)
+        monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
         assert loop.room == 0
         monkeypatch.undo()
         model.go_on.release()
@@ -52,7 +52,7 @@ def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: p
         model.go_on.release()  # what it may displace is known behind its first step
         assert model.entered.acquire(timeout=10)
         assert loop.displaceable == (REQUEST.sampling.n, REQUEST.sampling.n)
-        monkeypatch.setattr(engine_loop, "LONG_STEP_S", 0.0)
+        monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
         assert loop.displaceable == (0, 0)
 
 
@@ -94,7 +94,7 @@ def test_one_slow_step_is_forgotten_in_time() -> None:
         assert model.entered.acquire(timeout=10)
         shown = loop.status.slowest_step_s
         assert shown > 0.04
-        later = time.monotonic() + 2 * engine_loop.SLOW_STEP_HALF_LIFE_S
+        later = time.monotonic() + 2 * engine_thread.SLOW_STEP_HALF_LIFE_S
         assert loop._slowest_step.at(later) < shown / 3
 
 
@@ -131,13 +131,13 @@ def test_an_engine_without_work_sleeps() -> None:
         ticks, idle_s, began = loop.ticks, loop.idle_s, time.monotonic()
         time.sleep(0.02)
         ticked = loop.ticks - ticks
-        assert ticked <= 2 + (time.monotonic() - began) / engine_loop.IDLE_TICK_S
+        assert ticked <= 2 + (time.monotonic() - began) / engine_thread.IDLE_TICK_S
         until_idle(loop)
         assert loop.idle_s > idle_s
 
 
 def test_who_asks_an_engine_without_work_does_not_wait_for_its_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_loop, "IDLE_TICK_S", 60.0)
+    monkeypatch.setattr(engine_thread, "IDLE_TICK_S", 60.0)
     model = Gated()
     with running(model) as loop:
         assert loop.call(lambda engine: engine.num_steps).result(10) == 0

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from quire.worker.engine.runner import Runner
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
 from tests.worker.mock_model import alone, assert_idle, final, graphed, make_engine, request

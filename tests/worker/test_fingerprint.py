@@ -11,7 +11,7 @@ import torch
 from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
 from quire.worker.build import build_engine
-from quire.worker.fingerprint import of_results, of_weights
+from quire.worker.inspect.fingerprint import of_results, of_weights
 from quire.worker.models import decoder
 from quire.worker.models.rope import RopeConfig
 from quire.worker.settings import WorkerSettings

@@ -20,14 +20,14 @@ from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
 from quire.shared import json_schema
 from quire.shared.json_schema import ANY_OBJECT
 from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import NO_WAY_ON, Engine
 from quire.worker.engine.grammars import KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
-from quire.worker.engine_loop import EngineLoop
 from quire.worker.models.decoder import Decoder
+from quire.worker.queue.engine_thread import EngineLoop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

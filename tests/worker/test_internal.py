@@ -18,14 +18,14 @@ from quire.shared.broker import Broker
 from quire.shared.internal_server import PortError, bind
 from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.worker import internal
-from quire.worker.claims import ClaimCounts
-from quire.worker.committer import Committer
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine_loop import EngineGone, EngineLoop
-from quire.worker.internal import Inside
-from quire.worker.metrics import WorkerMetrics
+from quire.worker.inspect import admin_server
+from quire.worker.inspect.admin_server import Inside
+from quire.worker.inspect.metrics import WorkerMetrics
+from quire.worker.queue.claim_counts import ClaimCounts
+from quire.worker.queue.committer import Committer
+from quire.worker.queue.engine_thread import EngineGone, EngineLoop
 from tests.worker.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
@@ -132,7 +132,7 @@ async def test_between_two_steps_everything_of_a_running_request_is_shown() -> N
 
 
 async def test_an_engine_that_hangs_is_a_503_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internal, "ANSWER_S", 0.05)
+    monkeypatch.setattr(admin_server, "ANSWER_S", 0.05)
     model = Gated()
     async with serving(model) as operator:
         operator.loop.add(REQUEST, "attempt", ())
@@ -140,7 +140,7 @@ async def test_an_engine_that_hangs_is_a_503_with_the_reason(monkeypatch: pytest
         status, answer = await operator.get("/metrics")
         assert (status, answer) == (503, {"error": "the engine is busy: no answer within 0.05 s"})
         assert (await operator.get("/health"))[0] == 200, "a long step is no failure"
-        monkeypatch.setattr(internal, "WORKER_TTL_S", 0)
+        monkeypatch.setattr(admin_server, "WORKER_TTL_S", 0)
         status, answer = await operator.get("/health")
         assert status == 503
         assert re.fullmatch(r"the engine has not moved for \d+ s", answer["reason"])

@@ -15,10 +15,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from quire.worker.engine import sampler, staging
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device import staging
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
+from quire.worker.engine import sampler
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.runner import Runner
 from quire.worker.models.batch import ForwardBatch
 from tests.worker.late_device import CUDA, LateDevice, late_device
 from tests.worker.mock_model import (

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quire.shared.messages import Delta, Outcome, StepItem
-from quire.worker.engine.device_runner import DeviceRunner
+from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.usage import usage
+from quire.worker.inspect.usage import usage
 from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
 
 

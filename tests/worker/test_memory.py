@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.worker import memory
-from quire.worker.memory import available_memory, of_container
+from quire.worker.device import memory
+from quire.worker.device.memory import available_memory, of_container
 
 MIB = 1024**2
 

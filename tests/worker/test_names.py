@@ -15,7 +15,7 @@ import pytest
 from quire.shared.broker import Broker, new_id
 from quire.shared.redis_clients import command_client
 from quire.worker.engine.engine import Engine
-from quire.worker.names import NameTaken, check_name, home, is_gone, take_name
+from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
 from quire.worker.service import Leases, WorkerService
 from tests.worker.mock_model import EOS, MockModel, continuation
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
@@ -31,7 +31,7 @@ def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
 
 def homes() -> list[str]:
     """Of a process that lives, of one that has ended, and of one that has and is not yet waited for."""
-    command = [sys.executable, "-c", "from quire.worker.names import home; print(home(), flush=True); input()"]
+    command = [sys.executable, "-c", "from quire.worker.queue.leases import home; print(home(), flush=True); input()"]
     found = []
     for _ in range(2):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

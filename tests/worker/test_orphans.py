@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.worker import orphans as module
-from quire.worker.orphans import Orphans
+from quire.worker.queue import orphans as module
+from quire.worker.queue.orphans import Orphans
 
 GRACE_S = 4.0
 

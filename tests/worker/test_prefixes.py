@@ -15,8 +15,8 @@ from quire.shared.tokenizer import load_tokenizer, read_json, read_special_token
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.engine.usage import usage
-from quire.worker.prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
+from quire.worker.inspect.usage import usage
+from quire.worker.queue.pinned_prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
 from tests.worker.mock_model import EOS, VOCAB, MockModel
 
 DEMO = PROJECT_ROOT / "models" / "demo"

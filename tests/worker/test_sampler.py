@@ -17,9 +17,9 @@ from transformers.generation import (
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.randomness import uniform
-from quire.worker.engine.rows import Rows
 from quire.worker.engine.sampler import Sampler
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quire import kernels
-from quire.worker import devices
+from quire.worker.device import devices
 from quire.worker.errors import StartError
 from quire.worker.models import transformers_trial
 from quire.worker.models.choice import choose_model

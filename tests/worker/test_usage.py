@@ -11,7 +11,7 @@ import pytest
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.usage import Usage, snapshot, usage
+from quire.worker.inspect.usage import Usage, snapshot, usage
 from tests.worker.mock_model import EOS, MockModel
 
 SIZE = 4

@@ -10,11 +10,11 @@ import pytest
 
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.views import CACHED, NOBODY, PINNED, View, unpack_table
-from quire.worker import view as view_module
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.usage import snapshot
-from quire.worker.view import NAME_LENGTH, StepLog, read
+from quire.worker.inspect import view as view_module
+from quire.worker.inspect.usage import snapshot
+from quire.worker.inspect.view import NAME_LENGTH, StepLog, read
 from tests.worker.mock_model import EOS, MockModel
 
 SIZE = 4

@@ -19,9 +19,9 @@ from quire.shared.redis_clients import command_client, pubsub_client
 from quire.shared.views import View
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.usage import snapshot
-from quire.worker.engine_loop import EngineLoop
-from quire.worker.viewer import ASK_S, ENGINE_SHARE, Viewer
+from quire.worker.inspect.publisher import ASK_S, ENGINE_SHARE, Viewer
+from quire.worker.inspect.usage import snapshot
+from quire.worker.queue.engine_thread import EngineLoop
 from tests.worker.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)

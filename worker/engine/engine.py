@@ -23,22 +23,22 @@ import torch
 
 from quire.shared.detokenizer import Decoder as TextDecoder
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
+from quire.worker.device.staging import Tokens
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root
-from quire.worker.engine.device_runner import DeviceRunner
-from quire.worker.engine.flight import Flight
 from quire.worker.engine.grammars import Grammars, Matcher
+from quire.worker.engine.in_flight import Flight
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.integrity import check_scheduler
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.results import Results, best_beams
-from quire.worker.engine.rows import Rows
-from quire.worker.engine.runner import Runner
-from quire.worker.engine.sampled import Sampled, book
 from quire.worker.engine.sampler import Sampler
+from quire.worker.engine.sampling_inputs import Sampled, book
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
-from quire.worker.engine.staging import Tokens
 from quire.worker.engine.step import Step
 from quire.worker.engine.timing import StepTimes
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.worker.engine.blocks import BlockManager
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.rows import Rows
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
 from quire.worker.engine.step import Active, Step
 

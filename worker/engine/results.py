@@ -16,7 +16,7 @@ from quire.shared.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
 from quire.shared.stopping import StopStringFilter
 from quire.worker.engine.beams import EndedBeam
-from quire.worker.engine.flight import Flight
+from quire.worker.engine.in_flight import Flight
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 _new = tuple.__new__

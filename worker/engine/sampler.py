@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.worker.engine.input_batch import Rows
 from quire.worker.engine.randomness import uniform
-from quire.worker.engine.rows import Rows
 from quire.worker.engine.scoring import score
 from quire.worker.engine.sequence import Sequence
 from quire.worker.models.batch import send

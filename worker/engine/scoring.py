@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.worker.engine.rows import NO_LOGPROBS
+from quire.worker.engine.input_batch import NO_LOGPROBS
 from quire.worker.engine.sequence import Sequence
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from quire.kernels.ops import CacheStack, Ops
-from quire.worker.memory import available_memory
+from quire.worker.device.memory import available_memory
 from quire.worker.models.batch import ForwardBatch
 
 
@@ -75,7 +75,7 @@ class PagedModel(ABC):
     ops: Ops
     dtype: torch.dtype  # of weights, activations and, unless `ops` says otherwise, the cache
     max_model_len: int
-    weights_digest = ""  # of its checkpoint (`quire.worker.fingerprint`)
+    weights_digest = ""  # of its checkpoint (`quire.worker.inspect.fingerprint`)
 
     @property
     def vocab_size(self) -> int:

@@ -23,17 +23,17 @@ import torch
 
 from quire import kernels
 from quire.shared.logs import setup_logging
-from quire.worker import devices
-from quire.worker.engine.graphs import Graph, Record, record_on_cuda
+from quire.worker.device import devices
+from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.errors import StartError
 from quire.worker.interpreter import leave
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.paged import KVCache
+from quire.worker.queue.watchdog import EXIT_CODE
 from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
 from quire.worker.settings import WorkerSettings
-from quire.worker.watch import EXIT_CODE
 
 log = logging.getLogger(__name__)
 

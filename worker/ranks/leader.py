@@ -23,18 +23,19 @@ import torch
 from quire.kernels import Ops
 from quire.shared.logs import give_up
 from quire.shared.processes import spawn
-from quire.worker.engine.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.interpreter import leave
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.queue.watchdog import EXIT_CODE
 from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
 from quire.worker.settings import WorkerSettings
-from quire.worker.watch import EXIT_CODE
 
 log = logging.getLogger(__name__)
 
-PROJECT = Path(__file__).resolve().parents[2]
+# The folder on the import path in which the package `quire` lies.
+IMPORT_ROOT = Path(__file__).parents[3]
 # How long followers get to end by themselves.
 END_TIMEOUT_S = 5.0
 # Bytes of a reason.
@@ -104,7 +105,7 @@ class Followers:
 
     @staticmethod
     def _start(rank: int, control: int, file: int, last_words: int) -> subprocess.Popen[bytes]:
-        paths = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])
+        paths = filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
         # -P: what lies in the folder that the worker was called from is none of our modules.
         files = control, file, last_words
         command = [sys.executable, "-P", "-m", "quire.worker.ranks.follower", str(rank), *map(str, files)]

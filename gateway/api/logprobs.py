@@ -1,0 +1,96 @@
+"""Log-probabilities of tokens as the two dialects write them, in pieces: with 20 alternatives each token takes a page.
+
+Every token that was generated has its entry, also those without text of their own: of half a character, of a stop
+string that was found, the end token. So there are as many as `usage.completion_tokens` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from quire.gateway.model.token_texts import TokenTexts
+from quire.shared.logprobs import TokenLogprobs, read_records, record_size
+
+# What JSON has no number for, or nobody has a use for (OpenAI API reference, `logprobs`).
+LEAST = -9999.0
+# Tokens in a piece.
+PORTION = 64
+
+
+class ScoredTokens(NamedTuple):
+    """Tokens of a choice with their records (`shared/logprobs.py`). `offsets`: characters of the text before each."""
+
+    token_ids: tuple[int, ...]
+    records: bytes
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def join(cls, parts: Sequence[ScoredTokens]) -> ScoredTokens:
+        """Parts of a choice, in order, as one."""
+        return cls(
+            tuple(token_id for part in parts for token_id in part.token_ids),
+            b"".join(part.records for part in parts),
+            tuple(offset for part in parts for offset in part.offsets),
+        )
+
+    def rows(self) -> Iterator[tuple[int, TokenLogprobs]]:
+        """Each token, with what is known of it; read as it is asked for."""
+        size = PORTION * record_size(self.records, len(self.token_ids))
+        for at in range(0, len(self.token_ids), PORTION):
+            token_ids = self.token_ids[at : at + PORTION]
+            records = self.records[at // PORTION * size : (at // PORTION + 1) * size]
+            yield from zip(token_ids, read_records(records, len(token_ids)), strict=True)
+
+
+def of_chat(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
+    """`logprobs` of a choice of a chat."""
+
+    def entry(token_id: int, logprob: float) -> str:
+        token = texts[token_id]
+        return f'{{"token":{token.text},"logprob":{_number(logprob)},"bytes":{token.bytes}'
+
+    def entries() -> Iterator[str]:
+        for token_id, (logprob, top) in scored.rows():
+            alternatives = ",".join([entry(other, value) + "}" for other, value in top])
+            yield f'{entry(token_id, logprob)},"top_logprobs":[{alternatives}]}}'
+
+    yield '{"content":'
+    yield from _array(entries())
+    yield ',"refusal":null}'
+
+
+def of_completion(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
+    """`logprobs` of a choice of a completion. The token itself is among `top_logprobs`, wherever it ranks."""
+
+    def alternatives(token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> str:
+        # Of tokens with the same name the likeliest one stands for all.
+        found: dict[str, float] = {}
+        for other, value in (*top, (token_id, logprob)):
+            found.setdefault(texts[other].name, value)
+        return "{" + ",".join([f"{name}:{_number(value)}" for name, value in found.items()]) + "}"
+
+    yield '{"tokens":'
+    yield from _array(texts[token_id].name for token_id in scored.token_ids)
+    yield ',"token_logprobs":'
+    yield from _array(_number(logprob) for _, (logprob, _) in scored.rows())
+    yield ',"top_logprobs":'
+    yield from _array(alternatives(token_id, *one) for token_id, one in scored.rows())
+    yield ',"text_offset":'
+    yield from _array(map(str, scored.offsets))
+    yield "}"
+
+
+def _array(values: Iterator[str]) -> Iterator[str]:
+    """A JSON array in pieces."""
+    before = "["
+    while some := list(islice(values, PORTION)):
+        yield before + ",".join(some)
+        before = ","
+    yield "]" if before == "," else "[]"
+
+
+def _number(logprob: float) -> str:
+    """With as many digits as a float32 has."""
+    return f"{max(logprob, LEAST):.9g}"

@@ -1,0 +1,150 @@
+"""Reads the body of a call: bounded in size, time and values, strictly JSON, strictly UTF-8.
+
+What standard parsers let through is refused here, because it would fail later and elsewhere: NaN, keys that occur
+twice, UTF-16, lone surrogates, nesting without end.
+
+Nobody else is served while a body is parsed. A text of 4 MiB takes some milliseconds, a list of a million empty lists a
+hundred times as long; so values are counted before there are any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from quire.gateway.api.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
+
+# So many values a body may always have, and one more for so many bytes that it may have.
+LEAST_MAX_VALUES = 1 << 16
+BYTES_PER_VALUE = 16
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+async def read_object(request: web.Request, limit: int, timeout_s: float) -> dict[str, Any]:
+    """The JSON object that is the body of `request`. Raises ApiError."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("A body with a Content-Encoding is not accepted; send plain JSON.")
+    if request.content_type != "application/json":
+        raise UnsupportedMedia("The body must be JSON; send it with the header `Content-Type: application/json`.")
+    return parse_object(await _read(request, limit, timeout_s), max_values(limit))
+
+
+def max_values(max_body_bytes: int) -> int:
+    """How many values a body may have."""
+    return max(LEAST_MAX_VALUES, max_body_bytes // BYTES_PER_VALUE)
+
+
+async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise BodyTimeout(f"The body did not arrive within {timeout_s:g} seconds.") from None
+    except web.HTTPException:
+        raise
+    except (ValueError, web.RequestPayloadError) as error:
+        raise InvalidRequest("The body is broken: its transfer encoding is malformed.", code="invalid_body") from error
+    return bytes(data)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
+
+
+def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
+    """The JSON object in `data`, which may have so many values. Raises InvalidRequest."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _malformed(f"The body is not UTF-8: byte {error.start} is {data[error.start]:#04x}.") from None
+    if text.startswith("\ufeff"):
+        raise _malformed("The body begins with a byte order mark; send JSON without one.")
+    if len(text) > limit and has_more_values(text, limit):
+        raise InvalidRequest(
+            f"The body has more than {limit} values: keys, elements and brackets. Send texts instead of token ids, and "
+            "fewer of them in one call.",
+            code="too_many_values",
+        )
+    try:
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise _malformed(f"The body is not JSON: {error.msg} at {where}.") from None
+    except RecursionError:
+        raise _malformed("The body is nested too deeply.") from None
+    except ValueError as error:  # Python's bound on the digits of an integer
+        raise _malformed(f"The body has a number that is too long: {str(error)[:80]}.") from None
+    if type(value) is not dict:
+        raise _malformed("The body must be a JSON object.")
+    if _SURROGATE_ESCAPE.search(text):
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def has_more_values(text: str, limit: int) -> bool:
+    """Whether JSON has more keys, elements and brackets than that. Of what is no JSON it may be wrong."""
+    if _marks(text) <= limit:  # in strings or not
+        return False
+    # Without escapes every quote begins or ends a string.
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    if bare.count('"') > 2 * limit:
+        return True
+    return _marks("".join(bare.split('"')[::2])) > limit
+
+
+def _marks(text: str) -> int:
+    return sum(text.count(mark) for mark in ",:[{")
+
+
+def _malformed(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_json")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _malformed(f"{name} is not JSON; use a finite number.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise InvalidRequest(f"The key {name[:80]!r} occurs twice.", param=_printable(name), code="duplicate_key")
+        seen.add(name)
+    raise AssertionError("fewer keys than pairs, but no key twice")
+
+
+def _printable(name: str) -> str:
+    return name[:80].encode("utf-8", "replace").decode()
+
+
+def _refuse_lone_surrogates(body: dict[str, Any]) -> None:
+    for name, top in body.items():
+        waiting: list[Any] = [name, top]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str):
+                if _SURROGATE.search(value):
+                    raise InvalidRequest(
+                        f"{_printable(name)} has half of a surrogate pair, which is no character; send both halves.",
+                        param=_printable(name),
+                        code="invalid_unicode",
+                    )
+            elif isinstance(value, dict):
+                waiting += value.keys()
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value

@@ -1,0 +1,134 @@
+"""Joining a request that is in Redis already: what is known of it, and which place in its stream a client names."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from quire.gateway.api.call_metadata import About
+from quire.gateway.api.errors import InvalidRequest, NotFound
+from quire.gateway.api.parameters import shown
+from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.events import Events
+from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.transcript import Answer
+from quire.shared.broker import Broker
+
+_HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+LAST_EVENT_ID = "Last-Event-ID"
+STARTING_AFTER = "starting_after"
+# How long a place that a running request has not reached is waited for: the log may have lost it with a death of Redis.
+LOST_TAIL_S = 5.0
+LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request as Redis has it. `left_s`: until its deadline, None without one."""
+
+    about: About
+    is_done: bool
+    tokens: int
+    left_s: float | None
+
+
+def read_call_id(public_id: str, prefix: str) -> str:
+    """The id of the call that clients know as `public_id`. Raises NotFound."""
+    call_id = public_id.removeprefix(prefix)
+    if not public_id.startswith(prefix) or not _HEXADECIMAL.fullmatch(call_id):
+        raise not_found()
+    return call_id
+
+
+def read_event_id(request: web.Request) -> EventId:
+    """The last event that the client has, by its own account. The header counts more: browsers renew it only.
+
+    Raises InvalidRequest.
+    """
+    if unknown := request.query.keys() - {STARTING_AFTER}:
+        name = min(unknown)[:80]
+        raise InvalidRequest(
+            f"{name!r} is not a parameter of a stream that is taken up again; it has {STARTING_AFTER}.",
+            param=name,
+            code="unknown_parameter",
+        )
+    for name, values in (
+        (LAST_EVENT_ID, request.headers.getall(LAST_EVENT_ID, [])),
+        (STARTING_AFTER, request.query.getall(STARTING_AFTER, [])),
+    ):
+        if not values:
+            continue
+        event_id = EventId.parse(values[0]) if len(values) == 1 else None
+        if event_id is None:
+            what = shown(values[0]) if len(values) == 1 else f"{len(values)} values"
+            raise _wrong(name, f"{name} must be the id of an event, like 12 or 12.1, not {what}.")
+        return event_id
+    return BEGINNING
+
+
+async def look_up(broker: Broker, request_id: str) -> Known | None:
+    """What Redis knows of a request; None if nothing. Raises MessageError, RedisError or OSError."""
+    pipe = broker.client.pipeline(transaction=False)
+    pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline")
+    pipe.time()
+    (about, state, emitted, deadline), (seconds, micros) = await pipe.execute()
+    if not about:
+        return None
+    left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
+    return Known(About.decode(about), state == b"done", int(emitted or 0), None if left_ms is None else left_ms / 1000)
+
+
+async def catch_up(answer: Answer, events: Events, after: EventId, known: Known) -> str:
+    """Read the output log up to the place that the client names; the events behind it that this brought.
+
+    Raises InvalidRequest if there is no such place, nor one soon in a request that runs.
+    """
+    beginning = events.opening()
+    # What Redis lost when it died, its worker sends again or another one computes again.
+    is_ahead = after.tokens > known.tokens
+    if not (known.is_done and is_ahead):
+        async with _waiting(answer.outputs) if is_ahead else nullcontext():
+            # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
+            while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
+                beginning += events.feed(await answer.outputs.next())
+    if events.reached < after:
+        last = max(events.reached, EventId(known.tokens))
+        raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {last}.")
+    return beginning
+
+
+@asynccontextmanager
+async def _waiting(outputs: Outputs) -> AsyncIterator[None]:
+    """For LOST_TAIL_S at most. Nothing is published here yet, and silence makes looks at the log rare: it gets more."""
+    loop = asyncio.get_running_loop()
+    looks = [loop.call_later(LOST_TAIL_S * n / LOOKS, outputs.suspect) for n in range(1, LOOKS)]
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOST_TAIL_S):
+                yield
+    finally:
+        for look in looks:
+            look.cancel()
+
+
+def not_found() -> NotFound:
+    """One answer to whatever cannot be had: it does not tell whether it ever was there."""
+    return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
+
+
+def several_prompts(count: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The stream of a call with {count} prompts cannot be taken up again; send one prompt per call.",
+        param="id",
+        code="several_prompts",
+    )
+
+
+def _wrong(param: str | None, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param or LAST_EVENT_ID, code="invalid_event_id")

@@ -1,0 +1,113 @@
+"""What a gateway needs of a model: tokenizer, chat template, limits and end-of-sequence tokens. Never the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from quire.gateway.model.sampling_defaults import FILE as GENERATION_CONFIG
+from quire.gateway.model.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from quire.gateway.model.token_texts import TokenTexts
+from quire.shared.detokenizer import context_of, drops_first_space
+from quire.shared.hub import HubError, download
+from quire.shared.model_config import context_length, read_model_config
+from quire.shared.templates import ChatTemplate, load_chat_template
+from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+
+__all__ = ["ModelError", "ServedModel", "load_model"]
+
+# Everything but the weights.
+HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
+HUB_IGNORED = ["*.safetensors.index.json", "*.bin.index.json", "onnx/*", "original/*"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The parts of a model that the gateway works with. `max_model_len` None: the configuration does not say.
+
+    `context` stands for a prompt where its continuation is decoded, `drops_first_space` is of a text of its own.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    context: tuple[int, ...]
+    drops_first_space: bool
+    token_texts: TokenTexts
+    template: ChatTemplate | None
+    max_model_len: int | None
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    special_tokens: dict[str, int]  # by their texts
+    sampling_defaults: SamplingDefaults
+
+
+def load_model(model: str, name: str, uses_generation_config: bool = True) -> ServedModel:
+    """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError.
+
+    Without `uses_generation_config` the sampling defaults are those of the API, not those of the model.
+    """
+    folder = _folder(model)
+    config = read_model_config(folder)
+    generation = read_json(folder / GENERATION_CONFIG)
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    special_tokens = read_special_tokens(folder, tokenizer_config)
+    tokenizer = load_tokenizer(folder, special_tokens)
+    text_config = config.get("text_config") or config
+    if not isinstance(text_config, dict):
+        raise ModelError(f"{folder / 'config.json'}: text_config is not a JSON object; fetch the model again.")
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    declared = text_config.get("vocab_size")
+    return ServedModel(
+        name=name,
+        tokenizer=tokenizer,
+        context=context_of(tokenizer),
+        drops_first_space=drops_first_space(tokenizer),
+        token_texts=TokenTexts(tokenizer),
+        template=load_chat_template(folder, tokenizer_config, special_tokens),
+        max_model_len=context_length(text_config),
+        vocab_size=declared if type(declared) is int else vocab_size,
+        eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
+        special_tokens={
+            token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        },
+        sampling_defaults=(
+            read_sampling_defaults(folder / GENERATION_CONFIG, generation)
+            if uses_generation_config
+            else SamplingDefaults()
+        ),
+    )
+
+
+def _folder(model: str) -> Path:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{model} is a file; --model (QUIRE_MODEL) takes the folder of a checkpoint.")
+    remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name, with --model (QUIRE_MODEL)"
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ModelError(f"there is no folder {model}; {remedy}.")
+    try:
+        return download(model, HUB_PATTERNS, HUB_IGNORED)
+    except HubError as error:
+        raise ModelError(f"model: {error}") from error
+
+
+def _eos_token_ids(
+    generation: Mapping[str, Any],
+    text_config: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    special_tokens: Mapping[str, str],
+) -> frozenset[int]:
+    for source in (generation, text_config, config):
+        value = source.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if any(type(item) is int for item in ids):
+            return frozenset(item for item in ids if type(item) is int)
+    eos = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    return frozenset() if eos is None else frozenset([eos])

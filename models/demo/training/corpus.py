@@ -1,0 +1,73 @@
+"""Documents as token ids, and micro-batches of documents of similar length.
+
+A row holds one document, so that positions start at 0 as they do when the model is served and no document sees another.
+Targets are the assistant's words with their `<|end|>`, and all of a plain story; what users write is context only.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+import torch
+from models.demo.training.grammar import Document, documents
+from models.demo.training.vocabulary import BEGIN, END, PAD
+from tokenizers import Tokenizer
+
+IGNORED = -100  # the label that cross-entropy leaves out
+CONTEXT = 640  # longer documents are cut here: a few in a thousand
+MICRO_BATCH_TOKENS = 3072
+SORTED_AT_ONCE = 512  # documents; larger wastes less padding and mixes lengths less
+
+
+class Encoded(NamedTuple):
+    ids: list[int]
+    labels: list[int]  # labels[i] is ids[i] or IGNORED: the shift by one is the loss's
+
+
+def encode(document: Document, tokenizer: Tokenizer, begin: bool = True) -> Encoded:
+    """One document in the chat template's form."""
+    first, last = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
+    ids, labels = ([first], [IGNORED]) if begin else ([], [])
+    for role, text in document:
+        if role != "text":
+            ids.append(tokenizer.token_to_id(f"<|{role}|>"))
+            labels.append(IGNORED)
+        said = [*tokenizer.encode(text.strip(), add_special_tokens=False).ids, last]
+        ids += said
+        labels += said if role in ("assistant", "text") else [IGNORED] * len(said)
+    return Encoded(ids[:CONTEXT], labels[:CONTEXT])
+
+
+def encoded_stream(seed: int | str, tokenizer: Tokenizer, held_out: bool = False) -> Iterator[Encoded]:
+    """Endless; one plain story in three comes without `<|begin|>`, for servers that do not add it."""
+    for at, document in enumerate(documents(seed, held_out)):
+        yield encode(document, tokenizer, begin=document[0][0] != "text" or at % 3 > 0)
+
+
+class Batch(NamedTuple):
+    ids: torch.Tensor  # [B, T] int64, padded at the end: causal attention never looks there
+    labels: torch.Tensor  # [B, T] int64, IGNORED where nothing is learned
+
+
+def collate(rows: list[Encoded], pad: int) -> Batch:
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad)
+    labels = torch.full((len(rows), width), IGNORED)
+    for at, row in enumerate(rows):
+        ids[at, : len(row.ids)] = torch.tensor(row.ids)
+        labels[at, : len(row.labels)] = torch.tensor(row.labels)
+    return Batch(ids, labels)
+
+
+def batches(stream: Iterator[Encoded], tokenizer: Tokenizer, seed: int | str) -> Iterator[Batch]:
+    """Micro-batches of about MICRO_BATCH_TOKENS, of similar length within and in random order."""
+    pad, rng = tokenizer.token_to_id(PAD), Random(f"batches-{seed}")
+    while rows := sorted(islice(stream, SORTED_AT_ONCE), key=lambda row: len(row.ids)):
+        groups: list[list[Encoded]] = [[]]
+        for row in rows:
+            if (len(groups[-1]) + 1) * len(row.ids) > MICRO_BATCH_TOKENS:
+                groups.append([])
+            groups[-1].append(row)
+        rng.shuffle(groups)
+        yield from (collate(group, pad) for group in groups)

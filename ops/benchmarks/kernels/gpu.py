@@ -1,0 +1,373 @@
+"""What each Triton kernel achieves on this GPU, against the card's measured copy bandwidth and matrix rate.
+
+    python -m quire.ops.benchmarks.kernels.cpu --ops triton --json kernels.json
+
+A case says how many bytes it must move and how many floating-point operations it must do. Its floor is the time that
+the card takes for the larger of the two, and its share is the floor over the median of `--repeat` runs. Between runs
+the L2 cache is overwritten. What can be captured runs as a CUDA graph, so that the host's time for launches does not
+count.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+FLOAT32, INT32, INT64 = 4, 4, 8  # bytes
+FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
+
+
+@dataclass(frozen=True)
+class Work:
+    """bytes: read or written in the device's memory, or over the bus to the host; flops: of matrix products."""
+
+    bytes: int = 0
+    flops: int = 0
+
+    def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
+
+
+class Case(Protocol):
+    """name, work(itemsize of the activations), and make(ops): a function that does the work once."""
+
+    name: str
+    bus: str  # "" for the device's memory, "to host", "to device"
+    is_captured: bool
+
+    def work(self, itemsize: int) -> Work: ...
+
+    def make(self, ops) -> Callable[[], object]: ...  # of kernels.gpu.TritonOps
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Those of Llama-3.1-8B."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    d: int = 128
+    block_size: int = 16
+
+    @property
+    def key_values(self) -> int:
+        """k and v of one token in one layer."""
+        return 2 * self.kv_heads * self.d
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    bus = ""
+    is_captured = True
+
+
+@dataclass(frozen=True)
+class Attention(OnDevice):
+    """Every sequence has `queries` tokens at the end of its context. The plan of the step is made before."""
+
+    name: str
+    lengths: tuple[int, ...]
+    queries: int | None = None  # None: all of the context, with nothing cached
+    heads: Heads = field(default_factory=Heads)
+
+    @property
+    def counts(self) -> list[int]:
+        return [n if self.queries is None else self.queries for n in self.lengths]
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs that a causal mask leaves."""
+        return sum(n * count - count * (count - 1) // 2 for n, count in zip(self.lengths, self.counts, strict=True))
+
+    def work(self, itemsize: int) -> Work:
+        h, tokens = self.heads, sum(self.counts)
+        values = sum(self.lengths) * h.key_values + 2 * tokens * h.heads * h.d  # q in, result out
+        return Work(values * itemsize, 4 * self.pairs * h.heads * h.d)
+
+    def make(self, ops) -> Callable[[], object]:
+        from quire.kernels.gpu.attention import Step
+
+        h, tokens, device = self.heads, sum(self.counts), ops.device
+        per_sequence = [-(-n // h.block_size) for n in self.lengths]
+        ids = torch.randperm(sum(per_sequence), dtype=torch.int32).split(per_sequence)
+        tables = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(device)
+        caches = ops.alloc_kv_cache(sum(per_sequence), h.kv_heads, h.block_size, h.d)
+        for cache in caches:
+            cache.normal_()
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+        starts = torch.tensor([0, *self.counts], dtype=torch.int32).cumsum(0).int().to(device)
+        qkv = torch.randn(tokens, h.heads + 2 * h.kv_heads, h.d, device=device).to(ops.dtype)
+        q, out = qkv[:, : h.heads].contiguous(), qkv.new_empty(tokens, h.heads, h.d)
+        split = self.queries is None
+        fresh = tuple(qkv[:, h.heads :].split(h.kv_heads, dim=1)) if split else None
+        step = Step(ops._launch, tables, lengths, starts, split=split)
+        return lambda: step.attend(q, *caches, h.d**-0.5, 0, out, fresh)
+
+
+@dataclass(frozen=True)
+class RopeAndCache(OnDevice):
+    name: str
+    tokens: int
+    heads: Heads = field(default_factory=Heads)
+
+    def work(self, itemsize: int) -> Work:
+        h = self.heads
+        values = 2 * self.tokens * (h.heads * h.d + h.key_values)  # read once, written once
+        return Work(values * itemsize + self.tokens * (h.d * FLOAT32 + INT32 + INT64))
+
+    def make(self, ops) -> Callable[[], object]:
+        h, device = self.heads, ops.device
+        blocks = -(-self.tokens // h.block_size)
+        caches = ops.alloc_kv_cache(blocks, h.kv_heads, h.block_size, h.d)
+        qkv = torch.randn(self.tokens, (h.heads + 2 * h.kv_heads) * h.d, device=device).to(ops.dtype)
+        positions = torch.arange(self.tokens, dtype=torch.int32, device=device)
+        cos_sin = torch.rand(self.tokens, h.d, device=device)
+        slots = torch.randperm(blocks * h.block_size, device=device)[: self.tokens]
+        return lambda: ops.rope_and_cache(qkv, positions, cos_sin, slots, *caches, h.heads, h.kv_heads)
+
+
+@dataclass(frozen=True)
+class AddRmsNorm(OnDevice):
+    name: str
+    tokens: int
+    hidden: int = 4096
+
+    def work(self, itemsize: int) -> Work:
+        return Work((4 * self.tokens + 1) * self.hidden * itemsize)  # x, the residual twice, the result; the weight
+
+    def make(self, ops) -> Callable[[], object]:
+        x, residual = torch.randn(2, self.tokens, self.hidden, device=ops.device).to(ops.dtype)
+        weight = torch.ones(self.hidden, dtype=ops.dtype, device=ops.device)
+        return lambda: ops.add_rms_norm(x, residual, weight, 1e-5)
+
+
+@dataclass(frozen=True)
+class SiluMul(OnDevice):
+    name: str
+    tokens: int
+    inner: int = 14336
+
+    def work(self, itemsize: int) -> Work:
+        return Work(3 * self.tokens * self.inner * itemsize)
+
+    def make(self, ops) -> Callable[[], object]:
+        gate_up = torch.randn(self.tokens, 2 * self.inner, device=ops.device).to(ops.dtype)
+        out = gate_up.new_empty(self.tokens, self.inner)
+        return lambda: ops.silu_mul(gate_up, out)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """`blocks` blocks in all layers at once; with a bus to or from host memory. Ids come from the host each time."""
+
+    name: str
+    bus: str = ""
+    blocks: int = 256
+    layers: int = 32
+    heads: Heads = field(default_factory=Heads)
+    is_captured = False
+
+    def work(self, itemsize: int) -> Work:
+        size = self.blocks * self.layers * self.heads.block_size * self.heads.key_values * itemsize
+        return Work(size if self.bus else 2 * size)  # a copy on the device reads and writes there
+
+    def make(self, ops) -> Callable[[], object]:
+        from quire.kernels.gpu.blocks import BlockTable
+
+        h, shape = self.heads, (2 * self.blocks, self.heads.kv_heads, self.heads.block_size, self.heads.d)
+        caches = [ops.alloc_kv_cache(shape[0], h.kv_heads, h.block_size, h.d) for _ in range(self.layers)]
+        table = BlockTable([cache for pair in caches for cache in pair])
+        ids = torch.randperm(2 * self.blocks, device="cpu")
+        src, dst = ids[: self.blocks].contiguous(), ids[self.blocks :].contiguous()
+
+        def with_caches(function: Callable[[], object]) -> Callable[[], object]:
+            return lambda: (function(), caches)[0]  # the table holds addresses only
+
+        if not self.bus:
+            return with_caches(lambda: table.copy(src, dst))
+        host_shape = (self.blocks, self.layers, 2, *shape[1:])
+        host = torch.zeros(host_shape, dtype=ops.kv_dtype, device="cpu", pin_memory=ops.device.type == "cuda")
+        there = torch.arange(self.blocks, device="cpu")
+        if self.bus == "to host":
+            return with_caches(lambda: table.swap_out(host, src, there))
+        return with_caches(lambda: table.swap_in(host, there, src))
+
+
+@dataclass(frozen=True)
+class Logits(OnDevice):
+    """Reads each row once at least; what a search takes beyond that is overhead, and shows in the share."""
+
+    name: str
+    method: str  # "argmax", "sample", "top_logprobs"
+    rows: int = 256
+    vocabulary: int = 128256
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def work(self, itemsize: int) -> Work:
+        return Work(self.rows * self.vocabulary * FLOAT32)
+
+    def make(self, ops) -> Callable[[], object]:
+        logits = torch.randn(self.rows, self.vocabulary, device=ops.device) * 3
+        if self.method == "argmax":
+            return lambda: ops.argmax(logits)
+        if self.method == "top_logprobs":
+            return lambda: ops.top_logprobs(logits, min(20, self.vocabulary))
+        columns = (1.0, torch.float32), (self.top_k, torch.int32), (self.top_p, torch.float32), (0.0, torch.float32)
+        rest = [torch.full((self.rows,), value, dtype=dtype, device=ops.device) for value, dtype in columns]
+        uniform = torch.rand(self.rows, dtype=torch.float64, device=ops.device)
+        return lambda: ops.sample(logits, *rest, uniform)
+
+
+CASES: list[Case] = [
+    Attention("decode attention, 256 x 1k", (1024,) * 256, 1),
+    Attention("decode attention, 1 x 32k + 63 x 1k", (32768, *(1024,) * 63), 1),
+    Attention("decode attention, 1 x 1k", (1024,), 1),
+    Attention("prefill attention, 8k, nothing cached", (8192,)),
+    Attention("prefill attention, 2k on 8k cached", (8192,), 2048),
+    RopeAndCache("rotation and cache, 256 tokens", 256),
+    RopeAndCache("rotation and cache, 8k tokens", 8192),
+    AddRmsNorm("add and norm, 256 tokens", 256),
+    AddRmsNorm("add and norm, 8k tokens", 8192),
+    SiluMul("silu times up, 256 tokens", 256),
+    SiluMul("silu times up, 8k tokens", 8192),
+    Moves("copy of 256 blocks"),
+    Moves("swap of 256 blocks to the host", "to host"),
+    Moves("swap of 256 blocks to the device", "to device"),
+    Logits("argmax, 256 x 128k", "argmax"),
+    Logits("draw, 256 x 128k", "sample"),
+    Logits("draw, top-k 50, 256 x 128k", "sample", top_k=50),
+    Logits("draw, top-p 0.9, 256 x 128k", "sample", top_p=0.9),
+    Logits("draw, top-k and top-p, 1 x 128k", "sample", rows=1, top_k=50, top_p=0.9),
+    Logits("top 20 log-probabilities, 64 x 128k", "top_logprobs", rows=64),
+]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Measured, not published: what the best of torch's own operations reach."""
+
+    name: str
+    copy_bytes_per_s: float  # read and written
+    flops_per_s: float  # of bfloat16 products
+    bus_bytes_per_s: float  # from and to pinned memory
+
+    def floor_s(self, case: Case, itemsize: int) -> float:
+        rate = self.bus_bytes_per_s if case.bus else self.copy_bytes_per_s
+        return case.work(itemsize).floor_s(rate, self.flops_per_s)
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    ms: float
+    gb_per_s: float
+    tflop_per_s: float
+    share: float  # of the floor; 1 is perfect
+
+    @classmethod
+    def of(cls, case: Case, card: Card, itemsize: int, seconds: float) -> "Result":
+        work = case.work(itemsize)
+        rates = work.bytes / seconds / 1e9, work.flops / seconds / 1e12
+        return cls(case.name, seconds * 1e3, *rates, card.floor_s(case, itemsize) / seconds)
+
+
+def table(card: Card, results: list[Result]) -> str:
+    lines = [
+        f"{card.name}: copies {card.copy_bytes_per_s / 1e9:.0f} GB/s, products {card.flops_per_s / 1e12:.0f} TFLOP/s, "
+        f"bus {card.bus_bytes_per_s / 1e9:.1f} GB/s",
+        f"{'kernel':<40}{'ms':>9}{'GB/s':>9}{'TFLOP/s':>9}{'share':>8}",
+    ]
+    for r in results:
+        flops = f"{r.tflop_per_s:9.1f}" if r.tflop_per_s else " " * 9
+        lines.append(f"{r.name:<40}{r.ms:>9.3f}{r.gb_per_s:>9.1f}{flops}{r.share:>8.1%}")
+    return "\n".join(lines)
+
+
+class Timer:
+    """Medians of times on the device."""
+
+    def __init__(self, repeat: int) -> None:
+        self.repeat = repeat
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def seconds(self, run: Callable[[], object], captured: bool = True) -> float:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            run = graph.replay
+        times = []
+        for _ in range(self.repeat):
+            self.flush.zero_()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return statistics.median(times)
+
+
+def measure_card(timer: Timer) -> Card:
+    size = 1 << 30
+    source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    host = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
+    n = 8192
+    a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
+    product: Tensor = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
+    part = source[: len(host)]
+    return Card(
+        torch.cuda.get_device_name(),
+        2 * size / timer.seconds(lambda: target.copy_(source)),
+        2 * n**3 / timer.seconds(lambda: torch.mm(a, b, out=product)),
+        len(host) / timer.seconds(lambda: part.copy_(host, non_blocking=True), captured=False),
+    )
+
+
+def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Case] = CASES) -> int:
+    if not torch.cuda.is_available():
+        print("--ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
+        return 2
+    import triton
+
+    from quire.kernels.gpu import TritonOps
+
+    timer, ops = Timer(repeat), TritonOps(dtype=dtype)
+    card = measure_card(timer)
+    results: list[Result] = []
+    rows: list[dict[str, object]] = []
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}
+    for case in cases:
+        try:
+            seconds = timer.seconds(case.make(ops), case.is_captured)
+        except Exception as error:  # of one kernel: the others can be measured all the same
+            rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
+            print(
+                f"{case.name} failed: {rows[-1]['error']}",
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            results.append(Result.of(case, card, dtype.itemsize, seconds))
+            rows.append(asdict(results[-1]))
+        if json_file:
+            found = {"card": asdict(card), "versions": versions, "kernels": rows}
+            json_file.write_text(json.dumps(found, indent=1) + "\n")
+        torch.cuda.empty_cache()
+    print(table(card, results))
+    return 0 if len(results) == len(cases) else 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where --ops triton writes its figures too")

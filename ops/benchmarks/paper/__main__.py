@@ -1,0 +1,140 @@
+"""`make paper`: repeat the evaluation of the PagedAttention paper (Kwon et al., SOSP'23) on this engine.
+
+make paper                                     everything; minutes
+make paper ARGS="--quick"                      everything, with runs too short for good numbers
+make paper ARGS="--only memory,sharing"        some experiments
+python -m quire.ops.benchmarks.paper --only batch --jobs 4 --seed 1
+
+Prints tables beside the paper's values, and writes paper.json and a plot per experiment (PNG and SVG).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.ops.benchmarks.paper import blocks, memory, plots, recovery, sharing, throughput
+from quire.ops.benchmarks.paper.context import Context
+from quire.ops.local.progress import Progress
+
+RESULTS = Path(__file__).parents[1] / "results" / "paper"
+PACKAGES = ("quire", "torch", "numpy", "matplotlib")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+
+
+class Experiment(NamedTuple):
+    """`run` gives what goes into the JSON, of which the other two make a text and a figure."""
+
+    run: Callable[[Context], dict[str, Any]]
+    table: Callable[[dict[str, Any]], str]
+    draw: Callable[[dict[str, Any]], Any]
+    about: str
+
+
+EXPERIMENTS = {
+    "memory": Experiment(memory.run_memory, memory.memory_table, plots.memory, "figure 2: what the cache holds"),
+    "batch": Experiment(memory.run_batch, memory.batch_table, plots.batch, "figure 13: requests that run at once"),
+    "sharing": Experiment(sharing.run_sharing, sharing.sharing_table, plots.sharing, "figure 15: blocks saved"),
+    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, plots.blocks, "figure 18: block size"),
+    "recovery": Experiment(
+        recovery.run_recovery, recovery.recovery_table, plots.recovery, "figure 19: swap or recompute"
+    ),
+    "throughput": Experiment(
+        throughput.run_throughput,
+        throughput.throughput_table,
+        plots.throughput,
+        "figures 12, 14, 16, 17: latency by rate",
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    names = "\n".join(f"  {name:<11} {one.about}" for name, one in EXPERIMENTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.ops.benchmarks.paper",
+        description=f"{__doc__}\nExperiments:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="NAMES", default=",".join(EXPERIMENTS), help="experiments, comma-separated")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that all works")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes for simulations")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for paper.json and the plots")
+    args = parser.parse_args(argv)
+    chosen = args.only.split(",")
+    if unknown := [name for name in chosen if name not in EXPERIMENTS]:
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(EXPERIMENTS)}")
+    if args.jobs < 1:
+        parser.error(f"--jobs is {args.jobs}: it must be at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    progress = Progress(sys.stderr)
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-paper-") as folder:
+            context = Context(args.quick, args.seed, args.jobs, Path(folder), progress)
+            run([name for name in EXPERIMENTS if name in chosen], context, args.out)
+    except KeyboardInterrupt:
+        progress.say("interrupted; the experiments that had ended are written")
+        return 130
+    print(f"Written: paper.json and plots, in {os.path.relpath(args.out)}")
+    return 0
+
+
+def run(names: list[str], context: Context, folder: Path) -> None:
+    """Run experiments in order: print the table of each, draw its plot, write it into the report."""
+    for index, name in enumerate(names):
+        experiment = EXPERIMENTS[name]
+        context.name = name
+        started = time.monotonic()
+        result = experiment.run(context)
+        seconds = time.monotonic() - started
+        result = {**stamp(context), "seconds": seconds, **result}
+        result["files"] = plots.save(result, name, experiment.draw, folder)
+        write(name, result, folder / "paper.json")
+        context.progress.say(f"{index + 1} of {len(names)}: {name}, {experiment.about}: {seconds:.0f} s")
+        print(f"\n{experiment.table(result)}\n", flush=True)
+
+
+def write(name: str, result: dict[str, Any], path: Path) -> None:
+    """Put one experiment into the report; the others there stay as they are."""
+    report = json.loads(path.read_text()) if path.exists() else {"experiments": {}}
+    report["experiments"][name] = result
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def stamp(context: Context) -> dict[str, Any]:
+    """When, on what, with which seed: what a result needs to be compared with another."""
+    return {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "quick": context.quick,
+        "seed": context.seed,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Cores, kind of processor and what it computes with; no names."""
+    flags: set[str] = set()
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                flags.update(line.split(":", 1)[1].split())
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""`make soak`: requests of all kinds on a stack whose processes are killed, stopped, drained and restarted by a seeded
+schedule; afterwards every request is checked against what it is without faults.
+
+make soak                                        one hour
+make soak ARGS="--minutes 1"
+python -m quire.ops.benchmarks.soak --minutes 10 --seed 3 --workers 3 --gateways 2
+
+Prints requests, tokens, faults, migrations (a request that another attempt went on with), repairs (what a gateway read
+from the log because it was published and did not arrive), fenced items, resumes, lost (must be 0), changed (doubled
+ones too; must be 0) and the longest pause; writes soak.json and a plot of the throughput with the faults marked. Exit
+code 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from redis import Redis
+
+from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, Service, answers, free_port
+from quire.ops.benchmarks.soak.client import Record, ask
+from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
+from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.ops.local.progress import Progress
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
+
+RESULTS = Path(__file__).parents[1] / "results" / "soak"
+MODEL = "soak"
+KEYS = LaneKeys(MODEL)
+# A request that has not ended so long after the last fault was mended is lost.
+GIVE_UP_S = 300.0
+LEASE_S, BEAT_S = 2.0, 0.5
+# What recovery did, as Redis counted it: lower bounds, since a gateway that is killed takes its last repairs along.
+RECOVERIES = ("migrations", "repairs", "fenced")
+
+
+def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
+    """A request of one of the kinds that must survive: greedy, drawn, with penalties, several choices, logprobs."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": draw.choices(range(2, 2048), k=draw.randint(4, 60)),
+        "max_tokens": draw.randint(4, longest if draw.random() < 0.9 else 4 * longest),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": draw.randrange(2**32),
+        "temperature": draw.choice([0, 0, 0.7, 1]),
+        "ignore_eos": True,
+    }
+    kinds: list[dict[str, Any]] = [
+        {},
+        {},
+        {"n": 2},
+        {"n": 2, "logprobs": 2},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.2},
+        {"top_p": 0.9},
+    ]
+    return body | draw.choice(kinds)
+
+
+async def load(
+    gateways: list[str], seed: int, concurrency: int, longest: int, until: asyncio.Event, records: list[Record]
+) -> None:
+    """Keep `concurrency` requests open until told to stop, then see them to their end."""
+    draw = random.Random(seed)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def one_after_the_other() -> None:
+            while not until.is_set():
+                key = f"{seed}-{draw.randrange(2**60)}"
+                records.append(await ask(session, gateways, key, make_body(draw, longest), GIVE_UP_S))
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
+
+
+async def check(gateway: str, records: list[Record], limit: int) -> list[Record]:
+    """Ask again, now without faults: those whose text or log-probabilities differ from what their client saw."""
+    chosen = random.Random(0).sample(records, min(limit, len(records)))
+    gate = asyncio.Semaphore(16)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+
+        async def differs(record: Record) -> bool:
+            body = {name: value for name, value in record.body.items() if not name.startswith("stream")}
+            async with gate, session.post(f"{gateway}/v1/completions", json=body) as response:
+                answer = await response.json()
+            texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
+            scored = {one["index"]: one["logprobs"]["token_logprobs"] for one in answer["choices"] if one["logprobs"]}
+            seen = (record.text, record.logprobs, record.usage_tokens)
+            return seen != (texts, scored, answer["usage"]["completion_tokens"])
+
+        found = await asyncio.gather(*map(differs, chosen))
+    return [record for record, is_different in zip(chosen, found, strict=True) if is_different]
+
+
+async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    progress = Progress(sys.stderr)
+    model = make_checkpoint(folder / "model", "tiny")
+    redis_server = EmbeddedRedis(folder)
+    redis_server.start()
+    workers, gateways, urls = [], [], []
+    common = [str(model), "--redis-url", redis_server.url, "--served-model-name", MODEL]
+    lease = ["--lease-s", str(LEASE_S), "--beat-s", str(BEAT_S), "--drain-s", "0.5", "--watchdog-s", "15"]
+    try:
+        for index in range(args.workers):
+            port = free_port()
+            command = ["worker", *common, "--worker-id", f"w{index}", "--internal-port", str(port), "--threads", "1"]
+            command += ["--dtype", "float32", "--max-num-seqs", "16", *lease, "--tensor-parallel-size", str(args.ranks)]
+            workers.append(Service(f"w{index}", command, lambda port=port: answers(port, "/health"), folder / "w.log"))
+        for index in range(args.gateways):
+            port = free_port()
+            urls.append(f"http://127.0.0.1:{port}")
+            command = ["gateway", *common, "--port", str(port), "--drain-s", "1"]
+            gateways.append(
+                Service(f"g{index}", command, lambda port=port: answers(port, "/healthz"), folder / "g.log")
+            )
+        chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s, args.ranks)
+        await chaos.mend_all()
+        progress.say(f"{args.workers} workers and {args.gateways} gateways are ready")
+        records: list[Record] = []
+        ended = asyncio.Event()
+        started = time.monotonic()
+        loads = asyncio.create_task(load(urls, args.seed, args.concurrency, args.longest, ended, records))
+        faults = asyncio.create_task(chaos.run(ended))
+        while time.monotonic() - started < 60 * args.minutes and not loads.done():
+            await asyncio.sleep(5)
+            progress.say(f"{len(records)} requests ended, {len(chaos.faults)} faults")
+        ended.set()
+        await faults
+        await chaos.mend_all()
+        await loads
+        seconds = time.monotonic() - started
+        progress.say("checking every text against one without faults")
+        complete = [record for record in records if record.outcome == "complete"]
+        changed = await check(urls[0], complete, args.checks)
+        return {
+            **report(records, chaos, seconds, started),
+            **await state(redis_server),
+            "checked": min(args.checks, len(complete)),
+            "changed": len(changed),
+            "changed_examples": [{"body": one.body, "text": one.text} for one in changed[:3]],
+            "seed": args.seed,
+        }
+    finally:
+        for service in (*workers, *gateways):
+            service.end()
+        redis_server.stop()
+
+
+def report(records: list[Record], chaos: Chaos, seconds: float, started: float) -> dict[str, Any]:
+    ends = Counter(record.outcome or "lost" for record in records)
+    times = sorted(at - started for record in records for at in record.tokens_at)
+    per_second = Counter(int(at) for at in times)
+    return {
+        "seconds": seconds,
+        "requests": len(records),
+        "outcomes": dict(ends),
+        "lost": ends["lost"],
+        "errors": [record.error for record in records if record.outcome == "error"][:5],
+        "tokens": sum(record.usage_tokens for record in records),
+        "breaks": sum(record.breaks for record in records),
+        "resumes": sum(record.resumes for record in records),
+        "refusals": sum(record.refusals for record in records),
+        "worst_pause_s": max((record.worst_pause_s for record in records), default=0.0),
+        "faults": [asdict(fault) for fault in chaos.faults],
+        "fault_counts": dict(Counter(fault.what for fault in chaos.faults)),
+        "events_per_second": [per_second[second] for second in range(int(seconds) + 1)],
+    }
+
+
+async def state(redis_server: EmbeddedRedis) -> dict[str, Any]:
+    """What Redis counted, once nothing runs."""
+    with Redis.from_url(redis_server.url) as client:
+        for _ in range(200):
+            load = [int(count) for count in client.hvals(KEYS.load)]
+            pending = sum(
+                client.xpending(KEYS.queue(name), GROUP)["pending"]
+                for name in QUEUES
+                if client.exists(KEYS.queue(name))
+            )
+            if not any(load) and not pending:
+                break
+            await asyncio.sleep(0.1)
+        totals = {name.decode(): int(count) for name, count in client.hgetall(KEYS.totals).items()}
+        recoveries = {name.decode(): int(count) for name, count in client.hgetall(KEYS.recoveries).items()}
+    accepted = totals.pop("accepted", 0)
+    counts = {name: recoveries.get(name, 0) for name in RECOVERIES}
+    return {"accepted": accepted, "totals": totals, "pending": pending, "load": load, **counts}
+
+
+def is_good(result: dict[str, Any]) -> bool:
+    return (
+        result["lost"] == 0
+        and result["changed"] == 0
+        and set(result["outcomes"]) <= {"complete"}
+        and result["accepted"] == sum(result["totals"].values())
+        and result["pending"] == 0
+        and not any(result["load"])
+    )
+
+
+def plot(result: dict[str, Any], folder: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(12, 4))
+    axes.plot(result["events_per_second"], linewidth=0.8)
+    colours = dict(zip(FAULTS | OF_RANKS, ("C3", "C1", "C4", "C2", "C5", "black", "C6", "C7"), strict=True))
+    named = set()
+    for fault in result["faults"]:
+        what = fault["what"]
+        label = None if what in named else what
+        named.add(what)
+        axes.axvline(fault["at"], color=colours[what], alpha=0.5, linewidth=0.8, label=label)
+    if named:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(FAULTS), frameon=False, fontsize=8)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("events with text per second")
+    axes.set_ylim(bottom=0)
+    axes.set_title(", ".join(f"{result[name]} {name}" for name in ("requests", *RECOVERIES, "lost", "changed")))
+    figure.savefig(folder / "soak.png", dpi=120, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.ops.benchmarks.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0, help="of load and faults")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the model of each worker: 1, 2 or 4")
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests that are open at once")
+    parser.add_argument(
+        "--longest",
+        type=int,
+        default=96,
+        help="tokens of nine answers in ten, at most; the tenth may have four times as many",
+    )
+    parser.add_argument("--pause-s", type=float, default=8.0, help="seconds between two faults, on average")
+    parser.add_argument("--checks", type=int, default=2000, help="answers that are compared, at most")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quire-soak-") as folder:
+        result = asyncio.run(soak(args, Path(folder)))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(result, args.out)
+    shown = ("requests", "outcomes", "tokens", "fault_counts", "breaks", "resumes", "refusals", "lost", "checked")
+    for name in (*shown, "changed", *RECOVERIES, "worst_pause_s", "accepted", "totals", "errors"):
+        print(f"{name}: {result[name]}")
+    return 0 if is_good(result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What is done to a stack while it serves: a seeded schedule of kills, stops and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.shared.processes import dying_with_parent
+
+# How often each is chosen.
+FAULTS = {
+    "kill worker": 6,
+    "kill gateway": 3,
+    "stop worker": 3,
+    "drain worker": 3,
+    "drain gateway": 2,
+    "kill redis": 1,
+}
+# Where workers are several processes each.
+OF_RANKS = {"kill rank": 4, "stop rank": 2}
+# A worker that is stopped for longer than its lease wakes up as a zombie.
+STOPPED_S = (0.5, 5.0)
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """One that was done, in seconds since the start."""
+
+    at: float
+    what: str
+    whom: str
+
+
+class Service:
+    """A process that is started again whenever it is not there."""
+
+    def __init__(self, name: str, command: list[str], ready: Callable[[], bool], log: Path) -> None:
+        self.name = name
+        self._command = command
+        self._ready = ready
+        self._log = log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            command = dying_with_parent([sys.executable, "-m", "quire", *self._command])
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_running and self._ready()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.is_running:
+            assert self.process is not None
+            self.process.send_signal(number)
+
+    def other_ranks(self) -> list[int]:
+        """Processes of a worker that is ready, beside the one that was started."""
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.send(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+class Chaos:
+    """Carries the schedule out. Never takes the last worker or gateway that is ready: that is another experiment."""
+
+    def __init__(
+        self,
+        workers: list[Service],
+        gateways: list[Service],
+        redis: EmbeddedRedis,
+        seed: int,
+        pause_s: float,
+        ranks: int = 1,
+    ) -> None:
+        self._groups = {"worker": workers, "gateway": gateways}
+        self._kinds = FAULTS | (OF_RANKS if ranks > 1 else {})
+        self._redis = redis
+        self._random = random.Random(seed)
+        self._pause_s = pause_s
+        self._started = time.monotonic()
+        self.faults: list[Fault] = []
+
+    async def run(self, until: asyncio.Event) -> None:
+        """One fault after the other, `pause_s` apart on average."""
+        while not until.is_set():
+            await asyncio.sleep(self._random.uniform(0.3, 1.7) * self._pause_s)
+            self._mend()
+            (what,) = self._random.choices(list(self._kinds), self._kinds.values())
+            await self._do(what)
+
+    def _mend(self) -> None:
+        for group in self._groups.values():
+            for service in group:
+                if not service.is_running:
+                    service.start()
+
+    async def _do(self, what: str) -> None:
+        verb, kind = what.split()
+        if kind == "redis":
+            self._note(what, "redis")
+            process = self._redis.process
+            assert process is not None
+            process.kill()
+            process.wait()
+            await asyncio.sleep(self._random.uniform(0.1, 1.0))
+            self._redis.start()
+            return
+        ready = [service for service in self._groups["worker" if kind == "rank" else kind] if service.is_ready]
+        if len(ready) < 2:
+            return
+        service = self._random.choice(ready)
+        self._note(what, service.name)
+        if kind == "rank":
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # its worker may end meanwhile
+                await self._do_to_rank(verb, self._random.choice(service.other_ranks()))
+            return
+        if verb == "kill":
+            service.send(signal.SIGKILL)
+        elif verb == "drain":
+            service.send(signal.SIGTERM)
+        else:
+            service.send(signal.SIGSTOP)
+            await asyncio.sleep(self._random.uniform(*STOPPED_S))
+            service.send(signal.SIGCONT)
+
+    async def _do_to_rank(self, verb: str, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+        if verb == "stop":
+            await asyncio.sleep(self._random.uniform(*STOPPED_S))
+            os.kill(pid, signal.SIGCONT)
+
+    def _note(self, what: str, whom: str) -> None:
+        self.faults.append(Fault(time.monotonic() - self._started, what, whom))
+
+    async def mend_all(self) -> None:
+        """Have everything up again."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        services = [service for group in self._groups.values() for service in group]
+        for service in services:
+            service.send(signal.SIGCONT)
+        while not all(service.is_ready for service in services):
+            self._mend()
+            if time.monotonic() > deadline:
+                raise TimeoutError("not everything came up again")
+            await asyncio.sleep(0.1)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether GET `path` on a local port is a 200."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False

@@ -1,0 +1,79 @@
+"""A worker whose model computes nothing and whose steps are as long as one says: what remains is the pair itself.
+
+python -m quire.ops.benchmarks.stack.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
+
+All else is a worker's: it claims, commits and beats, and its interpreter is set up as a worker's is. Every token is the
+same. When it ends it writes what it did, for `pair.py`: [start, end, {request id: tokens so far}] of each step,
+times of the monotonic clock in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+
+import msgpack
+import uvloop
+
+from quire.ops.benchmarks.stack.overhead import NoModel
+from quire.shared.logs import setup_logging
+from quire.shared.messages import StepItem
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.interpreter import settle
+from quire.worker.service import WorkerService
+
+# An ordinary word of the checkpoints in ops/benchmarks/stack/checkpoint.py.
+TOKEN = 7
+VOCAB = 2048
+
+
+class Clockwork(Engine):
+    """Begins a step at each tick, and notes when it was done with it."""
+
+    def __init__(self, limits: EngineLimits, step_s: float) -> None:
+        super().__init__(NoModel(limits.max_num_seqs, VOCAB, TOKEN), limits, (), None)
+        self._step_s = step_s
+        self._due = 0.0
+        self.log: list[tuple[float, float, dict[str, int]]] = []
+
+    def step(self) -> list[StepItem]:
+        now = time.monotonic()
+        if now < self._due:
+            time.sleep(self._due - now)
+        self._due = max(now, self._due + self._step_s)
+        start = time.monotonic()
+        items = super().step()
+        self.log.append((start, time.monotonic(), {item.request_id: item.end for item in items}))
+        return items
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--redis-url", required=True)
+    parser.add_argument("--model-name", default="clockwork")
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--log", type=Path)
+    args = parser.parse_args()
+    setup_logging("worker", "warning")
+    limits = EngineLimits(
+        num_blocks=args.sequences * 257,
+        block_size=16,
+        max_num_seqs=args.sequences,
+        max_num_batched_tokens=max(4096, args.sequences),
+        max_model_len=4096,
+    )
+    engine = Clockwork(limits, args.step_ms / 1000)
+    service = WorkerService(engine, model_name=args.model_name, worker_id="clockwork", redis_url=args.redis_url)
+    settle()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(service.run(0.2))
+    if args.log:
+        args.log.write_bytes(msgpack.packb(engine.log))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Redis, a gateway and a worker that computes nothing (`clockwork.py`), or a bare server in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+from redis import Redis
+
+from quire.ops.benchmarks.soak.chaos import answers, free_port
+from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
+from quire.ops.benchmarks.stack.stream_client import MODEL
+from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.shared.processes import dying_with_parent
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# [start, end, {request id: tokens so far}] of each step, on the monotonic clock.
+Steps = list[tuple[float, float, dict[str, int]]]
+
+
+@dataclass
+class Streaming:
+    """Processes that stream to clients at `port`, and how to read their clocks."""
+
+    folder: Path
+    port: int
+    # The one that steps, and writes to `folder` when.
+    stepping: subprocess.Popen[bytes]
+    # By name: what has its processor time, and the process whose main thread may wait for a core.
+    clocks: dict[str, Path]
+    pids: dict[str, int]
+
+    def steps(self) -> Steps:
+        """End the process that steps; its steps."""
+        self.stepping.send_signal(signal.SIGTERM)
+        self.stepping.wait(30)
+        found: Steps = msgpack.unpackb((self.folder / "steps").read_bytes())
+        return found
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far."""
+        return {name: _cpu_s(stat) for name, stat in self.clocks.items()}
+
+    def waited_s(self) -> dict[str, float]:
+        """Seconds so far in which the main thread of a process wanted to run, and others had the cores."""
+        return {name: _waited_s(pid) for name, pid in {**self.pids, "client": os.getpid()}.items()}
+
+    async def ready(self) -> None:
+        for _ in range(300):
+            if answers(self.port, "/readyz"):
+                return
+            await asyncio.sleep(0.1)
+        raise TimeoutError("the server is not ready")
+
+
+@dataclass
+class Pair(Streaming):
+    """Redis, a gateway and a worker, of which the clock is that of the thread that commits."""
+
+    redis: EmbeddedRedis
+    gateway: subprocess.Popen[bytes]
+
+
+def _cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _waited_s(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
+def resident_kib(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1])
+
+
+def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[str] = ()) -> Pair:
+    """Start all processes; they may not be ready yet."""
+    model = make_checkpoint(folder / "model", "tiny")
+    redis = EmbeddedRedis(folder)
+    redis.start()
+    port = free_port()
+    flags = ["--redis-url", redis.url, "--served-model-name", MODEL, "--port", str(port), "--log-level", "warning"]
+    gateway = _start("quire", "gateway", str(model), *flags, *gateway_flags)
+    flags = ["--redis-url", redis.url, "--step-ms", str(step_ms), "--sequences", str(sequences)]
+    worker = _start("quire.ops.benchmarks.stack.clockwork", *flags, "--log", str(folder / "steps"))
+    with Redis.from_url(redis.url) as client:
+        redis_pid = client.info("server")["process_id"]
+    clocks = {
+        "gateway": Path(f"/proc/{gateway.pid}/stat"),
+        "commit": Path(f"/proc/{worker.pid}/task/{worker.pid}/stat"),
+        "redis": Path(f"/proc/{redis_pid}/stat"),
+    }
+    pids = {"gateway": gateway.pid, "commit": worker.pid, "redis": redis_pid}
+    return Pair(folder, port, worker, clocks, pids, redis, gateway)
+
+
+def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(dying_with_parent([sys.executable, "-m", module, *arguments]))
+
+
+@asynccontextmanager
+async def pair(step_ms: float, sequences: int = 256, gateway_flags: Sequence[str] = ()) -> AsyncIterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="quire-pair-") as folder:
+        found = start(Path(folder), step_ms, sequences, gateway_flags)
+        try:
+            await found.ready()
+            yield found
+        finally:
+            for process in (found.gateway, found.stepping):
+                process.kill()
+                process.wait()
+            found.redis.stop()
+
+
+@asynccontextmanager
+async def bare(step_ms: float) -> AsyncIterator[Streaming]:
+    with tempfile.TemporaryDirectory(prefix="quire-bare-") as folder:
+        port, log = free_port(), Path(folder) / "steps"
+        server = _start(
+            "quire.ops.benchmarks.stack.bare", "--port", str(port), "--step-ms", str(step_ms), "--log", str(log)
+        )
+        clocks, pids = {"server": Path(f"/proc/{server.pid}/stat")}, {"server": server.pid}
+        try:
+            found = Streaming(Path(folder), port, server, clocks, pids)
+            await found.ready()
+            yield found
+        finally:
+            server.kill()
+            server.wait()

@@ -1,0 +1,188 @@
+"""`quire chat`: a conversation in the terminal, streamed, with any server that speaks the OpenAI API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from quire.ops.cli.completions import Answer, ChatClient, Interrupted
+from quire.ops.cli.settings import ChatSettings
+from quire.ops.errors import CommandError
+from quire.ops.paths import user_state_dir
+
+COMMANDS_HELP = """\
+/reset          forget the conversation
+/system [TEXT]  show or set the system message
+/save [FILE]    write the conversation to a file: JSON if its name ends in .json, else Markdown
+/help           show this
+Ctrl-C stops an answer, Ctrl-D leaves."""
+DEFAULT_FILE = "chat.md"
+HISTORY_LENGTH = 1000
+
+Message = dict[str, str]
+
+
+def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
+    """Answer once if there is a prompt or a pipe, else converse. Returns the exit code. Raises CommandError."""
+    client = ChatClient(settings.url, settings.api_key)
+    prompt = settings.prompt
+    if prompt == "-" or (not prompt and not sys.stdin.isatty()):
+        prompt = _read_all(sys.stdin)
+        if not prompt:
+            raise CommandError("standard input is empty; give a prompt as an argument, or call it in a terminal")
+    conversation = Conversation(client, settings)
+    if prompt:
+        return 0 if conversation.ask(prompt) else 130
+    _load_history(user_state_dir(environ) / "chat_history")
+    return conversation.converse()
+
+
+class Conversation:
+    """The messages so far, and what happens with a line that the user types."""
+
+    def __init__(self, client: ChatClient, settings: ChatSettings) -> None:
+        self._client = client
+        self._model = settings.model or client.first_model()
+        sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "seed")}
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._system = settings.system
+        self._messages: list[Message] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return system + self._messages
+
+    def converse(self) -> int:
+        """Read lines and answer them until the end of input."""
+        # Whoever started this may have had it ignored, as scripts have it for what they start in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(dim(f"{self._model} at {self._client.url}. /help lists the commands, Ctrl-D leaves."))
+        # \001 and \002 tell readline what takes no place on the screen.
+        prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if sys.stdout.isatty() else "> "
+        while True:
+            try:
+                line = input(prompt).strip()
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self.ask(line)
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print(dim("\nCtrl-D leaves."))
+            except CommandError as error:
+                print(f"quire chat: {error}", file=sys.stderr)
+
+    def ask(self, text: str) -> bool:
+        """Stream the answer to `text` and keep both; False if the user stopped it. Raises CommandError."""
+        self._messages.append({"role": "user", "content": text})
+        answer = Answer()
+        request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
+        pieces = self._client.stream(request, answer)
+        stopped = False
+        try:
+            for kind, piece in pieces:
+                print(dim(piece) if kind == "reasoning" else piece, end="", flush=True)
+        except KeyboardInterrupt:
+            stopped = True
+        except Interrupted:
+            print()
+            raise
+        finally:
+            pieces.close()
+            if answer.text:
+                self._messages.append({"role": "assistant", "content": answer.text})
+            else:  # a question without an answer is asked again, or differently: it is not part of the conversation
+                self._messages.pop()
+        print()
+        note = dim(_statistics(answer, stopped), sys.stderr)
+        if sys.stderr.isatty() and note:
+            print(note, file=sys.stderr)
+        return not stopped
+
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "/reset": self._reset,
+            "/system": self._set_system,
+            "/save": self._save,
+            "/help": lambda _: print(dim(COMMANDS_HELP)),
+        }
+        if name not in commands:
+            raise CommandError(f"there is no command {name}; /help lists them")
+        commands[name](argument.strip())
+
+    def _reset(self, _: str) -> None:
+        self._messages.clear()
+        print(dim("The conversation starts anew."))
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+        print(dim(f"System message: {self._system or 'none'}"))
+
+    def _save(self, name: str) -> None:
+        path = Path(name or DEFAULT_FILE).expanduser()
+        if path.suffix == ".json":
+            text = json.dumps({"model": self._model, "messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
+        else:
+            text = "\n\n".join(f"**{message['role']}**\n\n{message['content']}" for message in self.messages) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"cannot write {path}: {error.strerror}; give another file") from error
+        print(dim(f"Saved {len(self.messages)} messages to {path}"))
+
+
+def _read_all(stream: TextIO) -> str:
+    try:
+        text = stream.read().strip()
+        text.encode()  # in some locales bytes that are no text have come through
+    except UnicodeError as error:
+        raise CommandError("standard input is not UTF-8; convert it, as with iconv -f latin1 -t utf-8") from error
+    return text
+
+
+def dim(text: str, stream: Any = None) -> str:
+    """Text in grey, where the stream is a terminal."""
+    return f"\x1b[2m{text}\x1b[0m" if (stream or sys.stdout).isatty() else text
+
+
+def _statistics(answer: Answer, stopped: bool) -> str:
+    parts = ["stopped"] if stopped else []
+    if answer.first_token_s is not None:
+        parts.append(f"{answer.tokens} tokens in {answer.total_s:.2f} s")
+        parts.append(f"first after {answer.first_token_s * 1000:.0f} ms")
+    if answer.tokens_per_s is not None:
+        parts.append(f"{answer.tokens_per_s:.1f} tokens/s")
+    if answer.finish_reason == "length":
+        parts.append("cut at the token limit (--max-tokens)")
+    return ", ".join(parts)
+
+
+def _load_history(path: Path) -> None:
+    """Arrow keys and a history that outlives the session, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    import atexit
+
+    def save() -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)
+        except OSError:
+            pass  # a history that cannot be kept is no reason to complain
+
+    with contextlib.suppress(OSError):  # there is none yet
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY_LENGTH)
+    atexit.register(save)

@@ -1,0 +1,166 @@
+"""A client of the OpenAI chat API, as small as a terminal needs it: the model's name, and one streamed answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.ops.cli.server_url import parse_url
+from quire.ops.errors import CommandError
+
+CONNECT_TIMEOUT_S = 10.0
+# A server that queues may be silent for long before the first token; it sends comments meanwhile.
+READ_TIMEOUT_S = 300.0
+
+
+class Interrupted(CommandError):
+    """The answer broke off: the text so far has been shown."""
+
+
+@dataclass
+class Answer:
+    """One answer, filled while it streams. Times are in seconds since the request was sent."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    tokens: int = 0
+    first_token_s: float | None = None
+    total_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens over the whole time, the wait for the first one included; None without a token.
+
+        The time after the first token would be too short a base: a proxy or a busy terminal hands over many at once.
+        """
+        if self.first_token_s is None or self.total_s <= 0:
+            return None
+        return self.tokens / self.total_s
+
+
+class ChatClient:
+    """Speaks to one server. Raises CommandError with what is wrong, where, and the remedy."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        server = parse_url(url)
+        self._secure, self._host, self._port = server.secure, server.host, server.port
+        self._path = server.path
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self.url = server.shown
+
+    def first_model(self) -> str:
+        """The name of the model to ask when none was given."""
+        connection = self._connect()
+        try:
+            response = self._request(connection, "GET", "/models", None)
+            try:
+                models = [str(model["id"]) for model in json.loads(response.read())["data"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CommandError(
+                    f"{self.url}{self._path}/models is no list of models; is it an OpenAI API?"
+                ) from error
+        finally:
+            connection.close()
+        if not models:
+            raise CommandError(f"the server at {self.url} has no model yet; wait until a worker has started")
+        return models[0]
+
+    def stream(self, request: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
+        """Send a chat completion; yields (kind, text) pieces as they come, kind `reasoning` or `content`.
+
+        Closing the iterator closes the connection, which stops the answer on the server.
+        """
+        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
+        started = time.monotonic()
+        connection = self._connect()
+        try:
+            response = self._request(connection, "POST", "/chat/completions", json.dumps(body))
+            usage = None
+            for event in self._events(response):
+                if error := event.get("error"):
+                    raise Interrupted(f"the answer broke off: {_message(error)}")
+                usage = event.get("usage") or usage
+                for choice in event.get("choices", ())[:1]:
+                    delta = choice.get("delta") or {}
+                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    answer.total_s = time.monotonic() - started
+                    for kind, key in (("reasoning", "reasoning_content"), ("content", "content")):
+                        if text := delta.get(key):
+                            if answer.first_token_s is None:
+                                answer.first_token_s = answer.total_s
+                            answer.tokens += 1
+                            if kind == "content":
+                                answer.text += text
+                            yield kind, text
+            if usage:
+                answer.tokens = usage.get("completion_tokens", answer.tokens)
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        cls = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = cls(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            remedy = "start one with `quire serve`, or pass --url"
+            raise CommandError(f"no server at {self.url} ({error.strerror or error}); {remedy}") from error
+        connection.sock.settimeout(READ_TIMEOUT_S)
+        return connection
+
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: str | None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            text = response.read(65536).decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise CommandError(
+                f"{self.url} does not answer as an HTTP server ({_reason(error)}); check --url"
+            ) from error
+        raise CommandError(self._refusal(response, text))
+
+    def _refusal(self, response: http.client.HTTPResponse, text: str) -> str:
+        try:
+            message = _message(json.loads(text)["error"])
+        except (ValueError, KeyError, TypeError):
+            message = text.strip()[:300] or response.reason
+        if response.status in (401, 403):
+            message += "; pass --api-key"
+        elif wait := response.headers.get("Retry-After"):
+            message += f"; try again in {wait} s"
+        return f"{self.url} refused with {response.status}: {message}"
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The JSON of each server-sent event, up to `[DONE]`. Raises Interrupted if the stream ends before it."""
+        try:
+            for raw in response:
+                line = raw.decode(errors="replace").rstrip("\r\n")
+                if not line.startswith("data:"):
+                    continue  # an id, a comment that keeps the connection alive, the end of an event
+                data = line[5:].strip()
+                if data == "[DONE]":
+                    return
+                event = json.loads(data)
+                if isinstance(event, dict):
+                    yield event
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise Interrupted(f"the answer broke off: {_reason(error)}") from error
+        raise Interrupted("the answer broke off: the server closed the connection")
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

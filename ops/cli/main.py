@@ -1,0 +1,25 @@
+"""The command `quire`. This module takes over Ctrl-C before it imports the others, which takes up to seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quire.ops.cli import interrupts
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run `quire` with these arguments.
+
+    Without `argv` the arguments are those of the process, which ends after this call: Ctrl-C then ends it at once.
+    Returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
+    """
+    interrupts.end_at_ctrl_c()
+    try:
+        from quire.ops.cli.commands import run
+
+        return run(argv, environ)
+    finally:
+        if argv is None:
+            interrupts.end_at_ctrl_c()
+        else:
+            interrupts.raise_at_ctrl_c()

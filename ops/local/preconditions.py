@@ -1,0 +1,91 @@
+"""What must hold before `quire serve` starts anything, each with the line that says so if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+
+from quire.ops.errors import CommandError
+from quire.ops.local.embedded_redis import running_url
+from quire.ops.local.processes import FileLock, is_running
+
+# In the lock, instead of a URL: Redis is a child of `quire serve`.
+EMBEDDED = "embedded"
+
+
+def lock_state_dir(state_dir: Path) -> FileLock:
+    """Make the state folder ours. Raises CommandError if it cannot be written or another server has it."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(state_dir / "lock")
+    except OSError as error:
+        raise CommandError(
+            f"cannot write to the state folder {state_dir}: {error.strerror}; pass --state-dir with a folder of yours"
+        ) from error
+    if not lock.acquire():
+        pid, url, _ = read_holder(lock.read())
+        lock.close()
+        raise CommandError(
+            f"another quire serve (pid {pid or 'unknown'}, {url or 'starting'}) uses {state_dir}; stop it with "
+            f"`kill {pid or 'PID'}`, or pass another --state-dir"
+        )
+    return lock
+
+
+def read_holder(text: str) -> tuple[str, str, str]:
+    """Pid, URL and Redis URL of the `quire serve` that wrote `text` into its lock; empty where it has not yet."""
+    pid, url, redis_url = [*text.split(), "", "", ""][:3]
+    return pid, url, redis_url
+
+
+def find_redis(state_dir: Path) -> str | None:
+    """URL of the Redis of the `quire serve` that runs with this state folder; None if none does, as far as is known."""
+    try:
+        pid, _, redis_url = read_holder((state_dir / "lock").read_text())
+        if not pid.isdigit() or not is_running(int(pid)):
+            return None
+        return running_url(state_dir) if redis_url == EMBEDDED else redis_url or None
+    except OSError:  # no lock, one of another user, or a Redis that has not been started yet
+        return None
+
+
+def check_port(host: str, port: int) -> int:
+    """The port to listen on, free at this moment. Raises CommandError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise CommandError(f"--host {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except PermissionError as error:
+            raise CommandError(f"port {port} needs the rights of root; pass a --port from 1024 to 65535") from error
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise CommandError(
+                    f"cannot listen on {host}: {error.strerror}; pass --host 127.0.0.1, or 0.0.0.0 for every interface"
+                ) from error
+            free = _free_port(family, host)
+            raise CommandError(
+                f"port {port} on {host}: {error.strerror}; pass --port {free}, or --port 0 for any free one"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _free_port(family: int, host: str) -> int:
+    with socket.create_server((host, 0), family=family) as probe:
+        return int(probe.getsockname()[1])
+
+
+def check_redis(url: str) -> None:
+    """Raises CommandError if there is no Redis that is of use."""
+    from quire.shared.redis_clients import BrokerUnavailable, check_redis
+
+    try:
+        asyncio.run(check_redis(url))
+    except BrokerUnavailable as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,44 @@
+"""Ends the process when its engine stands still: what cannot be mended from inside is started again from outside."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.worker.queue.engine_thread import EngineLoop
+
+log = logging.getLogger(__name__)
+
+EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+
+
+class Watch(threading.Thread):
+    """A thread of its own: a step that hangs may hold whatever the event loop needs."""
+
+    def __init__(self, engine: EngineLoop, limit_s: float) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._engine = engine
+        self._limit_s = limit_s
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        if self._limit_s > 0:
+            super().start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        # In its own looks, not by the clock: a process that was stopped for a while must not end itself when it wakes.
+        pause_s = min(1.0, self._limit_s / 4)
+        seen, still_s = -1, 0.0
+        while not self._stopped.wait(pause_s):
+            ticks = self._engine.ticks
+            seen, still_s = ticks, still_s + pause_s if ticks == seen else 0.0
+            if still_s > self._limit_s:
+                log.critical("the engine has not moved for %.0f s: the worker ends itself", still_s)
+                logging.shutdown()
+                os._exit(EXIT_CODE)
