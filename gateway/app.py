@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from quire.gateway.admin.request_meter import BEGAN, METER, Meters, clock
+from quire.gateway.admin.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.gateway.admin.tracing import PREFIX, SPAN, HttpSpan
 from quire.gateway.api import errors
 from quire.gateway.api.errors import REASON, REQUEST_ID, Handler
@@ -185,7 +185,7 @@ class _Protocol(RequestHandler):
         else:
             log.error("a connection failed unexpectedly", exc_info=exc)
             error = errors.ApiError("Internal error.", code="internal")
-        assert isinstance(self._manager, Server)
+        assert isinstance(self._manager, HttpServer)
         self._manager.meters.refused("other", str(error.status), errors.reason(error))
         response = errors.response(error)
         _add_common(response)
@@ -197,7 +197,7 @@ class _Protocol(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         # Answers in one piece are written here; what is streamed has its own care for clients that do not read.
         server = self._manager
-        if not isinstance(server, Server):  # the client has left
+        if not isinstance(server, HttpServer):  # the client has left
             return await super().finish_response(request, resp, start_time)
         try:
             async with asyncio.timeout(server.write_timeout_s):
@@ -209,18 +209,18 @@ class _Protocol(RequestHandler):
             return resp, True
 
 
-class Server(web.Server):
+class HttpServer(web.Server):
     """Connections whose handlers are cancelled when their clients leave."""
 
-    meters: Meters
+    meters: RequestMeters
     write_timeout_s: float
 
     def __call__(self) -> RequestHandler:
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
-class Runner(web.AppRunner):
-    """Runs the application on `Server`."""
+class GatewayRunner(web.AppRunner):
+    """Runs the application on `HttpServer`."""
 
     def __init__(self, app: web.Application, settings: GatewaySettings) -> None:
         super().__init__(
@@ -241,8 +241,8 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         # aiohttp has no other way to choose the class of its connections.
-        server.__class__ = Server
-        assert isinstance(server, Server)
+        server.__class__ = HttpServer
+        assert isinstance(server, HttpServer)
         server.meters = self.app[GATEWAY].meters
         server.request_handler = self._handle
         server.write_timeout_s = self.app[GATEWAY].settings.write_timeout_s

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import uvloop
 
-from quire.gateway.admin.server import Inside
-from quire.gateway.app import GATEWAY, Runner, create_app, start_site
+from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.app import GATEWAY, GatewayRunner, create_app, start_site
 from quire.gateway.model.served_model import ModelError, load_model
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
@@ -32,7 +32,7 @@ log = logging.getLogger("gateway")
 GC_THRESHOLD = 20_000
 
 
-class StartError(Exception):
+class GatewayStartError(Exception):
     """The gateway cannot start: what is wrong, where, and the remedy."""
 
 
@@ -48,7 +48,7 @@ def run(settings: GatewaySettings) -> int:
     )
     try:
         uvloop.run(_serve(settings))
-    except (StartError, PortError, ModelError, InvalidModelName, BrokerUnavailable, TracingError) as error:
+    except (GatewayStartError, PortError, ModelError, InvalidModelName, BrokerUnavailable, TracingError) as error:
         give_up("quire gateway", with_sources(str(error), settings, os.environ))
         return 1
     except KeyboardInterrupt:
@@ -63,9 +63,9 @@ async def _serve(settings: GatewaySettings) -> None:
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name)
     app = create_app(settings, model, tracer)
-    runner = Runner(app, settings)
+    runner = GatewayRunner(app, settings)
     await runner.setup()
-    internal = Inside(app[GATEWAY], listener).server
+    internal = GatewayAdminServer(app[GATEWAY], listener).server
     try:
         await internal.start()
         stop = asyncio.Event()
@@ -95,12 +95,12 @@ async def _serve(settings: GatewaySettings) -> None:
             tracer.close()
 
 
-async def _listen(runner: Runner, settings: GatewaySettings) -> int:
+async def _listen(runner: GatewayRunner, settings: GatewaySettings) -> int:
     try:
         return await start_site(runner, settings.host, settings.port, settings.reuse_port)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise StartError(
+        raise GatewayStartError(
             f"cannot listen on {settings.host} port {settings.port}: {why}; choose another with --port (QUIRE_PORT) or "
             "--host (QUIRE_HOST), or stop what uses it."
         ) from error

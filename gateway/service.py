@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from quire.gateway.admin.metrics import GatewayMetrics
-from quire.gateway.admin.request_meter import BEGAN, METER, Meters
+from quire.gateway.admin.request_meter import BEGAN, METER, RequestMeters
 from quire.gateway.admin.tracing import SPAN
 from quire.gateway.admission.admission_options import read_terms
-from quire.gateway.admission.retry import Patience, down
+from quire.gateway.admission.retry import RetryPolicy, down
 from quire.gateway.admission.submission import Submission
-from quire.gateway.admission.worker_registry import Fleet
+from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api import chat, completions, resume
-from quire.gateway.api.call import Call, Limits, request_id
+from quire.gateway.api.call import Call, RequestLimits, request_id
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown
 from quire.gateway.api.parsing import read_object
-from quire.gateway.api.resume import Known
+from quire.gateway.api.resume import StoredCall
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream import sse, transcript
-from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.events import Events
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
-from quire.gateway.stream.transcript import ANSWER, Answer
-from quire.gateway.stream.writer import Delivery, send_whole
+from quire.gateway.stream.transcript import ANSWER, Transcript
+from quire.gateway.stream.writer import StreamWriter, send_whole
 from quire.shared.broker import Broker, QueueBounds, new_id
 from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import MessageError
@@ -50,8 +50,8 @@ CANCEL_TIMEOUT_S = 3.0
 # How much of a prompt the log has where it is asked for.
 MAX_LOGGED_PROMPT = 4096
 
-Reader = Callable[[dict[str, Any], Limits, Renderer], Awaitable[Call]]
-FormatClass = type[chat.Format] | type[completions.Format]
+Reader = Callable[[dict[str, Any], RequestLimits, Renderer], Awaitable[Call]]
+FormatClass = type[chat.ChatDialect] | type[completions.CompletionDialect]
 
 
 class Gateway:
@@ -64,7 +64,7 @@ class Gateway:
         self.id = settings.gateway_id or new_id()
         self.started = transcript.created()
         self.draining = False
-        self.meters = Meters()
+        self.meters = RequestMeters()
 
     async def start(self) -> None:
         settings = self.settings
@@ -72,11 +72,11 @@ class Gateway:
         self._pubsub = pubsub_client(settings.redis_url, self.model.name)
         self.broker = Broker(self._commands, self.model.name)
         self.renderer = Renderer(self.model, settings.tokenizer_threads)
-        self.fanout = Fanout(self.broker, settings.keepalive_s)
-        self.fleet = Fleet(self.broker, self.id, self.model, settings.max_model_len, self.fanout)
+        self.fanout = FrameRouter(self.broker, settings.keepalive_s)
+        self.fleet = WorkerRegistry(self.broker, self.id, self.model, settings.max_model_len, self.fanout)
         self.subscription = Subscription(self._pubsub, self.broker.keys.channel(self.id), self.fanout)
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
-        self.patience = Patience(self.subscription)
+        self.patience = RetryPolicy(self.subscription)
         self.submission = Submission(self.broker, self.id, bounds, self.fleet, self.patience, self.fanout.has)
         self._lag = LoopLag()
         self.metrics = GatewayMetrics(
@@ -104,9 +104,9 @@ class Gateway:
         await self._commands.aclose()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         settings = self.settings
-        return Limits(
+        return RequestLimits(
             model=self.model.name,
             max_model_len=self.fleet.max_model_len,
             max_num_seqs=self.fleet.max_num_seqs,
@@ -120,27 +120,27 @@ class Gateway:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        return await self._serve(request, chat.read, chat.Format)
+        return await self._serve(request, chat.read, chat.ChatDialect)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        return await self._serve(request, completions.read, completions.Format)
+        return await self._serve(request, completions.read, completions.CompletionDialect)
 
     async def resume_chat(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/chat/completions/{id}/stream"""
-        return await self._resume(request, chat.Format)
+        return await self._resume(request, chat.ChatDialect)
 
     async def resume_completion(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/completions/{id}/stream"""
-        return await self._resume(request, completions.Format)
+        return await self._resume(request, completions.CompletionDialect)
 
     async def cancel_chat(self, request: web.Request) -> web.Response:
         """POST /v1/chat/completions/{id}/cancel"""
-        return await self._cancel(request, chat.Format)
+        return await self._cancel(request, chat.ChatDialect)
 
     async def cancel_completion(self, request: web.Request) -> web.Response:
         """POST /v1/completions/{id}/cancel"""
-        return await self._cancel(request, completions.Format)
+        return await self._cancel(request, completions.CompletionDialect)
 
     async def _serve(self, request: web.Request, read: Reader, format_: FormatClass) -> web.StreamResponse:
         settings = self.settings
@@ -165,7 +165,7 @@ class Gateway:
                 meter.accepted(about.prompt_tokens)
                 outputs.accept(terms.deadline_ms / 1000 or None, is_logged=False)
                 outputs.is_responsible = not terms.is_background
-                answer = Answer(about, self.model, outputs)
+                answer = Transcript(about, self.model, outputs)
                 return await self._answer(request, answer, format_(call_id, self.model, about), call.options.stream)
         # The idempotency key was used before: this is the answer to that call.
         meter.kind = "joined"
@@ -177,11 +177,11 @@ class Gateway:
             if known is None or not await self._attach(outputs, known):
                 raise down(f"request {first} of an idempotency key is gone")
             request[REQUEST_ID] = first
-            answer = Answer(known.about, self.model, outputs, is_joined=True)
+            answer = Transcript(known.about, self.model, outputs, is_joined=True)
             return await self._answer(request, answer, format_(first, self.model, known.about), call.options.stream)
 
     async def _answer(
-        self, request: web.Request, answer: Answer, form: transcript.Format, is_stream: bool
+        self, request: web.Request, answer: Transcript, form: transcript.Dialect, is_stream: bool
     ) -> web.StreamResponse:
         request[ANSWER] = answer
         if not is_stream:
@@ -189,7 +189,7 @@ class Gateway:
             request[METER].collected(answer.tokens)
             return await send_whole(request, form.full(choices, answer.usage), self.settings.write_timeout_s)
         events = Events(answer, form, sse.takes_ids(request.headers))
-        return await Delivery(request, answer, events, self.settings.write_timeout_s).run(events.opening())
+        return await StreamWriter(request, answer, events, self.settings.write_timeout_s).run(events.opening())
 
     async def _resume(self, request: web.Request, format_: FormatClass) -> web.StreamResponse:
         meter = request[METER] = self.meters.open(format_.dialect, "resumed", request[BEGAN])
@@ -201,7 +201,7 @@ class Gateway:
             known = await self._look_up([call_id], format_.dialect)
             if known is None:
                 raise resume.not_found()
-            answer = Answer(known.about, self.model, outputs, is_joined=True)
+            answer = Transcript(known.about, self.model, outputs, is_joined=True)
             form = format_(call_id, self.model, known.about)
             events = Events(answer, form, sse.takes_ids(request.headers), after)
             outputs.accept(known.left_s, is_logged=True)
@@ -213,7 +213,7 @@ class Gateway:
                 raise resume.not_found()
             request[REQUEST_ID] = call_id
             request[ANSWER] = answer
-            return await Delivery(request, answer, events, self.settings.write_timeout_s).run(beginning)
+            return await StreamWriter(request, answer, events, self.settings.write_timeout_s).run(beginning)
 
     async def _cancel(self, request: web.Request, format_: FormatClass) -> web.Response:
         """End a call that runs, also one that runs in the background. Of one that has ended nothing changes."""
@@ -230,7 +230,7 @@ class Gateway:
         ran = not known.is_done or "cancelled" in found or "flagged" in found
         return web.json_response({"id": format_.prefix + call_id, "cancelled": ran})
 
-    async def _look_up(self, ids: Sequence[str], dialect: str) -> Known | None:
+    async def _look_up(self, ids: Sequence[str], dialect: str) -> StoredCall | None:
         """What is known of the call with these requests; None if it is unknown or of another dialect.
 
         Raises BrokerDown or InvalidRequest.
@@ -246,7 +246,7 @@ class Gateway:
             raise resume.several_prompts(known.about.requests)
         return known
 
-    async def _attach(self, outputs: Outputs, known: Known) -> bool:
+    async def _attach(self, outputs: OutputBuffer, known: StoredCall) -> bool:
         """Have the requests of a call published to this gateway from now on; False if they are gone."""
         # Even if the client leaves while Redis is asked, which may have put this gateway down as listening by then.
         outputs.is_responsible = not known.about.is_background
@@ -271,7 +271,7 @@ class Gateway:
             )
 
     @contextmanager
-    def _listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[Outputs]:
+    def _listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[OutputBuffer]:
         """The output of requests, for one HTTP request. What nobody here wants after it is cancelled.
 
         Unless the gateway is ending, and the client `can_return` to another one for the rest: if it does not, the

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from quire.kernels.cpu import CpuOps, Unavailable, library
+from quire.kernels.cpu import CpuOps, KernelsUnavailable, library
 from quire.kernels.cuda import PinningFailed
 from quire.kernels.first_calls import make_first_calls
 from quire.kernels.ops import Ops, PackedLinear
@@ -49,7 +49,7 @@ def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto") -> Ops:
     if prefer == "cpu" or (prefer == "auto" and torch.device(device).type == "cpu"):
         try:
             return CpuOps(dtype)
-        except Unavailable as error:
+        except KernelsUnavailable as error:
             if prefer == "cpu":
                 raise
             log.warning("kernels: plain torch instead of the C++ kernels: %s", error)
@@ -61,7 +61,7 @@ def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False
     try:
         from quire.kernels.gpu import TritonOps
     except ImportError as error:
-        raise Unavailable(f"Triton cannot be imported ({error})") from error
+        raise KernelsUnavailable(f"Triton cannot be imported ({error})") from error
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None
     ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
     try:
@@ -69,11 +69,11 @@ def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(why_triton_fails(error)) from error
+        raise KernelsUnavailable(why_triton_fails(error)) from error
     except Exception as error:
         if (failure := triton_failure(error)) is None:
             raise
-        raise Unavailable(str(failure)) from error
+        raise KernelsUnavailable(str(failure)) from error
     return ops
 
 

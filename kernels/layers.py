@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import checks
-from quire.kernels.ops import DecoderLayer, Ops, Ranks
+from quire.kernels.ops import AllReduceGroup, DecoderLayer, Ops
 
 
 class _WithCaches:
@@ -50,7 +50,7 @@ class Stack(_WithCaches):
     num_kv_heads: int
     eps: float
     scale: float
-    ranks: Ranks | None = None
+    ranks: AllReduceGroup | None = None
 
     def check(self, dtype: torch.dtype) -> tuple[int, torch.Size]:
         """Returns the hidden size and the shape of each cache. Raises ValueError or TypeError, as the operations do."""
@@ -96,7 +96,7 @@ def run(
 ) -> Tensor:
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
     eps = stack.eps
-    add_up = stack.ranks.add_up if stack.ranks else whole
+    all_reduce = stack.ranks.all_reduce if stack.ranks else identity
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, eps)
     last = len(stack.layers) - 1
     for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
@@ -108,14 +108,14 @@ def run(
         hidden = ops.paged_attention(q, k_cache, v_cache, *tables, stack.scale, layer.sliding_window)
         if index == last:  # no token attends to what follows: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
-        hidden = add_up(ops.linear(hidden, layer.o))
+        hidden = all_reduce(ops.linear(hidden, layer.o))
         hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-        hidden = add_up(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
+        hidden = all_reduce(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
         hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
     return hidden
 
 
-def whole(values: Tensor) -> Tensor:
-    """Of layers that one process has whole."""
+def identity(values: Tensor) -> Tensor:
+    """The all-reduce of layers that one process holds alone."""
     return values

@@ -42,13 +42,13 @@ class DecoderLayer(Protocol):
     down: PackedLinear
 
 
-class Ranks(Protocol):
+class AllReduceGroup(Protocol):
     """Several processes that compute together, as one of them sees it."""
 
     rank: int
     size: int
 
-    def add_up(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place; each has values of the same shape."""
 
 
@@ -149,7 +149,7 @@ class Ops(Protocol):
         num_kv_heads: int,
         eps: float,
         scale: float,
-        ranks: Ranks | None = None,
+        ranks: AllReduceGroup | None = None,
     ) -> LayerStack:
         """Checks the layers of a decoder and their caches once, for `decoder_layers`. cos_sin as for rope_and_cache.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels import checks
 from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
 from quire.kernels.layers import Caches, Stack, run
-from quire.kernels.ops import DecoderLayer, Ranks
+from quire.kernels.ops import AllReduceGroup, DecoderLayer
 
 
 @dataclass
@@ -174,7 +174,7 @@ class ReferenceOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        ranks: Ranks | None = None,
+        ranks: AllReduceGroup | None = None,
     ) -> Stack:
         stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         stack.check(self.dtype)

@@ -22,20 +22,20 @@ MAX_WINDOW_TOKENS = 256
 MAX_SILENT_TOKENS = 16
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
 
 
-def context_of(tokenizer: Decoder) -> tuple[int, ...]:
+def context_of(tokenizer: TokenDecoder) -> tuple[int, ...]:
     """Tokens that stand for a prompt: behind them others decode as they go on in a text. SentencePiece drops the space
     in front of the first word of all, and with it the one between a prompt and its continuation."""
     return tuple(tokenizer.encode("a", add_special_tokens=False).ids)
 
 
-def drops_first_space(tokenizer: Decoder) -> bool:
+def drops_first_space(tokenizer: TokenDecoder) -> bool:
     """Whether tokens that begin with a space lose it where they are a text of their own."""
     first, both = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "a a"))
     second = both[len(first) :]
@@ -51,7 +51,7 @@ class IncrementalDetokenizer:
     `_emitted` characters of the window's text are out already. What goes on in a text is given its first context.
     """
 
-    def __init__(self, tokenizer: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: TokenDecoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = list(context)

@@ -23,7 +23,7 @@ class PortError(RuntimeError):
     """The internal server cannot listen: which setting, which value, and the remedy."""
 
 
-class Unavailable(Exception):
+class ServiceUnavailable(Exception):
     """What was asked for cannot be told now: why. It is a 503."""
 
 
@@ -95,7 +95,7 @@ class InternalServer:
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except Unavailable as error:
+        except ServiceUnavailable as error:
             return json_response(503, {"error": str(error)})
         except web.HTTPNotFound:
             return json_response(404, {"error": f"there is no {request.path}; there are {self.paths}"})

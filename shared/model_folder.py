@@ -14,7 +14,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MERGE = "peft's merge_and_unload(), then save_pretrained() of the model and of its tokenizer to a new folder"
 
 
-class Fault(NamedTuple):
+class ModelFolderFault(NamedTuple):
     """One line of an error: the place, the fault and the remedy, without a full stop."""
 
     where: Path
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
         return " ".join(f"{self.where}: {self.what}; {self.remedy}".split())
 
 
-def find_fault(folder: Path) -> Fault | None:
+def find_fault(folder: Path) -> ModelFolderFault | None:
     """Find an adapter, or another format in place of `config.json`.
 
     None for a folder that has a `config.json` and no adapter, and for one that holds nothing known. Weights are not
@@ -40,25 +40,25 @@ def find_fault(folder: Path) -> Fault | None:
     return _of_other_format(folder)
 
 
-def weights_fault(folder: Path) -> Fault:
+def weights_fault(folder: Path) -> ModelFolderFault:
     """Why a folder without `model.safetensors` and without its index has no weights that can be read."""
     if fault := _of_other_format(folder):
         return fault
     if _names(folder, "*.safetensors"):
         what = f"found {', '.join(_names(folder, '*.safetensors')[:3])} but neither {WEIGHTS} nor {INDEX}"
-        return Fault(folder, what, "add the index, or save the model as one file")
+        return ModelFolderFault(folder, what, "add the index, or save the model as one file")
     if _names(folder, "*.bin", "*.pth", "*.pt"):
         what = "the weights are in a pickle format (.bin, .pth or .pt), which can run code when it is read"
         convert = _python("AutoModelForCausalLM", f"from_pretrained('{folder}', dtype='auto')", folder)
-        return Fault(folder, what, f"convert them to safetensors, if you trust their author: {convert}")
+        return ModelFolderFault(folder, what, f"convert them to safetensors, if you trust their author: {convert}")
     remedy = (
         "give the folder of a complete Hugging Face checkpoint; weights of other formats (.bin, .gguf) are neither "
         "downloaded nor read"
     )
-    return Fault(folder, f"there is no {WEIGHTS}", remedy)
+    return ModelFolderFault(folder, f"there is no {WEIGHTS}", remedy)
 
 
-def tokenizer_fault(folder: Path) -> Fault:
+def tokenizer_fault(folder: Path) -> ModelFolderFault:
     """Why a folder without `tokenizer.json` has no tokenizer, and how to make one from what it has."""
     sources = {
         "tekken.json": "mistral_common",
@@ -71,14 +71,14 @@ def tokenizer_fault(folder: Path) -> Fault:
     if not found:
         what = "tokenizer.json is missing, and so is any other file of a tokenizer"
         remedy = "copy tokenizer.json and tokenizer_config.json from the repository of the model or of its base model"
-        return Fault(folder, what, remedy)
+        return ModelFolderFault(folder, what, remedy)
     packages = " ".join(["transformers", sources[found[0]]]).strip()
     convert = _python("AutoTokenizer", f"from_pretrained('{folder}')", folder)
     what = f"tokenizer.json is missing: the folder has the tokenizer as {found[0]}, which is not read"
-    return Fault(folder, what, f"make one: {convert} (pip install {packages})")
+    return ModelFolderFault(folder, what, f"make one: {convert} (pip install {packages})")
 
 
-def gguf_fault(path: Path) -> Fault:
+def gguf_fault(path: Path) -> ModelFolderFault:
     """For a GGUF file, or a folder that holds some."""
     folder, names = (path, _names(path, "*.gguf")) if path.is_dir() else (path.parent, [path.name])
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -88,10 +88,10 @@ def gguf_fault(path: Path) -> Fault:
         f"it: from_pretrained('{folder}', gguf_file='{names[0]}') and save_pretrained() to a new folder, of "
         "AutoModelForCausalLM and of AutoTokenizer (pip install transformers gguf)"
     )
-    return Fault(path, what, remedy)
+    return ModelFolderFault(path, what, remedy)
 
 
-def _of_other_format(folder: Path) -> Fault | None:
+def _of_other_format(folder: Path) -> ModelFolderFault | None:
     if _names(folder, "*.gguf") and not _names(folder, "model*.safetensors"):
         return gguf_fault(folder)
     original = _names(folder, "consolidated*.safetensors", "consolidated*.pth")
@@ -103,21 +103,23 @@ def _of_other_format(folder: Path) -> Fault | None:
             "give the same model in the format of Hugging Face: download config.json, tokenizer.json and "
             f"model*.safetensors of its repository, or convert it with {script} of the sources of Transformers"
         )
-        return Fault(folder, what, remedy)
+        return ModelFolderFault(folder, what, remedy)
     return None
 
 
-def _adapter(folder: Path) -> Fault:
+def _adapter(folder: Path) -> ModelFolderFault:
     weights = _names(folder, "*.safetensors", "*.bin")
     has_own = any(name.startswith("adapter_model") for name in weights)
     is_alone = has_own and all(name.startswith("adapter_model") for name in weights)
     if is_alone or not (folder / CONFIG).exists():
         base = _base_of(folder)
         what = f"this folder holds an adapter (LoRA){base} and no model; adapters are not served"
-        return Fault(folder / ADAPTER, what, f"merge it into its base model ({_MERGE}) and serve that folder")
+        return ModelFolderFault(
+            folder / ADAPTER, what, f"merge it into its base model ({_MERGE}) and serve that folder"
+        )
     what = "this folder holds a model and an adapter (LoRA); adapters are not served"
     remedy = f"merge the adapter into the model ({_MERGE}), or remove this file to serve the base model without it"
-    return Fault(folder / ADAPTER, what, remedy)
+    return ModelFolderFault(folder / ADAPTER, what, remedy)
 
 
 def _base_of(folder: Path) -> str:

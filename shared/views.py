@@ -75,7 +75,7 @@ FIGURES = (
 )
 
 
-class Limits(NamedTuple):
+class ViewLimits(NamedTuple):
     """What the engine can hold."""
 
     block_size: int
@@ -137,7 +137,7 @@ class View:
 
     worker: str
     number: int
-    limits: Limits
+    limits: ViewLimits
     figures: dict[str, int]
     cells: Cells
     hidden_cells: int
@@ -179,8 +179,8 @@ class View:
         value = _array("view", unpack(data, MAX_BYTES), 14)
         if value[0] != VERSION or type(value[0]) is not int:
             raise MessageError(f"a view must have version {VERSION}, not {value[0]!r:.80}")
-        numbers = [_integer("limit", one, 0, MAX_BLOCKS) for one in _array("limits", value[3], len(Limits._fields))]
-        limits = Limits(*numbers)
+        numbers = [_integer("limit", one, 0, MAX_BLOCKS) for one in _array("limits", value[3], len(ViewLimits._fields))]
+        limits = ViewLimits(*numbers)
         if not 1 <= limits.block_size <= 255:
             raise MessageError(f"block_size must be from 1 to 255, not {limits.block_size}")
         figures = [_integer("figure", one, 0, MAX_COUNT) for one in _array("figures", value[4], len(FIGURES))]
@@ -211,7 +211,7 @@ def unpack_table(table: bytes) -> list[int]:
     return ids.tolist()
 
 
-def _cells(value: Any, limits: Limits, num_sequences: int) -> Cells:
+def _cells(value: Any, limits: ViewLimits, num_sequences: int) -> Cells:
     columns = _array("cells", value, len(Cells._fields))
     if any(type(column) is not bytes for column in columns):
         raise MessageError("cells must be packed columns")

@@ -18,7 +18,7 @@ from quire.shared.templates import load_chat_template
 from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
 from quire.worker.device import devices, graph_capture
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import Room
+from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.memory import available_memory
 from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
@@ -26,13 +26,13 @@ from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
-from quire.worker.errors import StartError
+from quire.worker.errors import WorkerStartError
 from quire.worker.inspect import fingerprint
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import resolve
-from quire.worker.models.paged import Config, PagedModel
+from quire.worker.models.paged import CheckpointConfig, PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.progress import progress
@@ -43,7 +43,7 @@ from quire.worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from quire.worker.queue.pinned_prefixes import Prefix
+    from quire.worker.queue.pinned_prefixes import PinnedPrompt
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ CPU_SWAP_SHARE = 0.2
 
 
 def build_engine(settings: WorkerSettings, name: str) -> Engine:
-    """The engine that the settings ask for, warmed up, with its pinned prefixes. Raises StartError, CheckpointError."""
+    """Build and warm up the engine, and pin its prefixes. Raises WorkerStartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check(settings, device)
     if not Path(settings.model).is_dir():
@@ -81,12 +81,12 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     except Exception as error:
         devices.raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
-            raise StartError(
+            raise WorkerStartError(
                 f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
             ) from error
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
-        raise StartError(
+        raise WorkerStartError(
             f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
@@ -141,40 +141,42 @@ def make_engine(
 
 
 def check(settings: WorkerSettings, device: torch.device) -> None:
-    """Raise StartError for settings that contradict each other."""
+    """Raise WorkerStartError for settings that contradict each other."""
     tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
     if tokens < sequences:
-        raise StartError(
+        raise WorkerStartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
             "token of every step; raise the first"
         )
     if settings.beat_s > settings.lease_s / 2:
-        raise StartError(
+        raise WorkerStartError(
             f"--beat-s {settings.beat_s:g} is more than half of --lease-s {settings.lease_s:g}: a worker would "
             "lose its requests by one late beat; lower the first or raise the second"
         )
     if settings.preemption == "swap" and not settings.swap_gb:
-        raise StartError(
+        raise WorkerStartError(
             "--preemption swap needs host memory, and --swap-gb is 0: raise it, or take --preemption recompute"
         )
 
 
-def check_weights(path: Path, config: Config, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
-    """Raise StartError, before minutes go into loading them, for weights that do not fit."""
+def check_weights(
+    path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1
+) -> None:
+    """Raise WorkerStartError, before minutes go into loading them, for weights that do not fit."""
     needed, free = config.least_weight_bytes(dtype), devices.free_memory(device)
     if device.type == "cuda":  # each has its own memory
         needed //= ranks
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
         narrower = ", take --dtype bfloat16 or float16" if dtype.itemsize > 2 else ""
-        raise StartError(
+        raise WorkerStartError(
             f"{path}: its weights take {needed / GIB:.2f} GiB as {str(dtype)[6:]}, and {free / GIB:.2f} GiB of the "
             f"{where}'s memory are free: end what else uses it{narrower}, or take a smaller model or a larger {where}"
         )
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
+    """What the engine may hold. Raises WorkerStartError where not even one sequence of the maximum length fits."""
     max_model_len = model.max_model_len
     # Of one rank; on a CPU they share the machine's memory, and that of the host they share everywhere.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
@@ -196,7 +198,7 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, room, remedy)
     if num_blocks * bytes_per_block > most:
         asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
-        raise StartError(
+        raise WorkerStartError(
             f"{asked}: that takes {num_blocks * bytes_per_block / GIB:.2f} GiB, and {most / GIB:.2f} GiB are free; "
             "lower it, or leave it out, and it is chosen"
         )
@@ -232,7 +234,7 @@ def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
     )
 
 
-def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[Room]:
+def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
     if not devices.takes_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
@@ -245,11 +247,11 @@ class ModelTexts:
 
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
-    prefixes: list[Prefix]
+    prefixes: list[PinnedPrompt]
 
 
 def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
-    """The tokenizer of a model folder, and the pinned prefixes in its tokens. Raises StartError and ModelError."""
+    """Read the tokenizer of a model folder and the pinned prefixes. Raises WorkerStartError, ModelError."""
     config = read_json(path / "tokenizer_config.json")
     special_tokens = read_special_tokens(path, config)
     tokenizer = load_tokenizer(path, special_tokens)
@@ -264,15 +266,15 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
         file = Path(settings.pinned_prefixes).expanduser()
         return ModelTexts(tokenizer, eos_token_ids, load_prefixes(file, tokenizer, template, vocab_size))
     except PrefixError as error:
-        raise StartError(str(error)) from error
+        raise WorkerStartError(str(error)) from error
 
 
-def pin(engine: Engine, prefixes: list[Prefix]) -> None:
-    """Compute the pinned prefixes. Raises StartError for one that does not fit."""
+def pin(engine: Engine, prefixes: list[PinnedPrompt]) -> None:
+    """Compute the pinned prefixes. Raises WorkerStartError for one that does not fit."""
     try:
         pin_prefixes(engine, prefixes)
     except PrefixError as error:
-        raise StartError(str(error)) from error
+        raise WorkerStartError(str(error)) from error
 
 
 class LoadingLog:
@@ -301,7 +303,7 @@ def choose_num_blocks(
 ) -> int:
     """Blocks of the cache: as set, else what fits into `room` bytes.
 
-    Raises StartError where not even one sequence of the maximum length fits.
+    Raises WorkerStartError where not even one sequence of the maximum length fits.
     """
     longest = -(-max_model_len // settings.block_size)
     if settings.num_blocks:
@@ -312,7 +314,7 @@ def choose_num_blocks(
         blocks = room // bytes_per_block
     if blocks < longest:
         need = longest * bytes_per_block / GIB
-        raise StartError(
+        raise WorkerStartError(
             f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
             f"{longest} blocks ({need:.2f} GiB): {remedy}"
             + (f", or lower --max-model-len to {blocks * settings.block_size}" if blocks else "")

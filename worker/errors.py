@@ -1,5 +1,5 @@
 """What keeps a worker from starting."""
 
 
-class StartError(RuntimeError):
+class WorkerStartError(RuntimeError):
     """The worker cannot start: one line for people, with the remedy."""

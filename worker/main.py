@@ -18,7 +18,7 @@ from quire.shared.settings import with_sources
 from quire.shared.tokenizer import ModelError
 from quire.shared.tracing import TracingError
 from quire.shared.tracing import start as start_tracing
-from quire.worker.errors import StartError
+from quire.worker.errors import WorkerStartError
 from quire.worker.interpreter import leave, settle, without_collections
 from quire.worker.progress import progress
 from quire.worker.settings import WorkerSettings
@@ -46,7 +46,7 @@ def run_to_the_end(settings: WorkerSettings) -> int:
         with closing(progress):
             serve(settings)
         return 0
-    except (StartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
+    except (WorkerStartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
         give_up("quire worker", with_sources(str(error), settings, os.environ))
         return 1
     except RedisError as error:  # at the start; a running worker waits for its Redis
@@ -75,7 +75,7 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.device.devices import arithmetic
     from quire.worker.inspect.fingerprint import of_results
     from quire.worker.queue.leases import check_name
-    from quire.worker.service import Leases, WorkerService
+    from quire.worker.service import LeaseTimes, WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
@@ -88,7 +88,7 @@ def serve(settings: WorkerSettings) -> None:
     try:
         listener = bind(settings.internal_host, settings.internal_port)
     except PortError as error:
-        raise StartError(str(error)) from error
+        raise WorkerStartError(str(error)) from error
     engine = build_engine(settings, name)
     model = engine.runner.model
     digests = {"weights": model.weights_digest, "results": of_results(engine)}
@@ -100,7 +100,7 @@ def serve(settings: WorkerSettings) -> None:
         worker_id=settings.name,
         redis_url=settings.redis_url,
         listener=listener,
-        leases=Leases(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
+        leases=LeaseTimes(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
         arithmetic=arithmetic(model, settings.tensor_parallel_size) | digests,
     )

@@ -18,16 +18,16 @@ from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import WorkerCard
 from quire.shared.redis_clients import blocking_client, check_redis, command_client
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.admin_server import Inside
+from quire.worker.inspect.admin_server import WorkerAdminServer
 from quire.worker.inspect.metrics import WorkerMetrics
-from quire.worker.inspect.publisher import Viewer
+from quire.worker.inspect.publisher import ViewPublisher
 from quire.worker.progress import progress
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 from quire.worker.queue.leases import NameTaken, home, is_gone, take_name
 from quire.worker.queue.orphans import Orphans
-from quire.worker.queue.watchdog import Watch
+from quire.worker.queue.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from quire.shared.spans import Tracer
@@ -44,7 +44,7 @@ class EngineDied(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Leases:
+class LeaseTimes:
     """Times in seconds; see the settings of the same names."""
 
     lease_s: float = 3.0
@@ -64,7 +64,7 @@ class WorkerService:
         worker_id: str,
         redis_url: str,
         listener: socket.socket | None = None,
-        leases: Leases = Leases(),
+        leases: LeaseTimes = LeaseTimes(),
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
     ) -> None:
@@ -116,16 +116,16 @@ class WorkerService:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(died.set)
 
-        engine = EngineLoop(self._engine, emit, ended)
+        engine = EngineThread(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
         consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer)
-        watch = Watch(engine, self._leases.watchdog_s)
+        watch = Watchdog(engine, self._leases.watchdog_s)
         lag = LoopLag()
         internal = None
         if self._listener is not None:
             info = {"model": self._model_name, **self._arithmetic}
             metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info)
-            internal = Inside(engine, self._listener, metrics).server
+            internal = WorkerAdminServer(engine, self._listener, metrics).server
         engine.start()
         watch.start()
         consuming = asyncio.create_task(consumer.run(), name="consumer")
@@ -136,7 +136,7 @@ class WorkerService:
             reclaiming,
             committing,
             asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
-            asyncio.create_task(Viewer(broker, engine, self._worker_id).run(self._ended), name="viewer"),
+            asyncio.create_task(ViewPublisher(broker, engine, self._worker_id).run(self._ended), name="viewer"),
             asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
@@ -204,7 +204,7 @@ class WorkerService:
         except TimeoutError:
             log.info("%d requests still run after %.1f s", committer.num_running, drain_s)
 
-    async def _heartbeat(self, broker: Broker, engine: EngineLoop, committer: Committer, consumer: Consumer) -> None:
+    async def _heartbeat(self, broker: Broker, engine: EngineThread, committer: Committer, consumer: Consumer) -> None:
         """Beat and renew leases, but only if the engine has ticked since the last time: a worker that hangs does not
         count as live, and loses its requests. Raises NameTaken if another worker that may live has this one's name by
         now.
@@ -238,7 +238,7 @@ class WorkerService:
                 async with asyncio.timeout(self._leases.beat_s):
                     await self._ended.wait()
 
-    def _card(self, engine: EngineLoop) -> WorkerCard:
+    def _card(self, engine: EngineThread) -> WorkerCard:
         status, limits = engine.status, self._engine.limits
         return WorkerCard(
             worker_id=self._worker_id,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
-from quire.gateway.admin.request_meter import Meters
+from quire.gateway.admin.request_meter import RequestMeters
 from quire.gateway.admission.submission import Canceller
-from quire.gateway.admission.worker_registry import Fleet
-from quire.gateway.stream.router import Fanout
+from quire.gateway.admission.worker_registry import WorkerRegistry
+from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
 from quire.shared.lane_state import LaneState, read_lane
@@ -36,9 +36,9 @@ class GatewayMetrics:
     def __init__(
         self,
         broker: Broker,
-        meters: Meters,
-        fleet: Fleet,
-        fanout: Fanout,
+        meters: RequestMeters,
+        fleet: WorkerRegistry,
+        fanout: FrameRouter,
         subscription: Subscription,
         canceller: Canceller,
         lag: LoopLag,

@@ -1,7 +1,7 @@
-"""What a gateway counts: per call a `Meter`, and from all of them the numbers that `gateway/admin/metrics.py` shows.
+"""The counts of a gateway: a `CallMeter` per call, and their sums, which `gateway/admin/metrics.py` exports.
 
 Each call is counted once when it ends, under one outcome: how generation ended, `refused` before it was accepted (or
-joined), `gone` where the client left first. What runs for every group of events is `Meter.wrote`, two or three
+joined), `gone` where the client left first. What runs for every group of events is `CallMeter.wrote`, two or three
 observations.
 """
 
@@ -24,7 +24,7 @@ CALL_OUTCOMES = (*OUTCOMES, "refused", "gone")
 clock = time.perf_counter
 
 
-class Meters:
+class RequestMeters:
     """The numbers of one gateway."""
 
     def __init__(self) -> None:
@@ -49,17 +49,17 @@ class Meters:
         self.http[route, status] += 1
         self.refusals[reason] += 1
 
-    def open(self, dialect: str, kind: str, began: float) -> Meter:
+    def open(self, dialect: str, kind: str, began: float) -> CallMeter:
         """A call that came at `began`, on this module's clock. Close it."""
-        return Meter(self, dialect, kind, began)
+        return CallMeter(self, dialect, kind, began)
 
 
-class Meter:
+class CallMeter:
     """One call."""
 
     __slots__ = ("_began", "_dialect", "_last_at", "first_at", "kind", "meters", "tokens")
 
-    def __init__(self, meters: Meters, dialect: str, kind: str, began: float) -> None:
+    def __init__(self, meters: RequestMeters, dialect: str, kind: str, began: float) -> None:
         self.meters = meters
         self._dialect = dialect
         self._began = began
@@ -112,4 +112,4 @@ class Meter:
 
 # When an HTTP request came, on `clock`, and its meter if it is a call.
 BEGAN = web.RequestKey("began", float)
-METER = web.RequestKey("meter", Meter)
+METER = web.RequestKey("meter", CallMeter)

@@ -11,7 +11,7 @@ from quire.shared.internal_server import InternalServer, json_response
 from quire.shared.measures import CONTENT_TYPE_LATEST
 
 
-class Inside:
+class GatewayAdminServer:
     """Serves one gateway's inside on a bound socket. The gateway has started."""
 
     def __init__(self, gateway: Gateway, listener: socket.socket) -> None:

@@ -24,7 +24,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AdmissionOptions:
     """How the requests of a call are accepted. `deadline_ms` is from now, 0 for none; an empty key is none."""
 
     priority_class: str
@@ -38,7 +38,7 @@ class Terms:
 
 def read_terms(
     headers: CIMultiDictProxy[str], path: str, body: Mapping[str, Any], options: Options, default_s: float, max_s: float
-) -> Terms:
+) -> AdmissionOptions:
     """Raises InvalidRequest that names the header or parameter."""
     key = _single(headers, IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
@@ -58,7 +58,7 @@ def read_terms(
             f"not {shown(text if name == REQUEST_TIMEOUT else timeout_s)}.",
             name,
         )
-    return Terms(
+    return AdmissionOptions(
         priority_class=options.priority,
         is_background=options.background,
         deadline_ms=math.ceil(1000 * timeout_s),

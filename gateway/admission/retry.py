@@ -24,7 +24,7 @@ PAUSE_S = (0.05, 0.4)
 ATTEMPTS = 3
 
 
-class Patience:
+class RetryPolicy:
     """Of the calls of one gateway."""
 
     def __init__(self, subscription: Subscription) -> None:

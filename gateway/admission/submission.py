@@ -11,9 +11,9 @@ from functools import partial
 
 from redis.exceptions import RedisError, WatchError
 
-from quire.gateway.admission.admission_options import Terms
-from quire.gateway.admission.retry import Patience
-from quire.gateway.admission.worker_registry import Fleet
+from quire.gateway.admission.admission_options import AdmissionOptions
+from quire.gateway.admission.retry import RetryPolicy
+from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api import call
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
@@ -138,8 +138,8 @@ class Submission:
         broker: Broker,
         gateway_id: str,
         bounds: QueueBounds,
-        fleet: Fleet,
-        patience: Patience,
+        fleet: WorkerRegistry,
+        patience: RetryPolicy,
         is_wanted: Callable[[str], bool],
     ) -> None:
         self._broker = broker
@@ -149,7 +149,7 @@ class Submission:
         self._patience = patience
         self.canceller = Canceller(broker, gateway_id, is_wanted)
 
-    async def submit(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
+    async def submit(self, requests: Sequence[GenerationRequest], about: bytes, terms: AdmissionOptions) -> str:
         """Accept the requests of a call into the queue.
 
         Returns the id of the first one, which is another where the idempotency key was used before: then the requests
@@ -165,7 +165,7 @@ class Submission:
             work.add_done_callback(lambda done: self._abandon(done, ids, terms))
             raise
 
-    def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: Terms) -> None:
+    def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], terms: AdmissionOptions) -> None:
         failed = work.cancelled() or work.exception() is not None
         if failed or not terms.is_background:
             # Who came with the same Idempotency-Key meanwhile, here or at another gateway, has it still. Where the key
@@ -173,7 +173,7 @@ class Submission:
             first = ids[0] if failed else work.result()
             self.canceller.cancel([call.request_id(first, index) for index in range(len(ids))])
 
-    async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: Terms) -> str:
+    async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, terms: AdmissionOptions) -> str:
         try:
             first = await self._submit_first(requests[0], about, terms)
             # The other ids follow from the first. What the gateway of a first call could not submit is made up for.
@@ -192,7 +192,7 @@ class Submission:
             ) from error
         return first
 
-    async def _submit_first(self, request: GenerationRequest, about: bytes, terms: Terms) -> str:
+    async def _submit_first(self, request: GenerationRequest, about: bytes, terms: AdmissionOptions) -> str:
         """Submit with the idempotency key. One whose call was cancelled, because its client left, is free again."""
         for _ in range(ATTEMPTS):
             first = await self._submit(request, about, terms)
@@ -217,7 +217,7 @@ class Submission:
                     await pipe.execute()
         return True
 
-    async def _submit(self, request: GenerationRequest, about: bytes, terms: Terms, beside: str = "") -> str:
+    async def _submit(self, request: GenerationRequest, about: bytes, terms: AdmissionOptions, beside: str = "") -> str:
         # One whose reply was lost may have been carried out; making it again is harmless.
         return await self._patience(
             partial(

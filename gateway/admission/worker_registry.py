@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.cancellation import check_cancelled
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
@@ -20,10 +20,12 @@ log = logging.getLogger("gateway")
 FIRST_WORKER_S = 0.05
 
 
-class Fleet:
+class WorkerRegistry:
     """The live workers of the lane. Limits stay as they were while no worker is there."""
 
-    def __init__(self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, fanout: Fanout) -> None:
+    def __init__(
+        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, fanout: FrameRouter
+    ) -> None:
         self._broker = broker
         self._fanout = fanout
         self._noted_repairs = 0

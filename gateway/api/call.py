@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest, ModelNotFound
 from quire.gateway.api.options import Options
 from quire.gateway.api.parameters import shown
@@ -36,10 +36,10 @@ class Call:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    def about(self, dialect: str, created: int) -> About:
+    def about(self, dialect: str, created: int) -> CallMetadata:
         """What another gateway must know to answer the call."""
         options = self.options
-        return About(
+        return CallMetadata(
             dialect=dialect,
             created=created,
             n=options.n,
@@ -65,7 +65,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What this server allows now."""
 
     model: str

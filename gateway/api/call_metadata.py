@@ -29,7 +29,7 @@ MAX_CREATED = 2**40
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class CallMetadata:
     """One call, with a request for each prompt. `prompt_tokens`: of all of them. `is_background`: without a client it
     runs on."""
 
@@ -51,7 +51,7 @@ class About:
         return packed
 
     @classmethod
-    def decode(cls, data: bytes) -> About:
+    def decode(cls, data: bytes) -> CallMetadata:
         """Raises MessageError."""
         value = unpack(data, MAX_BYTES)
         if type(value) is not list or len(value) != 9 or value[0] != VERSION:
@@ -75,7 +75,7 @@ class About:
         )
 
 
-_values = attrgetter(*(field.name for field in fields(About)))
+_values = attrgetter(*(field.name for field in fields(CallMetadata)))
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.gateway.api import parameters
-from quire.gateway.api.call import Call, Limits
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call import Call, RequestLimits
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.logprobs import ScoredTokens, of_chat
 from quire.gateway.api.options import read_options
@@ -17,7 +17,7 @@ from quire.gateway.stream import sse
 from quire.gateway.stream.assembly import Choice
 
 
-async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
+async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
     values = parameters.read(body, parameters.CHAT)
     options = read_options(values)
@@ -29,13 +29,13 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
     return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
 
 
-class Format:
+class ChatDialect:
     """Renders the answer to one call, and each event of its stream; ids are put before events elsewhere."""
 
     dialect = "chat"
     prefix = "chatcmpl-"
 
-    def __init__(self, call_id: str, model: ServedModel, about: About) -> None:
+    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
         self._texts = model.token_texts
         self._choices = about.choices
         head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"chat.completion'

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.gateway.api import parameters
-from quire.gateway.api.call import Call, Limits
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call import Call, RequestLimits
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.logprobs import ScoredTokens, of_completion
 from quire.gateway.api.options import read_options
 from quire.gateway.model.renderer import Renderer, read_prompts
@@ -17,7 +17,7 @@ from quire.gateway.stream import sse
 from quire.gateway.stream.assembly import Choice
 
 
-async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call:
+async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
     values = parameters.read(body, parameters.COMPLETIONS)
     options = read_options(values)
@@ -30,13 +30,13 @@ async def read(body: dict[str, Any], limits: Limits, renderer: Renderer) -> Call
     return limits.call(options, named, default_max_tokens=parameters.COMPLETION_DEFAULT_TOKENS)
 
 
-class Format:
+class CompletionDialect:
     """Renders the answer to one call, and each event of its stream; ids are put before events elsewhere."""
 
     dialect = "completion"
     prefix = "cmpl-"
 
-    def __init__(self, call_id: str, model: ServedModel, about: About) -> None:
+    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
         self._texts = model.token_texts
         head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"text_completion","created":{about.created},'
         self._head = head + f'"model":{sse.quote(model.name)},"choices":['

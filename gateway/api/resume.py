@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest, NotFound
 from quire.gateway.api.parameters import shown
-from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Answer
+from quire.gateway.stream.transcript import Transcript
 from quire.shared.broker import Broker
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -29,10 +29,10 @@ LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StoredCall:
     """A request as Redis has it. `left_s`: until its deadline, None without one."""
 
-    about: About
+    about: CallMetadata
     is_done: bool
     tokens: int
     left_s: float | None
@@ -72,7 +72,7 @@ def read_event_id(request: web.Request) -> EventId:
     return BEGINNING
 
 
-async def look_up(broker: Broker, request_id: str) -> Known | None:
+async def look_up(broker: Broker, request_id: str) -> StoredCall | None:
     """What Redis knows of a request; None if nothing. Raises MessageError, RedisError or OSError."""
     pipe = broker.client.pipeline(transaction=False)
     pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline")
@@ -81,10 +81,12 @@ async def look_up(broker: Broker, request_id: str) -> Known | None:
     if not about:
         return None
     left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
-    return Known(About.decode(about), state == b"done", int(emitted or 0), None if left_ms is None else left_ms / 1000)
+    return StoredCall(
+        CallMetadata.decode(about), state == b"done", int(emitted or 0), None if left_ms is None else left_ms / 1000
+    )
 
 
-async def catch_up(answer: Answer, events: Events, after: EventId, known: Known) -> str:
+async def catch_up(answer: Transcript, events: Events, after: EventId, known: StoredCall) -> str:
     """Read the output log up to the place that the client names; the events behind it that this brought.
 
     Raises InvalidRequest if there is no such place, nor one soon in a request that runs.
@@ -104,7 +106,7 @@ async def catch_up(answer: Answer, events: Events, after: EventId, known: Known)
 
 
 @asynccontextmanager
-async def _waiting(outputs: Outputs) -> AsyncIterator[None]:
+async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
     """For LOST_TAIL_S at most. Nothing is published here yet, and silence makes looks at the log rare: it gets more."""
     loop = asyncio.get_running_loop()
     looks = [loop.call_later(LOST_TAIL_S * n / LOOKS, outputs.suspect) for n in range(1, LOOKS)]

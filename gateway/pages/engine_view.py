@@ -53,7 +53,7 @@ class TooManyViewers(ApiError):
     code = "too_many_viewers"
 
 
-class Viewer:
+class EngineViewer:
     """One reader of a stream: the newest events that were not sent yet, one of each kind."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Viewer:
         return None if self.is_over else events
 
 
-class Watch:
+class ViewSubscription:
     """The subscription to the views of one worker."""
 
     def __init__(self, redis_url: str, broker: Broker, worker_id: str) -> None:
@@ -96,7 +96,7 @@ class Watch:
         self._worker_id = worker_id
         self._queues: dict[str, int] = {}
         self._latest: bytes | None = None
-        self.viewers: set[Viewer] = set()
+        self.viewers: set[EngineViewer] = set()
         self.corrupt = 0
         self._task = asyncio.create_task(self._run())
 
@@ -134,7 +134,7 @@ class Watch:
             if message is not None and message["type"] == "message":
                 self._show(message["data"])
 
-    def add(self, viewer: Viewer) -> None:
+    def add(self, viewer: EngineViewer) -> None:
         """Show the views to a viewer, beginning with the newest one that came already."""
         self.viewers.add(viewer)
         if self._latest is not None and (event := self._event(self._latest)):
@@ -163,7 +163,7 @@ class EngineView:
         self._gateway = gateway
         self._is_closing = False
         self._keeper: asyncio.Task[None] | None = None
-        self.watches: dict[str, Watch] = {}
+        self.watches: dict[str, ViewSubscription] = {}
 
     async def workers(self, request: web.Request) -> web.Response:
         """GET /engine/workers: the live workers."""
@@ -193,7 +193,7 @@ class EngineView:
             raise ApiError("This gateway is shutting down.", code="shutting_down")
         if self.num_viewers >= MAX_VIEWERS:
             raise TooManyViewers(f"{MAX_VIEWERS} look at engines through this gateway already; close one, or wait.")
-        viewer = Viewer()
+        viewer = EngineViewer()
         self._watch(worker_id).add(viewer)
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
@@ -216,10 +216,10 @@ class EngineView:
     def num_viewers(self) -> int:
         return sum(len(watch.viewers) for watch in self.watches.values())
 
-    def _watch(self, worker_id: str) -> Watch:
+    def _watch(self, worker_id: str) -> ViewSubscription:
         watch = self.watches.get(worker_id)
         if watch is None:
-            watch = Watch(self._gateway.settings.redis_url, self._gateway.broker, worker_id)
+            watch = ViewSubscription(self._gateway.settings.redis_url, self._gateway.broker, worker_id)
             self.watches[worker_id] = watch
         return watch
 
@@ -247,7 +247,7 @@ class EngineView:
             await asyncio.gather(keeper, return_exceptions=True)
         await asyncio.gather(*(watch.close() for watch in watches.values()))
 
-    async def _follow(self, viewer: Viewer, key: str) -> None:
+    async def _follow(self, viewer: EngineViewer, key: str) -> None:
         """Move a viewer to the worker that has the request of an idempotency key, and to any that takes it over."""
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + UNKNOWN_S
@@ -270,7 +270,7 @@ class EngineView:
                 return
             await asyncio.sleep(TAKEOVER_S if current else CLAIM_S)
 
-    async def _send(self, request: web.Request, response: web.StreamResponse, viewer: Viewer) -> None:
+    async def _send(self, request: web.Request, response: web.StreamResponse, viewer: EngineViewer) -> None:
         settings = self._gateway.settings
         with contextlib.suppress(ConnectionError):
             while True:

@@ -11,7 +11,7 @@ from quire.shared.messages import BY_TOKEN, Delta, StepItem
 from quire.shared.stopping import StopStringFilter
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     """What one delta adds for the client. `position`: tokens of the call that the client has with this piece.
 
     `text` is what these tokens made certain; `rest` is what was held back until the choice ended. `logprobs`: of the
@@ -110,7 +110,7 @@ class Assembly:
         """Of the choices that have ended."""
         return [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
 
-    def feed(self, item: StepItem, others: int = 0) -> list[Piece]:
+    def feed(self, item: StepItem, others: int = 0) -> list[TextDelta]:
         """The pieces of an item, in order; those that have nothing to say are left out.
 
         `others`: tokens of the call's other requests that its client has.
@@ -131,16 +131,16 @@ class Assembly:
             else:
                 text, scored = choice.push(delta), None
             if reason is not None:
-                pieces.append(Piece(first + index, text, choice.finish(reason), reason, position, score, scored))
+                pieces.append(TextDelta(first + index, text, choice.finish(reason), reason, position, score, scored))
             elif text or scored is not None:
                 # This runs for every token; the class of a named tuple is slow to call.
-                pieces.append(_new(Piece, (first + index, text, "", None, position, None, scored)))
+                pieces.append(_new(TextDelta, (first + index, text, "", None, position, None, scored)))
         self.tokens = position - others
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(choices):
                 if choice.finish_reason is None:
                     rest = choice.finish(item.outcome.name)
-                    pieces.append(Piece(first + index, "", rest, item.outcome.name, position))
+                    pieces.append(TextDelta(first + index, "", rest, item.outcome.name, position))
         return pieces
 
 

@@ -23,7 +23,7 @@ from quire.shared.broker import Broker
 from quire.shared.messages import MessageError, Outcome, StepItem
 
 if TYPE_CHECKING:
-    from quire.gateway.stream.router import Fanout
+    from quire.gateway.stream.router import FrameRouter
 
 log = logging.getLogger("gateway")
 
@@ -37,14 +37,14 @@ OVERDUE_S = 1.0
 PAGE = 128
 
 
-class Outputs:
+class OutputBuffer:
     """What the requests of one call emit, for one consumer.
 
     A consumer waits for it (`next`), or has a `sink` that is called as soon as there is something, and takes it
     without any task being woken for it.
     """
 
-    def __init__(self, fanout: Fanout, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
+    def __init__(self, fanout: FrameRouter, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
         self._fanout = fanout
         self._broker = broker
         self._loop = asyncio.get_running_loop()

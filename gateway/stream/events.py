@@ -8,7 +8,7 @@ from quire.gateway.api import errors
 from quire.gateway.stream import sse
 from quire.gateway.stream.cursor import split
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Answer, Format
+from quire.gateway.stream.transcript import Dialect, Transcript
 from quire.shared.messages import StepItem
 
 
@@ -18,7 +18,7 @@ class Events:
     Rendering begins at token 0 each time: only so are detokenizer and stop filter where the first stream had them.
     """
 
-    def __init__(self, answer: Answer, form: Format, with_ids: bool, after: EventId = BEGINNING) -> None:
+    def __init__(self, answer: Transcript, form: Dialect, with_ids: bool, after: EventId = BEGINNING) -> None:
         self._answer = answer
         self._form = form
         self._with_ids = with_ids

@@ -7,29 +7,29 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from quire.gateway.stream.buffer import Outputs
-from quire.gateway.stream.silence import Watch
+from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.silence import SilenceMonitor
 from quire.shared.broker import Broker
 from quire.shared.messages import StepItem
 
 log = logging.getLogger("gateway")
 
 
-class Fanout:
+class FrameRouter:
     """Hands what workers published to the open calls.
 
-    Calls are told of it (`Outputs.flush`) when the event loop gets its turn again, so once every frame that was at
+    Calls are told of it (`OutputBuffer.flush`) when the event loop gets its turn again, so once every frame that was at
     hand has been fed: a gateway that is behind writes several tokens of a stream at once.
     """
 
     def __init__(self, broker: Broker, keepalive_s: float) -> None:
         self._broker = broker
         self._keepalive_s = keepalive_s
-        self.watch = Watch(broker)
-        self._by_request: dict[str, list[Outputs]] = {}
-        self._open: set[Outputs] = set()
+        self.watch = SilenceMonitor(broker)
+        self._by_request: dict[str, list[OutputBuffer]] = {}
+        self._open: set[OutputBuffer] = set()
         # What was fed and not flushed.
-        self._fed: dict[Outputs, None] = {}
+        self._fed: dict[OutputBuffer, None] = {}
         self.corrupt_logs = 0
         self.log_reads = 0
         # How often the log had what was published and did not arrive.
@@ -37,15 +37,15 @@ class Fanout:
         # When the latest frame came, by time.perf_counter.
         self.frame_at = 0.0
 
-    def open(self, request_ids: Sequence[str]) -> Outputs:
-        outputs = Outputs(self, self._broker, request_ids, self._keepalive_s)
+    def open(self, request_ids: Sequence[str]) -> OutputBuffer:
+        outputs = OutputBuffer(self, self._broker, request_ids, self._keepalive_s)
         self._open.add(outputs)
         for request_id in request_ids:
             self._by_request.setdefault(request_id, []).append(outputs)
         self.watch.add(outputs, 0.0)
         return outputs
 
-    def close(self, outputs: Outputs) -> None:
+    def close(self, outputs: OutputBuffer) -> None:
         if outputs not in self._open:
             return
         self._open.remove(outputs)
@@ -88,7 +88,7 @@ class Fanout:
                 extra={"request_id": request_id},
             )
 
-    def each(self, act: Callable[[Outputs], None]) -> None:
+    def each(self, act: Callable[[OutputBuffer], None]) -> None:
         for outputs in list(self._open):
             act(outputs)
 

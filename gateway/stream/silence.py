@@ -1,8 +1,8 @@
 """When to look after which call, and what silence means, asked of Redis for many requests at once.
 
-A call says when it wants to be checked (`Outputs.check`), so that calls at rest cost nothing until then. A request that
-has been silent is not read by its own call: whether its log has more than the client is asked here, in batches, and
-only a call whose log has more, or whose request has ended or is gone, is told to look.
+A call says when it wants to be checked (`OutputBuffer.check`), so that calls at rest cost nothing until then. A request
+that has been silent is not read by its own call: this module asks Redis in batches whether its log is ahead of the client.
+Only a call whose log has more, or whose request has ended or is gone, is told to look.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Broker
 
 if TYPE_CHECKING:
-    from quire.gateway.stream.buffer import Outputs
+    from quire.gateway.stream.buffer import OutputBuffer
 
 log = logging.getLogger("gateway")
 
@@ -29,17 +29,17 @@ TICK_S = 0.1
 BATCH = 64
 
 
-class Watch:
+class SilenceMonitor:
     """Checks the calls that were added, from `start` to `close`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         # Times of checks, the next first, and by call the one that holds: others are out of date.
-        self._checks: list[tuple[float, int, Outputs]] = []
-        self._due: dict[Outputs, float] = {}
+        self._checks: list[tuple[float, int, OutputBuffer]] = []
+        self._due: dict[OutputBuffer, float] = {}
         self._number = itertools.count()
         # Silent requests, and how far their clients were.
-        self._silent: dict[Cursor, tuple[Outputs, int]] = {}
+        self._silent: dict[Cursor, tuple[OutputBuffer, int]] = {}
         self._asks = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -51,17 +51,17 @@ class Watch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def add(self, outputs: Outputs, due: float) -> None:
+    def add(self, outputs: OutputBuffer, due: float) -> None:
         """Check a call at `due` on the loop's clock, or before."""
         if due < self._due.get(outputs, due + 1):
             self._due[outputs] = due
             heapq.heappush(self._checks, (due, next(self._number), outputs))
 
-    def remove(self, outputs: Outputs) -> None:
+    def remove(self, outputs: OutputBuffer) -> None:
         """The call is over."""
         self._due.pop(outputs, None)
 
-    def ask(self, outputs: Outputs, cursor: Cursor) -> None:
+    def ask(self, outputs: OutputBuffer, cursor: Cursor) -> None:
         """A request is silent: is there more of it?"""
         self._silent[cursor] = (outputs, cursor.next)
         self._asks.set()
@@ -93,7 +93,7 @@ class Watch:
                     log.debug("silent requests cannot be looked at now: %s", error)
                 check_cancelled()
 
-    async def _ask(self, batch: dict[Cursor, tuple[Outputs, int]]) -> None:
+    async def _ask(self, batch: dict[Cursor, tuple[OutputBuffer, int]]) -> None:
         keys = self._broker.keys
         pipe = self._broker.client.pipeline(transaction=False)
         for cursor, (_, at) in batch.items():

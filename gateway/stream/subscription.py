@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cancellation import check_cancelled
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.shared.messages import MessageError, decode_items
 from quire.shared.redis_clients import LaneClient
 
@@ -31,7 +31,7 @@ RECONNECT_S = (0.05, 1.0)
 class Subscription:
     """Subscribed for as long as it runs; `ready` is set while frames arrive."""
 
-    def __init__(self, client: LaneClient, channel: str, fanout: Fanout) -> None:
+    def __init__(self, client: LaneClient, channel: str, fanout: FrameRouter) -> None:
         self._client = client
         self._channel = channel
         self._fanout = fanout
@@ -106,7 +106,7 @@ class Subscription:
             log.warning(
                 "subscribed again: frames may have been lost, %d calls compare with the log", self._fanout.calls
             )
-            self._fanout.each(Outputs.suspect)
+            self._fanout.each(OutputBuffer.suspect)
 
     def _deliver(self, frame: bytes) -> None:
         self.frames += 1

@@ -9,15 +9,15 @@ from typing import Protocol
 from aiohttp import web
 
 from quire.gateway.api import errors
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.logprobs import ScoredTokens
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.stream.assembly import Assembly, Choice, Piece, usage
-from quire.gateway.stream.buffer import Outputs
+from quire.gateway.stream.assembly import Assembly, Choice, TextDelta, usage
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.shared.messages import Outcome, StepItem
 
 
-class Format(Protocol):
+class Dialect(Protocol):
     """How a dialect writes what was generated. Events are complete, but for their ids."""
 
     def opening(self) -> list[str]: ...
@@ -27,10 +27,10 @@ class Format(Protocol):
     def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]: ...
 
 
-class Answer:
+class Transcript:
     """The text of all prompts of a call as it grows."""
 
-    def __init__(self, about: About, model: ServedModel, outputs: Outputs, is_joined: bool = False) -> None:
+    def __init__(self, about: CallMetadata, model: ServedModel, outputs: OutputBuffer, is_joined: bool = False) -> None:
         self.about = about
         self.outputs = outputs
         self.model_name = model.name
@@ -73,7 +73,7 @@ class Answer:
         """Why the choices ended that did, in order."""
         return [reason for assembly in self._parts.values() for reason in assembly.finish_reasons]
 
-    def feed(self, item: StepItem) -> list[Piece]:
+    def feed(self, item: StepItem) -> list[TextDelta]:
         """The pieces of an item; choices and tokens are counted over all prompts."""
         assembly = self._parts[item.request_id]
         others = self.tokens - assembly.tokens
@@ -88,10 +88,10 @@ class Answer:
 
 
 # The answer that a request is about, for the log.
-ANSWER = web.RequestKey("answer", Answer)
+ANSWER = web.RequestKey("answer", Transcript)
 
 
-async def collect(answer: Answer) -> list[Choice]:
+async def collect(answer: Transcript) -> list[Choice]:
     """Wait for everything. Raises ApiError if a request did not end well."""
     texts: list[list[str]] = [[] for _ in range(answer.about.choices)]
     scored: list[list[ScoredTokens]] = [[] for _ in range(answer.about.choices)]

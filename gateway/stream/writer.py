@@ -16,7 +16,7 @@ from quire.gateway.admin.request_meter import METER
 from quire.gateway.api import errors
 from quire.gateway.stream import sse
 from quire.gateway.stream.events import Events
-from quire.gateway.stream.transcript import Answer
+from quire.gateway.stream.transcript import Transcript
 
 # What may wait for a client in its socket's buffer in this process before it counts as slow. More waits as tokens,
 # which are smaller than events (`MAX_WAITING`), and then in the log.
@@ -25,10 +25,10 @@ BUFFER_BYTES = 16 * 1024
 PART_CHARACTERS = 64 * 1024
 
 
-class Delivery:
+class StreamWriter:
     """Writes the events of one call."""
 
-    def __init__(self, request: web.Request, answer: Answer, events: Events, write_timeout_s: float) -> None:
+    def __init__(self, request: web.Request, answer: Transcript, events: Events, write_timeout_s: float) -> None:
         self._request = request
         self._answer = answer
         self._outputs = answer.outputs

@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire.kernels.cpu.library import Unavailable
+from quire.kernels.cpu.library import KernelsUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def compiler() -> str:
     wanted = os.environ.get("CXX", "g++")
     found = shutil.which(wanted)
     if found is None:
-        raise Unavailable(f"no C++ compiler {wanted!r} on PATH: install g++ 11 or later, or set CXX")
+        raise KernelsUnavailable(f"no C++ compiler {wanted!r} on PATH: install g++ 11 or later, or set CXX")
     return found
 
 
@@ -78,13 +78,13 @@ def find() -> Path | None:
 def build() -> Path:
     """Compiles the library if it is missing and returns its path. Raises Unavailable where that cannot be done."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        raise Unavailable(f"the C++ kernels need Linux on x86-64, not {sys.platform} on {platform.machine()}")
+        raise KernelsUnavailable(f"the C++ kernels need Linux on x86-64, not {sys.platform} on {platform.machine()}")
     if (built := find()) is not None:
         return built
     command = compiler()
     directory = next((d for d in _cache_dirs() if _writable(d)), None)
     if directory is None:
-        raise Unavailable(f"cannot write to {' or '.join(map(str, _cache_dirs()))}: set XDG_CACHE_HOME")
+        raise KernelsUnavailable(f"cannot write to {' or '.join(map(str, _cache_dirs()))}: set XDG_CACHE_HOME")
     log.info("building the C++ kernels with %s: once, about 15 s", command)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         units = [path for path in _sources() if path.suffix == ".cpp"]
@@ -101,14 +101,14 @@ def build() -> Path:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Unavailable(f"{' '.join(command[:1])} failed, is it g++ 11 or later?\n{done.stderr[-2000:]}")
+        raise KernelsUnavailable(f"{' '.join(command[:1])} failed, is it g++ 11 or later?\n{done.stderr[-2000:]}")
 
 
 def main() -> int:
     start = time.monotonic()
     try:
         path = build()
-    except Unavailable as error:
+    except KernelsUnavailable as error:
         print(f"kernels: not built, plain torch will be used ({error})")
         return 0
     print(f"kernels: {path.name} with {_compiler_version(compiler())} in {time.monotonic() - start:.1f} s")

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 
-class Unavailable(RuntimeError):
+class KernelsUnavailable(RuntimeError):
     """The C++ kernels cannot be had here; the message names the remedy."""
 
 
@@ -48,7 +48,7 @@ _RANKS = {
     "bytes": (_SIZE, [_SIZE]),
     "open": (_POINTER, [_POINTER, _SIZE, _SIZE]),
     "give_up": (None, [_POINTER]),
-    "add_up": (c_int, [_POINTER, _POINTER, _SIZE, _SIZE]),
+    "all_reduce": (c_int, [_POINTER, _POINTER, _SIZE, _SIZE]),
     "broadcast": (c_int, [_POINTER, _POINTER, _SIZE]),
     "gather": (c_int, [_POINTER, _POINTER, _SIZE, _POINTER]),
 }
@@ -86,15 +86,17 @@ def best_level(dtype: torch.dtype) -> Level:
     """
     limit = os.environ.get("KERNELS_CPU_ISA", "")
     if limit == "none":
-        raise Unavailable("KERNELS_CPU_ISA is none: unset it")
+        raise KernelsUnavailable("KERNELS_CPU_ISA is none: unset it")
     if limit and limit not in Level.__members__:
         raise ValueError(f"KERNELS_CPU_ISA is {limit!r}: it must be one of {', '.join(Level.__members__)} or none")
     if dtype not in LEVELS:
-        raise Unavailable(f"there are none for {dtype}: use {' or '.join(map(str, LEVELS))}")
+        raise KernelsUnavailable(f"there are none for {dtype}: use {' or '.join(map(str, LEVELS))}")
     library = load()
     highest = Level[limit] if limit else max(Level)
     for level in LEVELS[dtype]:
         if level <= highest and library.quire_has_level(int(level)):
             return level
     needed = " or ".join(level.name for level in LEVELS[dtype])
-    raise Unavailable(f"{dtype} needs {needed}, which this processor lacks: use torch.float32 where it is bfloat16")
+    raise KernelsUnavailable(
+        f"{dtype} needs {needed}, which this processor lacks: use torch.float32 where it is bfloat16"
+    )

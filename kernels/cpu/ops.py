@@ -19,7 +19,7 @@ from quire.kernels.cpu.library import Level
 from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.layers import Caches, Stack, run
-from quire.kernels.ops import DecoderLayer, Ranks
+from quire.kernels.ops import AllReduceGroup, DecoderLayer
 
 _PANEL = 32  # columns, as in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
@@ -265,7 +265,7 @@ class CpuOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        ranks: Ranks | None = None,
+        ranks: AllReduceGroup | None = None,
     ) -> CpuStack:
         stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         return CpuStack(stack, self.dtype)

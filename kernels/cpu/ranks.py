@@ -33,7 +33,7 @@ class CpuRanks:
             raise ValueError(f"{size} ranks are more than there can be")
         return size_in_bytes
 
-    def add_up(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """In place, the sum over all ranks, taken in their order; float32 or bfloat16. GivenUp."""
         if values.dtype not in library.LEVELS:
             raise TypeError(f"values are {values.dtype}, not float32 or bfloat16")

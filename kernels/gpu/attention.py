@@ -35,7 +35,7 @@ class Device:
     roomy: bool = True  # has as much shared memory as the largest tiles need
 
 
-class Call(NamedTuple):
+class LayerAttention(NamedTuple):
     """Of one layer: q, out [T, H, D]; caches [blocks, H_kv, block size, D]; scale: of the scores, in base 2."""
 
     q: Tensor
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Step:
+class AttentionPlan:
     """block_tables, seq_lens, query_start_loc as in kernels/ops.py; split: fresh sequences bring their keys along."""
 
     device: Device
@@ -77,7 +77,7 @@ class Step:
         if tokens == 0 or len(self.seq_lens) == 0:
             return
         only_rows = tokens <= len(self.seq_lens)
-        call = Call(q, k_cache, v_cache, scale * LOG2_E, window, out)
+        call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out)
         shape = d, call.group, q.dtype
         if not self.device.invariant:
             self._rows(call, decode_tiles(*shape), 0, only_rows)
@@ -93,7 +93,7 @@ class Step:
         if not only_rows:
             self._prompts(call, of_prompts, piece, 1)
 
-    def _rows(self, call: Call, tiles: Tiles, piece: int, each_token: bool) -> None:
+    def _rows(self, call: LayerAttention, tiles: Tiles, piece: int, each_token: bool) -> None:
         """Every token, or the sequences with one query."""
         device, kv_heads = self.device, call.k_cache.shape[1]
         lengths = self._lengths(call)
@@ -106,7 +106,7 @@ class Step:
         decode(call.q, *where, call.out, tiles, *scales, device.multiprocessors)
 
     def _prompts(
-        self, call: Call, tiles: Tiles, piece: int, longest: int, fresh: tuple[Tensor, Tensor] | None = None
+        self, call: LayerAttention, tiles: Tiles, piece: int, longest: int, fresh: tuple[Tensor, Tensor] | None = None
     ) -> None:
         """Sequences with more queries than `longest`."""
         device, lengths = self.device, self._lengths(call)
@@ -121,7 +121,7 @@ class Step:
             assert fresh is not None
             prefill(call.q, *fresh, *where, FRESH, call.out, tiles, call.scale, 1.0, call.window)
 
-    def _lengths(self, call: Call) -> tuple[Tensor, Tensor, int, int, int]:
+    def _lengths(self, call: LayerAttention) -> tuple[Tensor, Tensor, int, int, int]:
         """What a plan is made of. The host knows the last three: tokens, keys that a table has room for, the window."""
         capacity = self.block_tables.shape[1] * call.k_cache.shape[2]
         return self.seq_lens, self.query_start, len(call.q), capacity, call.window

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from quire.kernels import checks
-from quire.kernels.gpu.attention import Step
+from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.blocks import BlockTable
 from quire.kernels.gpu.limits import check_cache_shape, check_group
-from quire.kernels.layers import Caches, Stack, whole
+from quire.kernels.layers import Caches, Stack, identity
 
 
 class TritonCaches:
@@ -50,12 +50,12 @@ def run(
     packed: TritonStack,
     positions: Tensor,
     slot_mapping: Tensor,
-    step: Step,
+    step: AttentionPlan,
     rows: Tensor,
 ) -> Tensor:
     """The operations of kernels.layers.run, in its order."""
     stack = packed.stack
-    add_up = stack.ranks.add_up if stack.ranks else whole
+    all_reduce = stack.ranks.all_reduce if stack.ranks else identity
     heads, kv_heads, eps = stack.num_heads, stack.num_kv_heads, stack.eps
     d = stack.kv_cache[0][0].shape[3]
     tokens = residual.shape[0]
@@ -73,9 +73,9 @@ def run(
         hidden = mixed.view(tokens, heads * d)
         if index == last:  # no token attends to what follows: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
-        hidden = add_up(ops.linear(hidden, layer.o))
+        hidden = all_reduce(ops.linear(hidden, layer.o))
         hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-        hidden = add_up(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
+        hidden = all_reduce(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
         hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
     return hidden

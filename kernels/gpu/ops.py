@@ -23,7 +23,7 @@ from torch import Tensor
 from quire.kernels import checks
 from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
 from quire.kernels.gpu import bounds, layers, limits, logprobs, penalties
-from quire.kernels.gpu.attention import Device, Step
+from quire.kernels.gpu.attention import AttentionPlan, Device
 from quire.kernels.gpu.linear import TritonLinear, multiply, multiply_to_float
 from quire.kernels.gpu.logits import argmax_kernel
 from quire.kernels.gpu.rope import rope_and_cache_kernel
@@ -31,7 +31,7 @@ from quire.kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kerne
 from quire.kernels.gpu.sampling import sample_kernel
 from quire.kernels.gpu.tiles import ROOMY_BYTES, power_of_2
 from quire.kernels.layers import Caches, Stack
-from quire.kernels.ops import DecoderLayer, Ranks
+from quire.kernels.ops import AllReduceGroup, DecoderLayer
 
 
 class TritonOps:
@@ -219,9 +219,9 @@ class TritonOps:
         )
         return q
 
-    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> Step:
+    def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> AttentionPlan:
         checks.sequences(block_tables, seq_lens, query_start_loc)
-        return Step(self._launch, block_tables, seq_lens, query_start_loc)
+        return AttentionPlan(self._launch, block_tables, seq_lens, query_start_loc)
 
     def paged_attention(
         self,
@@ -234,7 +234,7 @@ class TritonOps:
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
-        plan: Step | None = None,
+        plan: AttentionPlan | None = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
@@ -246,7 +246,7 @@ class TritonOps:
         tables = block_tables, seq_lens, query_start_loc
         if self.check_ids:
             bounds.blocks(*tables, len(q), block_size, blocks, sliding_window)
-        step = Step(self._launch, *tables) if plan is None else plan
+        step = AttentionPlan(self._launch, *tables) if plan is None else plan
         step.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
         return out
 
@@ -260,7 +260,7 @@ class TritonOps:
         num_kv_heads: int,
         eps: float,
         scale: float,
-        ranks: Ranks | None = None,
+        ranks: AllReduceGroup | None = None,
     ) -> layers.TritonStack:
         stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         return layers.TritonStack(stack, self.dtype, self.kv_dtype)
@@ -285,7 +285,7 @@ class TritonOps:
             windows = {layer.sliding_window for layer in stack.stack.layers}
             bounds.blocks(*tables, len(residual), block_size, blocks, 0 if 0 in windows else max(windows))
             bounds.rows(rows, len(residual))
-        return layers.run(self, residual, stack, positions, slot_mapping, Step(self._launch, *tables), rows)
+        return layers.run(self, residual, stack, positions, slot_mapping, AttentionPlan(self._launch, *tables), rows)
 
     # The cache
 

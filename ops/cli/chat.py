@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from quire.ops.cli.completions import Answer, ChatClient, Interrupted
+from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted
 from quire.ops.cli.settings import ChatSettings
 from quire.ops.errors import CommandError
 from quire.ops.paths import user_state_dir
@@ -83,7 +83,7 @@ class Conversation:
     def ask(self, text: str) -> bool:
         """Stream the answer to `text` and keep both; False if the user stopped it. Raises CommandError."""
         self._messages.append({"role": "user", "content": text})
-        answer = Answer()
+        answer = ChatAnswer()
         request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
         pieces = self._client.stream(request, answer)
         stopped = False
@@ -155,7 +155,7 @@ def dim(text: str, stream: Any = None) -> str:
     return f"\x1b[2m{text}\x1b[0m" if (stream or sys.stdout).isatty() else text
 
 
-def _statistics(answer: Answer, stopped: bool) -> str:
+def _statistics(answer: ChatAnswer, stopped: bool) -> str:
     parts = ["stopped"] if stopped else []
     if answer.first_token_s is not None:
         parts.append(f"{answer.tokens} tokens in {answer.total_s:.2f} s")

@@ -22,7 +22,7 @@ class Interrupted(CommandError):
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """One answer, filled while it streams. Times are in seconds since the request was sent."""
 
     text: str = ""
@@ -71,7 +71,7 @@ class ChatClient:
             raise CommandError(f"the server at {self.url} has no model yet; wait until a worker has started")
         return models[0]
 
-    def stream(self, request: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
+    def stream(self, request: dict[str, Any], answer: ChatAnswer) -> Generator[tuple[str, str], None, None]:
         """Send a chat completion; yields (kind, text) pieces as they come, kind `reasoning` or `content`.
 
         Closing the iterator closes the connection, which stops the answer on the server.

@@ -26,7 +26,7 @@ clock = time.perf_counter
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request: what was asked, when it was due, sent and over, and when each chunk with tokens came (seconds).
 
     `last` is when the last token was there: it may have no text, and then only the reason for the end tells of it.
@@ -106,7 +106,7 @@ def encode(body: dict[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-async def stream(session: aiohttp.ClientSession, url: str, body: bytes, record: Record) -> None:
+async def stream(session: aiohttp.ClientSession, url: str, body: bytes, record: RequestRecord) -> None:
     """Post `body` to `url` and fill `record`. Raises nothing but CancelledError."""
     record.sent = clock()
     try:
@@ -131,7 +131,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: bytes, record: 
         record.ended = clock()
 
 
-async def _read(content: aiohttp.StreamReader, record: Record) -> None:
+async def _read(content: aiohttp.StreamReader, record: RequestRecord) -> None:
     parser = EventParser()
     async for piece in content.iter_any():
         now = clock()

@@ -7,10 +7,10 @@ from html import escape
 from typing import Any
 
 from quire.ops.loadgen import words
-from quire.ops.loadgen.client import Record
+from quire.ops.loadgen.client import RequestRecord
 from quire.ops.loadgen.measures import Distribution, Summary, blocks_of, percentile, summaries, was_cut
 from quire.ops.loadgen.runner import Run
-from quire.ops.loadgen.svg import COLOURS, Mark, Series, plot
+from quire.ops.loadgen.svg import COLOURS, Series, SvgMark, plot
 from quire.ops.loadgen.table import SHARES
 
 CDF_POINTS = 200
@@ -135,12 +135,14 @@ def _plots(run: Run) -> Iterable[str]:
     def each(points: Any) -> list[Series]:
         return [Series(name, points(records)) for name, records in zip(names, done, strict=True)]
 
-    def distributions(title: str, y_name: str, values: Callable[[list[Record]], list[float]]) -> str:
+    def distributions(title: str, y_name: str, values: Callable[[list[RequestRecord]], list[float]]) -> str:
         """Curves of the shares up to a time, with their percentiles marked."""
         series = []
         for name, records in zip(names, done, strict=True):
             ordered = sorted(values(records))
-            marks = [Mark(f"p{100 * at:.0f}", 1000 * percentile(ordered, at), at) for at in MARKED] if ordered else []
+            marks = (
+                [SvgMark(f"p{100 * at:.0f}", 1000 * percentile(ordered, at), at) for at in MARKED] if ordered else []
+            )
             series.append(Series(name, cdf(ordered), marks))
         return plot(title, "ms", y_name, series)
 
@@ -167,7 +169,7 @@ def cdf(seconds: Sequence[float]) -> list[tuple[float, float]]:
     return [(1000 * percentile(ordered, i / steps), i / steps) for i in range(steps + 1)] if ordered else []
 
 
-def output_over_time(records: Sequence[Record], started: float, end_s: float) -> list[tuple[float, float]]:
+def output_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
     """(second, tokens per second) in TIME_BINS equal pieces; the tokens of an answer are spread over its chunks."""
     if end_s <= 0:
         return []
@@ -180,12 +182,12 @@ def output_over_time(records: Sequence[Record], started: float, end_s: float) ->
     return [((i + 0.5) * width, tokens / width) for i, tokens in enumerate(bins)]
 
 
-def open_over_time(records: Sequence[Record], started: float, end_s: float) -> list[tuple[float, float]]:
+def open_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
     """(second, requests that were open then) at TIME_BINS moments."""
     moments = [(i + 0.5) * end_s / TIME_BINS for i in range(TIME_BINS)] if end_s > 0 else []
     return [(at, float(sum(r.sent - started <= at < r.ended - started for r in records))) for at in moments]
 
 
-def thin(records: Sequence[Record]) -> Sequence[Record]:
+def thin(records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
     """Evenly chosen records, so that a page stays small."""
     return records[:: max(1, -(-len(records) // MOST_POINTS))]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from quire.ops.loadgen.client import Record
+from quire.ops.loadgen.client import RequestRecord
 from quire.ops.loadgen.runner import Block, Run
 
 # Beyond these the client's own lateness may be part of what it measures.
@@ -113,7 +113,7 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
     return Distribution(sum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
 
-def is_good(record: Record, slo: dict[str, float]) -> bool:
+def is_good(record: RequestRecord, slo: dict[str, float]) -> bool:
     """Whether a request completed and kept to every limit; `itl` is one for its longest gap."""
     if not record.ok:
         return False
@@ -175,7 +175,7 @@ def summarise(blocks: Sequence[Block], slo: dict[str, float]) -> Summary:
     )
 
 
-def was_cut(record: Record) -> bool:
+def was_cut(record: RequestRecord) -> bool:
     """Whether the run was stopped before the request ended, or even began."""
     return record.error == "cut short" or not record.ended
 

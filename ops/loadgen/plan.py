@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.ops.loadgen.settings import BenchSettings
-from quire.ops.loadgen.shapes import SHAPES, Lengths, Shape
+from quire.ops.loadgen.shapes import SHAPES, Lengths, WorkloadShape
 from quire.shared.settings import SettingError
 
 DEFAULT_REQUESTS = 100
@@ -24,7 +24,7 @@ class Plan:
     One of each pair is None. `slo` has seconds by name.
     """
 
-    shape: Shape
+    shape: WorkloadShape
     requests: int | None
     duration_s: float | None
     rate: float | None
@@ -135,7 +135,7 @@ def _rate(text: str) -> float | None:
     return rate
 
 
-def _shape(settings: BenchSettings) -> Shape:
+def _shape(settings: BenchSettings) -> WorkloadShape:
     shape = SHAPES[settings.shape]
     for name, shapes in (
         ("input_tokens", ("fixed", "prefix")),

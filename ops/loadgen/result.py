@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quire.ops.cli.server_url import parse_url
-from quire.ops.loadgen.client import Record
+from quire.ops.loadgen.client import RequestRecord
 from quire.ops.loadgen.measures import blocks_of, client_figures, compare, summaries, summarise, warnings, was_cut
 from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.settings import BenchSettings
@@ -84,7 +84,7 @@ def _records(run: Run, server: int) -> list[dict[str, Any]]:
     return [_record(run, block.index, record) for block in blocks_of(run, server) for record in block.records]
 
 
-def _record(run: Run, block: int, record: Record) -> dict[str, Any]:
+def _record(run: Run, block: int, record: RequestRecord) -> dict[str, Any]:
     """Times in seconds since the run began; chunks since the request was sent."""
     return {
         "block": block,

@@ -18,10 +18,10 @@ from itertools import islice
 
 import aiohttp
 
-from quire.ops.loadgen.client import Record, clock, stream
+from quire.ops.loadgen.client import RequestRecord, clock, stream
 from quire.ops.loadgen.plan import Plan
 from quire.ops.loadgen.prompts import Prompts
-from quire.ops.loadgen.server import Server
+from quire.ops.loadgen.server import MeasuredServer
 from quire.ops.loadgen.shapes import arrivals, lengths
 
 LAG_INTERVAL_S = 0.01
@@ -38,14 +38,14 @@ class Block:
     index: int
     started: float = 0.0
     ended: float = 0.0
-    records: list[Record] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Work:
+class ScheduledRequest:
     """A request that is ready to be sent, so many seconds after its block has begun."""
 
-    record: Record
+    record: RequestRecord
     body: bytes
     at_s: float
 
@@ -56,7 +56,7 @@ class Run:
     count while it goes on."""
 
     plan: Plan
-    servers: list[Server]
+    servers: list[MeasuredServer]
     prompts: Prompts
     context: int | None
     blocks: list[Block] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Run:
     stopped: bool = False
     started: float = 0.0
 
-    def works(self, server: Server, block: int, warmup: bool = False) -> Iterator[Work]:
+    def works(self, server: MeasuredServer, block: int, warmup: bool = False) -> Iterator[ScheduledRequest]:
         """The requests of a block, the same for each server; without end if there is no number of them."""
         plan = self.plan
         seed = f"{plan.seed} {'warmup' if warmup else block}"
@@ -80,7 +80,9 @@ class Run:
             if server is self.servers[0] and not warmup:
                 self.cut_lengths += (prompt_tokens, answer_tokens) != (prompt, answer)
             body = server.body(self.prompts.make(prompt_tokens, draw), answer_tokens)
-            yield Work(Record(index, prompt_tokens, answer_tokens), body, times[index] if times else 0.0)
+            yield ScheduledRequest(
+                RequestRecord(index, prompt_tokens, answer_tokens), body, times[index] if times else 0.0
+            )
 
     def fit(self, prompt: int, answer: int) -> tuple[int, int]:
         """Lengths that the context has room for: of two that are too long together, each keeps half of it."""
@@ -94,7 +96,9 @@ class Run:
         for server in self.servers:
             gate = asyncio.Semaphore(self.plan.concurrency or requests or 1)
 
-            async def one(work: Work, server: Server = server, gate: asyncio.Semaphore = gate) -> None:
+            async def one(
+                work: ScheduledRequest, server: MeasuredServer = server, gate: asyncio.Semaphore = gate
+            ) -> None:
                 async with gate:
                     await stream(session, server.address, work.body, work.record)
 
@@ -152,7 +156,7 @@ class Run:
         return clock()
 
     async def _closed(
-        self, session: aiohttp.ClientSession, server: Server, block: Block, works: Iterator[Work]
+        self, session: aiohttp.ClientSession, server: MeasuredServer, block: Block, works: Iterator[ScheduledRequest]
     ) -> None:
         end = block.started + (self.plan.block_s or math.inf)
 
@@ -165,7 +169,9 @@ class Run:
             for _ in range(self.plan.concurrency or 1):
                 group.create_task(one_after_the_other())
 
-    async def _open(self, session: aiohttp.ClientSession, server: Server, block: Block, works: Iterator[Work]) -> None:
+    async def _open(
+        self, session: aiohttp.ClientSession, server: MeasuredServer, block: Block, works: Iterator[ScheduledRequest]
+    ) -> None:
         async with asyncio.TaskGroup() as group:
             for work in works:
                 work.record.due = block.started + work.at_s
@@ -174,7 +180,9 @@ class Run:
                     await asyncio.sleep(wait_s)
                 group.create_task(self._send(session, server, block, work))
 
-    async def _send(self, session: aiohttp.ClientSession, server: Server, block: Block, work: Work) -> None:
+    async def _send(
+        self, session: aiohttp.ClientSession, server: MeasuredServer, block: Block, work: ScheduledRequest
+    ) -> None:
         block.records.append(work.record)
         self.sent += 1
         try:

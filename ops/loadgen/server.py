@@ -12,7 +12,7 @@ import aiohttp
 
 from quire.ops.cli.server_url import ServerUrl, parse_url
 from quire.ops.errors import CommandError
-from quire.ops.loadgen.client import Record, encode, refusal, stream
+from quire.ops.loadgen.client import RequestRecord, encode, refusal, stream
 from quire.ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.settings import SettingError
@@ -23,7 +23,7 @@ VOCAB_SIZES = (32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256, 128)
 
 
 @dataclass
-class Server:
+class MeasuredServer:
     """One server under load. `context` None: it does not say. `usage`: it counts tokens in its streams. `label` names
     it among others."""
 
@@ -56,15 +56,15 @@ class Server:
             body["stream_options"] = {"include_usage": True}
         return encode(body)
 
-    async def ask(self, session: aiohttp.ClientSession, prompt: str | list[int], max_tokens: int = 1) -> Record:
-        record = Record(0, 0, max_tokens)
+    async def ask(self, session: aiohttp.ClientSession, prompt: str | list[int], max_tokens: int = 1) -> RequestRecord:
+        record = RequestRecord(0, 0, max_tokens)
         await stream(session, self.address, self.body(prompt, max_tokens), record)
         return record
 
 
 async def connect(
     session: aiohttp.ClientSession, settings: BenchSettings, flag: str, wanted: str, required: bool = True
-) -> Server:
+) -> MeasuredServer:
     """The server behind `flag`, with its model `wanted` (empty: its first), and one answered request.
 
     Not `required`: another model if there is none of that name. Raises CommandError with the remedy.
@@ -82,7 +82,7 @@ async def connect(
     options: dict[str, Any] = {"temperature": settings.temperature}
     if settings.ignore_eos:
         options["ignore_eos"] = True
-    server = Server(
+    server = MeasuredServer(
         flag, url, name, software, said if isinstance(said, int) else None, settings.endpoint, options, url.shown
     )
     record = await server.ask(session, WORDS[0])
@@ -102,7 +102,7 @@ async def connect(
 
 async def make_prompts(
     session: aiohttp.ClientSession,
-    servers: list[Server],
+    servers: list[MeasuredServer],
     settings: BenchSettings,
     shared: int,
     count: Callable[[str], int] | None,
@@ -188,7 +188,7 @@ async def _version(session: aiohttp.ClientSession, url: ServerUrl) -> str:
     return ""
 
 
-async def _accepted_ids(session: aiohttp.ClientSession, server: Server) -> int:
+async def _accepted_ids(session: aiohttp.ClientSession, server: MeasuredServer) -> int:
     """The largest of VOCAB_SIZES whose ids the server takes; 0 if it takes none."""
     for size in VOCAB_SIZES:
         record = await server.ask(session, [size - 1, size - 2])
@@ -198,7 +198,7 @@ async def _accepted_ids(session: aiohttp.ClientSession, server: Server) -> int:
     return 0
 
 
-async def _count(session: aiohttp.ClientSession, server: Server, words: list[str]) -> int:
+async def _count(session: aiohttp.ClientSession, server: MeasuredServer, words: list[str]) -> int:
     record = await server.ask(session, " ".join(words))
     if record.prompt_tokens is None:
         what = f"{record.error}: {record.message}" if record.error else "it does not say"

@@ -53,7 +53,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Shape:
+class WorkloadShape:
     """A workload: lengths of prompts and answers, and how many of a prompt's first tokens all requests share."""
 
     name: str
@@ -65,17 +65,17 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("sharegpt", Lengths(161.31, 1.3, 4, 1024), Lengths(337.99, 0.85, 4, 2048)),
-        Shape("alpaca", Lengths(19.31, 0.4, 4, 1024), Lengths(58.45, 0.85, 4, 2048)),
-        Shape("azure-chat", Lengths(1155, 0.99, 4, 14_050), Lengths(211, 0.86, 4, 1000)),
-        Shape("azure-code", Lengths(2048, 1.36, 4, 7437), Lengths(28, 0.85, 4, 1899)),
-        Shape("prefix", Lengths(32), Lengths(64), shared_prefix=512),
-        Shape("fixed", Lengths(128), Lengths(64)),
+        WorkloadShape("sharegpt", Lengths(161.31, 1.3, 4, 1024), Lengths(337.99, 0.85, 4, 2048)),
+        WorkloadShape("alpaca", Lengths(19.31, 0.4, 4, 1024), Lengths(58.45, 0.85, 4, 2048)),
+        WorkloadShape("azure-chat", Lengths(1155, 0.99, 4, 14_050), Lengths(211, 0.86, 4, 1000)),
+        WorkloadShape("azure-code", Lengths(2048, 1.36, 4, 7437), Lengths(28, 0.85, 4, 1899)),
+        WorkloadShape("prefix", Lengths(32), Lengths(64), shared_prefix=512),
+        WorkloadShape("fixed", Lengths(128), Lengths(64)),
     )
 }
 
 
-def lengths(shape: Shape, count: int | None, seed: str) -> Iterator[tuple[int, int]]:
+def lengths(shape: WorkloadShape, count: int | None, seed: str) -> Iterator[tuple[int, int]]:
     """Tokens of the prompt (with the shared prefix) and of the answer; `count` pairs, or without end if None."""
     draw = random.Random(f"lengths {seed}")
     block = min(count or BLOCK, BLOCK)

@@ -21,7 +21,7 @@ MARKS_LINE, MARKS_GAP = 13, 6
 
 
 @dataclass(frozen=True)
-class Mark:
+class SvgMark:
     """A point of a curve with a name, such as a percentile."""
 
     name: str
@@ -35,7 +35,7 @@ class Series:
 
     name: str
     points: Sequence[tuple[float, float]]
-    marks: Sequence[Mark] = ()
+    marks: Sequence[SvgMark] = ()
 
 
 def plot(title: str, x_name: str, y_name: str, series: Sequence[Series], *, lines: bool = True) -> str:

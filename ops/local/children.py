@@ -59,7 +59,7 @@ class Program(Protocol):
         ...
 
 
-class Service:
+class ChildProcess:
     """A gateway or a worker: a Python child with a log of its own, and a pipe for its progress while it starts."""
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
 from quire.ops.errors import CommandError
-from quire.ops.local.children import Child, RedisService, Service
+from quire.ops.local.children import Child, ChildProcess, RedisService
 from quire.ops.local.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from quire.ops.local.gpus import of_worker
 from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
@@ -150,12 +150,12 @@ class Launcher:
             time.sleep(POLL_S)
         return False
 
-    def _launch(self, program: RedisService | Service) -> None:
+    def _launch(self, program: RedisService | ChildProcess) -> None:
         child = Child(program)
         child.start()
         self._children.append(child)
 
-    def _gateway(self) -> Service:
+    def _gateway(self) -> ChildProcess:
         # The workers have those before it.
         port = self._worker_settings.internal_port
         environ = {
@@ -163,9 +163,9 @@ class Launcher:
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_INTERNAL_PORT": str(port and port + self._settings.workers),
         }
-        return Service("gateway", _command("gateway"), environ, self._log_path("gateway"))
+        return ChildProcess("gateway", _command("gateway"), environ, self._log_path("gateway"))
 
-    def _worker(self, index: int) -> Service:
+    def _worker(self, index: int) -> ChildProcess:
         settings = self._worker_settings
         name = f"worker-{index + 1}"
         if settings.worker_id:
@@ -190,7 +190,7 @@ class Launcher:
             # Workers cannot share a port: a given one is that of the first.
             "QUIRE_INTERNAL_PORT": str(settings.internal_port and settings.internal_port + index),
         }
-        return Service(name, _command("worker"), environ, self._log_path(name))
+        return ChildProcess(name, _command("worker"), environ, self._log_path(name))
 
     @property
     def _redis_url(self) -> str:
@@ -276,7 +276,7 @@ class Launcher:
             self._redis.stop()
 
 
-def what_workers_do(workers: Sequence[Service]) -> tuple[str, str]:
+def what_workers_do(workers: Sequence[ChildProcess]) -> tuple[str, str]:
     """Phases of the workers that are not ready, with and without percentages.
 
     Workers in the same phase are counted together, with the percentage of the slowest.

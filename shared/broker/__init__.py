@@ -21,7 +21,7 @@ from quire.shared.broker.gateway import (
 from quire.shared.broker.lane import RETENTION_S, new_id
 from quire.shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
-from quire.shared.broker.reader import Delivery, QueueReader
+from quire.shared.broker.reader import QueueReader, StreamEntry
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "Broker",
     "Claim",
     "DeadRequest",
-    "Delivery",
     "IdempotencyConflict",
     "LastBeat",
     "NameHolder",
@@ -46,6 +45,7 @@ __all__ = [
     "QueueReader",
     "StepCommit",
     "StepReply",
+    "StreamEntry",
     "new_id",
 ]
 

@@ -15,7 +15,7 @@ from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class StreamEntry:
     """A stream entry that this consumer was handed and has yet to claim. `queue` is one of QUEUES."""
 
     queue: str
@@ -41,12 +41,12 @@ class QueueReader:
             with suppress(RedisError, OSError):  # it then ends when its time is up
                 await commands.client_unblock(self._connection_id)
 
-    async def pending(self) -> list[Delivery]:
+    async def pending(self) -> list[StreamEntry]:
         """What this worker was handed before and has not finished: read at start and after any failed read."""
         self._connection_id = await self.client.client_id()
         return await self._read(QUEUES, start="0")
 
-    async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[Delivery]:
+    async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[StreamEntry]:
         """Up to `count` new requests, of the first of `queues` first; waits up to `block_ms` if there are none.
 
         A read that waited can return one request of each queue.
@@ -72,7 +72,7 @@ class QueueReader:
 
     async def _read(
         self, queues: Sequence[str], *, start: str, count: int | None = None, block_ms: int | None = None
-    ) -> list[Delivery]:
+    ) -> list[StreamEntry]:
         streams: dict[Any, Any] = {self.keys.queue(name): start for name in queues}
         by_stream = {self.keys.queue(name): name for name in queues}
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
@@ -83,8 +83,8 @@ class QueueReader:
         ]
 
 
-def read_entry(queue: str, entry_id: Any, fields: Any) -> Delivery:
+def read_entry(queue: str, entry_id: Any, fields: Any) -> StreamEntry:
     """A stream entry as Redis has it."""
     fields = fields or {}  # the entry was deleted while it was pending: claim removes it
     request_id, cost = text(fields.get(b"id", b"")), fields.get(b"cost", b"0")
-    return Delivery(queue, text(entry_id), request_id, int(cost) if cost.isdigit() else 0)
+    return StreamEntry(queue, text(entry_id), request_id, int(cost) if cost.isdigit() else 0)

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from quire.shared.broker.lane import RETENTION_S, Lane, text
-from quire.shared.broker.reader import Delivery, read_entry
+from quire.shared.broker.reader import StreamEntry, read_entry
 from quire.shared.keys import GROUP, QUEUES
 from quire.shared.messages import MessageError, StepItem, decode_items, unpack
 
@@ -72,7 +72,7 @@ class WorkerVerbs(Lane):
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    async def claim(self, delivery: Delivery, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
+    async def claim(self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
         """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do.
 
         Nothing is also what another worker has taken over since it was delivered here.
@@ -131,9 +131,9 @@ class WorkerVerbs(Lane):
         args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
         return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
 
-    async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[Delivery]:
+    async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[StreamEntry]:
         """Take over up to `count` requests whose workers have not renewed them for `lease_ms`."""
-        found: list[Delivery] = []
+        found: list[StreamEntry] = []
         for name in QUEUES:
             start: Any = "0-0"
             while len(found) < count:

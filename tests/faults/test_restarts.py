@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from quire.ops.benchmarks.soak.chaos import free_port
-from quire.ops.benchmarks.soak.client import Record, ask
+from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 
@@ -28,7 +28,7 @@ class Load:
         self._urls = urls
         self._clients = clients
         self._is_over = threading.Event()
-        self.records: list[tuple[str, Record]] = []
+        self.records: list[tuple[str, SoakRecord]] = []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
 
@@ -45,7 +45,7 @@ class Load:
             record = await ask(session, self._urls, f"{number}-{draw.randrange(2**60)}", asks, 60)
             self.records.append((name, record))
 
-    def stop(self) -> list[tuple[str, Record]]:
+    def stop(self) -> list[tuple[str, SoakRecord]]:
         """See all requests to their end; which ones, and what became of them."""
         self._is_over.set()
         self._thread.join(90)

@@ -15,20 +15,20 @@ from aiohttp import web
 from redis import Redis
 
 from quire.ops.benchmarks.soak.__main__ import KEYS, check, is_good, plot, report, state
-from quire.ops.benchmarks.soak.chaos import FAULTS, Fault
-from quire.ops.benchmarks.soak.client import Record
+from quire.ops.benchmarks.soak.chaos import FAULTS, ChaosFault
+from quire.ops.benchmarks.soak.client import SoakRecord
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from tests.conftest import clean_environ
 
 GOOD = {"changed": 0, "accepted": 3, "totals": {"stop": 1, "length": 2}, "pending": 0, "load": [0, 0]}
 
 
-def record(text: str, logprobs: Sequence[float] = (-1.5, -0.5), outcome: str = "complete") -> Record:
+def record(text: str, logprobs: Sequence[float] = (-1.5, -0.5), outcome: str = "complete") -> SoakRecord:
     body = {"prompt": "x", "stream": True}
-    return Record(body, text={0: text}, logprobs={0: list(logprobs)}, usage_tokens=2, outcome=outcome)
+    return SoakRecord(body, text={0: text}, logprobs={0: list(logprobs)}, usage_tokens=2, outcome=outcome)
 
 
-def result(records: list[Record], **others: Any) -> dict[str, Any]:
+def result(records: list[SoakRecord], **others: Any) -> dict[str, Any]:
     chaos: Any = SimpleNamespace(faults=[])
     return report(records, chaos, 1.0, 0.0) | GOOD | others
 
@@ -49,7 +49,7 @@ def test_a_soak_without_losses_is_good() -> None:
     ],
     ids=["lost", "failed", "changed", "not counted", "pending", "load"],
 )
-def test_what_is_lost_or_changed_fails_the_soak(records: list[Record], others: dict[str, Any]) -> None:
+def test_what_is_lost_or_changed_fails_the_soak(records: list[SoakRecord], others: dict[str, Any]) -> None:
     assert not is_good(result(records, **others))
 
 
@@ -61,7 +61,7 @@ async def test_the_report_has_what_recovery_did(redis_server: EmbeddedRedis, red
     assert (found["accepted"], found["totals"]) == (3, {"stop": 1, "length": 2})
     assert (found["migrations"], found["repairs"], found["fenced"]) == (4, 0, 5)
     pytest.importorskip("matplotlib", reason="the plot is drawn where the bench extra is installed")
-    chaos: Any = SimpleNamespace(faults=[Fault(1.0, what, "x") for what in FAULTS] * 2)
+    chaos: Any = SimpleNamespace(faults=[ChaosFault(1.0, what, "x") for what in FAULTS] * 2)
     plot(report([record("a b")], chaos, 3.0, 0.0) | GOOD | found, tmp_path)
     assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
 

@@ -14,7 +14,7 @@ import aiohttp
 import openai
 from tokenizers import Tokenizer
 
-from quire.gateway.app import GATEWAY, Runner, create_app, start_site
+from quire.gateway.app import GATEWAY, GatewayRunner, create_app, start_site
 from quire.gateway.model.served_model import load_model
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
@@ -124,7 +124,9 @@ class Stream:
 class RunningGateway:
     """A gateway that listens, and its worker where the test wants one."""
 
-    def __init__(self, settings: GatewaySettings, gateway: Gateway, port: int, runner: Runner | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, gateway: Gateway, port: int, runner: GatewayRunner | None = None
+    ) -> None:
         self.settings = settings
         self.gateway = gateway
         # None for a gateway in another process.
@@ -258,7 +260,7 @@ async def until(condition: Any) -> None:
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
     app = create_app(settings, load_model(settings.model, settings.name, settings.generation_config == "auto"))
-    runner = Runner(app, settings)
+    runner = GatewayRunner(app, settings)
     await runner.setup()
     try:
         port = await start_site(runner, "127.0.0.1", settings.port, settings.reuse_port)

@@ -14,7 +14,7 @@ import pytest
 
 from quire.gateway.pages import engine_view
 from quire.gateway.pages.engine_page import is_on
-from quire.gateway.pages.engine_view import Viewer
+from quire.gateway.pages.engine_view import EngineViewer
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import VIEW_TTL_S
 from quire.shared.messages import Delta, Outcome
@@ -249,7 +249,7 @@ async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> N
 
 
 async def test_a_viewer_holds_one_view_at_the_most() -> None:
-    viewer = Viewer()
+    viewer = EngineViewer()
     for number in range(1000):
         viewer.show(b"%d" % number)
     assert await viewer.next() == b"999"

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.gateway.api import chat, completions, parameters
-from quire.gateway.api.call import Limits
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call import RequestLimits
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, of_chat, of_completion
 from quire.gateway.api.options import read_options
@@ -27,7 +27,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.stream.buffer import MAX_WAITING
 from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Answer
+from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
@@ -281,12 +281,12 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, is_chat: bool, data: st.DataObject
 ) -> None:
     """Each token comes with its entry, once; whatever a client has had of the portions before."""
-    about = About("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
+    about = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
     outputs: Any = SimpleNamespace(cursors={"r": None})
     form = (chat if is_chat else completions).Format("r", model(model_folder), about)
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
-        text = Events(Answer(about, model(model_folder), outputs), form, True, last).feed(portions(cuts, n))
+        text = Events(Transcript(about, model(model_folder), outputs), form, True, last).feed(portions(cuts, n))
         return parse_events(text) if text else []
 
     first = events(before, BEGINNING)
@@ -387,7 +387,9 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
     """Choices that are ranked leave together, in one message of at most 64 MiB."""
     counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
-    limits = Limits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults=SamplingDefaults(), **counts)
+    limits = RequestLimits(
+        MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults=SamplingDefaults(), **counts
+    )
 
     def call(**asked: Any) -> None:
         options = read_options(parameters.read({"model": MODEL, "prompt": "x", **asked}, parameters.COMPLETIONS))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire.gateway.stream import buffer as module
-from quire.gateway.stream.buffer import MAX_WAITING, Outputs
+from quire.gateway.stream.buffer import MAX_WAITING, OutputBuffer
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.running import RunningGateway, until
@@ -42,9 +42,9 @@ def count_tokens(items: list[StepItem]) -> int:
     return sum(item.end - item.start for item in items)
 
 
-def open_one(items: list[StepItem]) -> tuple[Fanout, Outputs]:
+def open_one(items: list[StepItem]) -> tuple[FrameRouter, OutputBuffer]:
     log: Any = Log(items)
-    fanout = Fanout(log, keepalive_s=60.0)
+    fanout = FrameRouter(log, keepalive_s=60.0)
     found = fanout.open(["r"])
     found.accept(None, is_logged=False)
     return fanout, found
@@ -203,7 +203,7 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
     """However much it is: it is there, and a client that reads has had all that came before."""
     ids = [f"r{index}" for index in range(64)]
     log: Any = Log([])
-    fanout = Fanout(log, keepalive_s=60.0)
+    fanout = FrameRouter(log, keepalive_s=60.0)
     outputs = fanout.open(ids)
     outputs.accept(None, is_logged=False)
     for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
@@ -305,7 +305,7 @@ async def test_the_end_that_comes_while_others_have_their_turn_is_not_slept_thro
 async def test_what_is_left_of_large_items_is_bounded_while_more_of_them_come() -> None:
     ids = [f"r{index}" for index in range(4)]
     log: Any = Log([])
-    fanout = Fanout(log, keepalive_s=60.0)
+    fanout = FrameRouter(log, keepalive_s=60.0)
     outputs = fanout.open(ids)
     outputs.accept(None, is_logged=False)
     count = 100

@@ -18,13 +18,13 @@ from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.api import resume as joining
-from quire.gateway.api.call_metadata import About
-from quire.gateway.api.completions import Format
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.stream.cursor import SILENCE_S, split
 from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Answer
+from quire.gateway.stream.transcript import Transcript
 from quire.shared.messages import Delta, GenerationRequest, MessageError, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless
@@ -589,12 +589,12 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, data: st.DataObject
 ) -> None:
     """After Redis lost its tail a worker logs tokens again, in other portions than a client has seen."""
-    about = About("completion", 0, n, True, ("<stop>",), 1, 1, False)
+    about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
     outputs: Any = SimpleNamespace(cursors={"r": None})
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
-        answer = Answer(about, model(model_folder), outputs)
-        text = Events(answer, Format("r", model(model_folder), about), True, last).feed(portions(cuts, n))
+        answer = Transcript(about, model(model_folder), outputs)
+        text = Events(answer, CompletionDialect("r", model(model_folder), about), True, last).feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []
 
     first = events(before, BEGINNING)
@@ -620,17 +620,17 @@ def test_an_item_is_cut_in_two_only_inside() -> None:
         assert second.deltas[-1].finish_reason == "stop"
 
 
-ABOUT = About("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, True)
+ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, True)
 
 
 def test_what_is_noted_about_a_call_survives_the_way() -> None:
-    assert About.decode(ABOUT.encode()) == ABOUT
+    assert CallMetadata.decode(ABOUT.encode()) == ABOUT
 
 
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_note_are_refused(data: bytes) -> None:
     with pytest.raises(MessageError):
-        About.decode(data)
+        CallMetadata.decode(data)
 
 
 @pytest.mark.parametrize("position", range(9))
@@ -639,4 +639,4 @@ def test_no_field_of_a_note_takes_anything(position: int, value: Any) -> None:
     fields = msgpack.unpackb(ABOUT.encode())
     fields[position] = value
     with pytest.raises(MessageError):
-        About.decode(msgpack.packb(fields, use_bin_type=True))
+        CallMetadata.decode(msgpack.packb(fields, use_bin_type=True))

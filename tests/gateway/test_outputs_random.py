@@ -12,7 +12,7 @@ import pytest
 
 from quire.gateway.stream import buffer as module
 from quire.gateway.stream.cursor import weight
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem
 
@@ -44,7 +44,7 @@ class Log:
 class Client:
     """Takes by a sink, unless it is `paused`; its task has the rest. Or by `next`, where it is `plain`."""
 
-    outputs: module.Outputs
+    outputs: module.OutputBuffer
     is_plain: bool
     open: set[str]
     given: list[StepItem] = field(default_factory=list)
@@ -103,7 +103,7 @@ async def test_every_token_comes_once_and_in_order(seed: int, monkeypatch: pytes
     choices, scored = chance.choice((1, 1, 3)), chance.choice((None, 0, 5))
     steps = {one: made_up(chance, one, choices, scored) for one in ids}
     log: Any = Log(chance, ids)
-    fanout = Fanout(log, keepalive_s=60.0)
+    fanout = FrameRouter(log, keepalive_s=60.0)
     outputs = fanout.open(ids)
     outputs.accept(None, is_logged=False)
     client = Client(outputs, chance.random() < 0.4, set(ids))

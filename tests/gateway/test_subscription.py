@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from quire.gateway.stream.router import Fanout
+from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
 from quire.shared.redis_clients import LaneClient, pubsub_client
@@ -18,7 +18,7 @@ from tests.shared.redis_server import RedisServer
 
 @asynccontextmanager
 async def subscription(client: LaneClient) -> AsyncIterator[Subscription]:
-    one = Subscription(client, "channel", Fanout(Broker(client, "lane"), keepalive_s=10))
+    one = Subscription(client, "channel", FrameRouter(Broker(client, "lane"), keepalive_s=10))
     one.start()
     try:
         yield one

@@ -21,7 +21,7 @@ from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_rooms
 from quire.worker.device.graphs import record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.in_flight import Flight
+from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
 from quire.worker.engine.step import Step
@@ -83,7 +83,7 @@ def test_launching_a_step_waits_for_nothing(
     expected = generate(engine, prompts(), params)
     launch, launched = engine._launch, []
 
-    def watched(step: Step) -> tuple[Step, Flight | None]:
+    def watched(step: Step) -> tuple[Step, InFlightStep | None]:
         launched.append(step)
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.gpu import TritonOps
-from quire.kernels.gpu.attention import Step
+from quire.kernels.gpu.attention import AttentionPlan
 from tests.kernels.stacks import make_stack
 
 roomy = True  # Device.roomy of what is compiled for
@@ -161,7 +161,7 @@ def attend(shape: Attention) -> None:
     for sequences in (tokens, 2):
         of_step = table[:sequences], torch.zeros(sequences, dtype=torch.int32), starts[: sequences + 1]
         split = sequences < tokens
-        step = Step(ops._launch, *of_step, split=split)
+        step = AttentionPlan(ops._launch, *of_step, split=split)
         step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None)
 
 

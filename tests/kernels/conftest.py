@@ -55,7 +55,7 @@ def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.Monk
     monkeypatch.setenv("KERNELS_CPU_ISA", level)
     try:
         ops = kernels.CpuOps(dtype)
-    except kernels.Unavailable as missing:
+    except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
     if ops.level.name != level:
         pytest.skip(f"this processor has no {level}")
@@ -146,7 +146,7 @@ def threads():
     """Sets the number of kernel threads for one test."""
     try:
         before = kernels.num_threads()
-    except kernels.Unavailable:  # no compiler: the other kernels have no threads to set
+    except kernels.KernelsUnavailable:  # no compiler: the other kernels have no threads to set
         yield lambda count: None
         return
     yield kernels.set_num_threads

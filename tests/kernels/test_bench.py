@@ -10,7 +10,7 @@ from quire.ops.benchmarks.kernels import cpu
 def test_a_small_step_is_reported(capsys):
     try:
         kernels.CpuOps(torch.float32)
-    except kernels.Unavailable as missing:
+    except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
     small = ["--hidden", "64", "--intermediate", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2"]
     small += ["--head-dim", "32", "--vocabulary", "200", "--context", "40", "--repeat", "1", "--dtype", "float32"]

@@ -8,15 +8,15 @@ import torch
 from quire.ops.benchmarks.kernels import cpu, gpu
 from quire.ops.benchmarks.kernels.gpu import (
     AddRmsNorm,
-    Attention,
+    AttentionCase,
     Card,
+    GpuKernelResult,
     Heads,
+    KernelWork,
     Logits,
     Moves,
-    Result,
     RopeAndCache,
     SiluMul,
-    Work,
 )
 from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
 
@@ -24,20 +24,20 @@ CARD = Card("a card", copy_bytes_per_s=4e12, flops_per_s=800e12, bus_bytes_per_s
 
 
 def test_decoding_reads_every_key_and_value_once():
-    case = Attention("", (1024,) * 256, 1)
+    case = AttentionCase("", (1024,) * 256, 1)
     cache, rows = 256 * 1024 * 8 * 128 * 2 * 2, 2 * 256 * 32 * 128 * 2
-    assert case.work(2) == Work(cache + rows, 4 * 256 * 1024 * 32 * 128)
+    assert case.work(2) == KernelWork(cache + rows, 4 * 256 * 1024 * 32 * 128)
     assert CARD.floor_s(case, 2) == pytest.approx((cache + rows) / 4e12)  # bound by memory
-    skewed = Attention("", (32768, *(1024,) * 63), 1)
+    skewed = AttentionCase("", (32768, *(1024,) * 63), 1)
     assert skewed.work(2).bytes == (32768 + 63 * 1024) * 8 * 128 * 2 * 2 + 2 * 64 * 32 * 128 * 2
 
 
 def test_prefill_counts_the_pairs_below_the_diagonal():
-    whole = Attention("", (8192,))
+    whole = AttentionCase("", (8192,))
     assert whole.pairs == 8192 * 8193 // 2
     assert whole.work(2).flops == 4 * whole.pairs * 32 * 128
     assert CARD.floor_s(whole, 2) == pytest.approx(whole.work(2).flops / 800e12)  # bound by products
-    chunk = Attention("", (5, 3), 2)
+    chunk = AttentionCase("", (5, 3), 2)
     assert chunk.pairs == (4 + 5) + (2 + 3)
 
 
@@ -55,7 +55,7 @@ def test_bytes_of_the_smaller_kernels():
 
 def test_a_result_is_the_share_of_its_floor():
     case = SiluMul("silu", 4096, 16384)
-    result = Result.of(case, CARD, 2, 2 * case.work(2).bytes / 4e12)
+    result = GpuKernelResult.of(case, CARD, 2, 2 * case.work(2).bytes / 4e12)
     assert (result.share, result.gb_per_s, result.tflop_per_s) == (pytest.approx(0.5), pytest.approx(2000), 0)
     printed = gpu.table(CARD, [result])
     assert "copies 4000 GB/s, products 800 TFLOP/s, bus 50.0 GB/s" in printed
@@ -71,7 +71,7 @@ def test_names_are_distinct_and_fit_the_table():
 
 HEADS = Heads(4, 2, 32, 16)
 SMALL = {
-    Attention: {"heads": HEADS},
+    AttentionCase: {"heads": HEADS},
     RopeAndCache: {"tokens": 3, "heads": HEADS},
     AddRmsNorm: {"tokens": 3, "hidden": 40},
     SiluMul: {"tokens": 3, "inner": 40},
@@ -86,7 +86,7 @@ def test_every_case_runs(monkeypatch):
     ops = make_triton_ops(torch.float16, monkeypatch)
     for case in gpu.CASES:
         small = SMALL[type(case)]
-        if isinstance(case, Attention):
+        if isinstance(case, AttentionCase):
             queries = None if case.queries is None else min(case.queries, 7)
             small = small | {"lengths": tuple(n // 64 for n in case.lengths[:3]), "queries": queries}
         replace(case, **small).make(ops)()

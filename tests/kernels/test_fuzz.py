@@ -113,7 +113,7 @@ class Memory:
         """Before a step that stores tokens num_stored..end - 1. False if there is no block left for a copy."""
         size = self.shape.block_size
         for index in range(max(sequence.num_computed, sequence.num_stored) // size, self.blocks.blocks_for(end)):
-            if self.blocks.refs[sequence.block_table[index]] > 1 and not self.blocks.num_free:
+            if self.blocks.ref_counts[sequence.block_table[index]] > 1 and not self.blocks.num_free:
                 return False
             if copy := self.blocks.make_writable(sequence, index):
                 for cache in self.caches:

@@ -159,9 +159,9 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     out = torch.full_like(q, float("nan"))
     lengths = torch.tensor(paged.lengths, dtype=torch.int32)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
-    from quire.kernels.gpu.attention import Step
+    from quire.kernels.gpu.attention import AttentionPlan
 
-    step = Step(paged.ops._launch, paged.tables, lengths, starts, split=True)
+    step = AttentionPlan(paged.ops._launch, paged.tables, lengths, starts, split=True)
     step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh)
     check(paged, list(out.flatten(1).split(counts)))
 
@@ -177,9 +177,9 @@ def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
     tables = torch.cat([paged.tables, torch.full_like(paged.tables, 2**31 - 1)])
     lengths, starts = torch.tensor([LONG, 5, 0, 0]).int(), torch.tensor([0, 1, 2, 2, 2]).int()
     out = torch.full_like(q, float("nan"))
-    from quire.kernels.gpu.attention import Step
+    from quire.kernels.gpu.attention import AttentionPlan
 
-    Step(ops._launch, tables, lengths, starts).attend(q, paged.k_cache, paged.v_cache, paged.scale, 0, out)
+    AttentionPlan(ops._launch, tables, lengths, starts).attend(q, paged.k_cache, paged.v_cache, paged.scale, 0, out)
     assert_close(out[:2].flatten(1), expected.double())
     assert not out[2:].any()
 

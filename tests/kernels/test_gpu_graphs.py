@@ -11,7 +11,7 @@ import torch
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Room, record_on_cuda
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record_on_cuda
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
@@ -22,7 +22,7 @@ from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 
 
-ROOM = Room(MIXED, tokens=16, sequences=4)
+ROOM = GraphBucket(MIXED, tokens=16, sequences=4)
 
 
 def mix(draw: random.Random) -> dict[str, torch.Tensor]:
@@ -104,7 +104,7 @@ def recorder():
     return record
 
 
-def make_engine(ops, rooms: list[Room], **limits: int) -> Engine:
+def make_engine(ops, rooms: list[GraphBucket], **limits: int) -> Engine:
     torch.manual_seed(7)
     model = random_decoder("small", ops, torch.float32, 64)
     sizes = {"num_blocks": 24, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 12, "max_model_len": 64}
@@ -141,7 +141,9 @@ def test_texts_from_graphs_are_those_of_kernels_launched_one_by_one(monkeypatch)
     draw = random.Random(3)
     prompts = [tuple(draw.randrange(500) for _ in range(length)) for length in (3, 1, 22)]
     params = [SamplingParams(3, temperature=t, seed=5, ignore_eos=True) for t in (0.0, 0.9, 0.9)]
-    engine = make_engine(ops, [Room(DRAWN, 3, 3), Room(GREEDY, 3, 3), Room(MIXED, 8, 4), Room(MIXED, 12, 4)])
+    engine = make_engine(
+        ops, [GraphBucket(DRAWN, 3, 3), GraphBucket(GREEDY, 3, 3), GraphBucket(MIXED, 8, 4), GraphBucket(MIXED, 12, 4)]
+    )
     replayed, launched = [], []
     find = engine.runner.graphs.find
 

@@ -71,7 +71,7 @@ def test_what_keeps_triton_from_compiling_is_found_before_the_first_step(
 
     assert kernels.triton_ops(device, torch.float32).name == "triton"
     monkeypatch.setattr(kernels.gpu.TritonOps, "argmax", fail)
-    with pytest.raises(kernels.Unavailable, match=message) as refused:
+    with pytest.raises(kernels.KernelsUnavailable, match=message) as refused:
         kernels.triton_ops(device, torch.float32)
     assert "\n" not in str(refused.value)
 

@@ -47,7 +47,7 @@ class Plainly:
     """Ranks that the kernels do not know: they add up in one operation of its own."""
 
     def __init__(self, ranks: CpuRanks) -> None:
-        self.rank, self.size, self.add_up = ranks.rank, ranks.size, ranks.add_up
+        self.rank, self.size, self.all_reduce = ranks.rank, ranks.size, ranks.all_reduce
 
 
 @pytest.mark.parametrize("rows", [[0, 5, 35], [], list(range(36))], ids=["last", "none", "all"])
@@ -89,7 +89,7 @@ def test_a_sum_that_is_given_up_gives_no_output(cpu_ops):
     arguments = step() | {"rows": torch.tensor([35])}
     with ThreadPoolExecutor(1) as pool:
         output = pool.submit(cpu_ops.decoder_layers, residual, stack, **arguments)
-        ranks[1].add_up(torch.zeros(1, HIDDEN, dtype=cpu_ops.dtype))
+        ranks[1].all_reduce(torch.zeros(1, HIDDEN, dtype=cpu_ops.dtype))
         ranks[1].give_up()
         with pytest.raises(GivenUp):
             output.result(30)

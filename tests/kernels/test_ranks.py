@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels import Unavailable
+from quire.kernels import KernelsUnavailable
 from quire.kernels.cpu import library
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 
@@ -20,7 +20,7 @@ from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 def compiled() -> None:
     try:
         library.load()
-    except Unavailable as error:
+    except KernelsUnavailable as error:
         pytest.skip(str(error))
 
 
@@ -53,16 +53,16 @@ def test_sums_are_taken_in_the_order_of_the_ranks(size: int, dtype: torch.dtype)
         for part in parts:
             expected += part
         expected = expected.to(dtype)  # added up in float32, rounded once
-        sums = together(ranks, lambda rank, parts=parts: rank.add_up(parts[rank.rank].clone()))
+        sums = together(ranks, lambda rank, parts=parts: rank.all_reduce(parts[rank.rank].clone()))
         assert all(torch.equal(found, expected) for found in sums)
 
 
 def test_a_row_has_the_same_sum_alone_and_among_others() -> None:
     ranks = make(4)
     parts = [torch.randn(64, 1000) * 10.0 ** torch.randint(-4, 4, (64, 1000)) for _ in ranks]
-    (together_, *_) = together(ranks, lambda rank: rank.add_up(parts[rank.rank].clone()))
+    (together_, *_) = together(ranks, lambda rank: rank.all_reduce(parts[rank.rank].clone()))
     for row in (0, 31, 63):
-        (alone, *_) = together(ranks, lambda rank, row=row: rank.add_up(parts[rank.rank][row : row + 1].clone()))
+        (alone, *_) = together(ranks, lambda rank, row=row: rank.all_reduce(parts[rank.rank][row : row + 1].clone()))
         assert torch.equal(alone[0], together_[row])
 
 
@@ -70,10 +70,10 @@ def test_what_is_no_number_stays_none() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
     ranks = make(2)
-    sums = together(ranks, lambda rank: rank.add_up(values.clone() if rank.rank else torch.zeros_like(values)))
+    sums = together(ranks, lambda rank: rank.all_reduce(values.clone() if rank.rank else torch.zeros_like(values)))
     assert torch.equal(sums[0].isnan(), values.isnan())
     assert torch.equal(sums[0].nan_to_num(7.0), values.nan_to_num(7.0))
-    (cancelled, _) = together(ranks, lambda rank: rank.add_up(-values if rank.rank else values.clone()))
+    (cancelled, _) = together(ranks, lambda rank: rank.all_reduce(-values if rank.rank else values.clone()))
     assert torch.equal(cancelled.isnan(), ~values.isfinite())
     assert (cancelled[values.isfinite()] == 0).all()
 
@@ -96,7 +96,7 @@ def test_many_calls_in_a_row_never_mix_their_values() -> None:
 
     def run(rank: CpuRanks) -> list[float]:
         values = torch.empty(11)
-        return [float(rank.add_up(values.fill_(number * (rank.rank + 1)))[number % 11]) for number in range(count)]
+        return [float(rank.all_reduce(values.fill_(number * (rank.rank + 1)))[number % 11]) for number in range(count)]
 
     assert together(ranks, run) == [[6.0 * number for number in range(count)]] * 3
 
@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_rank_that_has_ended() -> None:
 
     def wait() -> None:
         with pytest.raises(GivenUp):
-            ranks[0].add_up(ones)
+            ranks[0].all_reduce(ones)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
@@ -126,8 +126,8 @@ def test_a_wrong_tensor_is_refused_before_anybody_waits() -> None:
     (rank,) = make(1)
     for dtype in (torch.float16, torch.float64, torch.int32):
         with pytest.raises(TypeError, match=str(dtype)):
-            rank.add_up(torch.ones(3, dtype=dtype))
-    for call in (rank.add_up, rank.broadcast, rank.gather):
+            rank.all_reduce(torch.ones(3, dtype=dtype))
+    for call in (rank.all_reduce, rank.broadcast, rank.gather):
         with pytest.raises(ValueError, match="not contiguous"):
             call(torch.ones(3, 4).t())
     assert CpuRanks.bytes_for(64) > 0

@@ -35,7 +35,7 @@ def test_a_type_without_kernels_falls_back(monkeypatch, caplog):
     monkeypatch.delenv("KERNELS_CPU_ISA", raising=False)
     assert kernels.select_ops("cpu", torch.float16).name == "reference"
     assert "torch.float16" in caplog.text
-    with pytest.raises(kernels.Unavailable):
+    with pytest.raises(kernels.KernelsUnavailable):
         kernels.select_ops("cpu", torch.float16, "cpu")
 
 
@@ -69,7 +69,7 @@ def test_tiles_that_the_system_does_not_give_are_not_used():
     try:
         if kernels.CpuOps(torch.bfloat16).level is not library.Level.amx:
             pytest.skip("this processor has no amx")
-    except kernels.Unavailable as missing:
+    except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
     done = subprocess.run([sys.executable, "-c", REFUSED], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "avx512bf16 2.0\n"), done.stderr

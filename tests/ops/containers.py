@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from quire.ops.benchmarks.soak.client import Record, ask
+from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import clean_environ
 
@@ -149,12 +149,12 @@ class Clients:
     """Requests that run at once, each by a client that comes back when its connection breaks."""
 
     def __init__(self, urls: Sequence[str], name: str, bodies: Sequence[dict[str, Any]]) -> None:
-        self.records = [Record(body) for body in bodies]
+        self.records = [SoakRecord(body) for body in bodies]
         self._urls = urls
         self._name = name
         self._tasks = [asyncio.create_task(self._ask(index)) for index in range(len(bodies))]
 
-    async def _ask(self, index: int) -> Record:
+    async def _ask(self, index: int) -> SoakRecord:
         record = self.records[index]
         async with aiohttp.ClientSession() as session:
             return await ask(session, self._urls, f"{self._name}-{index}", record.body, GIVE_UP_S, record)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, Doing, Service
+from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, ChildProcess, Doing
 from quire.ops.local.launcher import what_workers_do
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
@@ -100,7 +100,7 @@ def test_what_a_child_says_of_its_start_is_read_as_it_comes(tmp_path: Path) -> N
     words = tmp_path / "words"
     os.mkfifo(words)
     command = ["/bin/sh", "-c", f'exec "$@" < {words}', "-", sys.executable, "-uc", program]
-    service = Service("worker-1", command, dict(os.environ), tmp_path / "logs" / "worker-1.log")
+    service = ChildProcess("worker-1", command, dict(os.environ), tmp_path / "logs" / "worker-1.log")
     (tmp_path / "logs").mkdir()
     process = service.start()
     try:
@@ -138,7 +138,7 @@ def test_workers_in_the_same_phase_share_a_place() -> None:
     assert doing(("ready", ""))[0] == "gateway: starting"
 
 
-class Saying(Service):
+class Saying(ChildProcess):
     """A worker that says one thing."""
 
     def __init__(self, name: str, doing: Doing) -> None:

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 
 from quire.ops.cli.server_url import parse_url
 from quire.ops.loadgen import table, words
-from quire.ops.loadgen.client import EventParser, Record
+from quire.ops.loadgen.client import EventParser, RequestRecord
 from quire.ops.loadgen.html_report import page
 from quire.ops.loadgen.measures import compare, distribution, is_good, percentile, summarise, warnings
 from quire.ops.loadgen.plan import make_plan, parse_slo
 from quire.ops.loadgen.prompts import WORDS, IdPrompts, WordPrompts
 from quire.ops.loadgen.result import SCHEMA, as_json
 from quire.ops.loadgen.runner import Block, Run
-from quire.ops.loadgen.server import Server
+from quire.ops.loadgen.server import MeasuredServer
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
 from quire.ops.paths import PROJECT_ROOT
@@ -144,8 +144,8 @@ def test_blocks_have_all_requests() -> None:
     assert [plan.block_requests(index) for index in range(4)] == [10, 10, 10, 10]
 
 
-def record(sent: float, *chunks: float, ended: float, tokens: int, error: str = "", message: str = "") -> Record:
-    return Record(
+def record(sent: float, *chunks: float, ended: float, tokens: int, error: str = "", message: str = "") -> RequestRecord:
+    return RequestRecord(
         0,
         10,
         tokens,
@@ -213,7 +213,7 @@ def finished_run(settings: BenchSettings, model: str = "m") -> Run:
     """Two servers, of which the second takes twice as long; and one error."""
     plan = make_plan(settings)
     servers = [
-        Server("--url", parse_url(f"http://host-{name}:1"), model, "quire", 100, "completions", {}, name)
+        MeasuredServer("--url", parse_url(f"http://host-{name}:1"), model, "quire", 100, "completions", {}, name)
         for name in ("a", "b")
     ]
     run = Run(plan, servers, IdPrompts(1000, 0, 0), 100, started=100.0)

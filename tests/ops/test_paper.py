@@ -14,7 +14,7 @@ from quire.ops.benchmarks.paper import memory, throughput
 from quire.ops.benchmarks.paper.__main__ import main
 from quire.ops.benchmarks.paper.allocators import BuddyAllocator, next_power_of_two
 from quire.ops.benchmarks.paper.measured import fit
-from quire.ops.benchmarks.paper.profiles import OPT_13B, Linear, Work
+from quire.ops.benchmarks.paper.profiles import OPT_13B, Linear, StepWork
 from quire.ops.benchmarks.paper.simulation import (
     ALLOCATORS,
     FASTER_TRANSFORMER,
@@ -157,7 +157,7 @@ def test_the_parts_of_the_memory_add_up(sharegpt_memory, allocator):
 @pytest.mark.slow
 def test_paging_sustains_a_higher_rate_than_the_best_reservation():
     rates = [
-        throughput.sustained(throughput.Case("12", system, "Alpaca", OPT_13B, 4.0))["sustained"] or 0.0
+        throughput.sustained(throughput.ThroughputCase("12", system, "Alpaca", OPT_13B, 4.0))["sustained"] or 0.0
         for system in (FASTER_TRANSFORMER, "Orca (Max)", QUIRE)
     ]
     assert rates == sorted(rates)
@@ -165,15 +165,15 @@ def test_paging_sustains_a_higher_rate_than_the_best_reservation():
 
 
 def test_a_shared_prefix_is_computed_once():
-    case = throughput.Case("16", QUIRE, "WMT16", OPT_13B, 4.0, prefix=341)
-    other = throughput.Case("16", "Orca (Oracle)", "WMT16", OPT_13B, 4.0, prefix=341)
+    case = throughput.ThroughputCase("16", QUIRE, "WMT16", OPT_13B, 4.0, prefix=341)
+    other = throughput.ThroughputCase("16", "Orca (Oracle)", "WMT16", OPT_13B, 4.0, prefix=341)
     assert case.serve(5.0, float("inf"), 4.0).seconds < other.serve(5.0, float("inf"), 4.0).seconds
 
 
 def test_a_fit_finds_the_coefficients_it_was_made_from():
     truth = Linear("made up", (0.01, 0.002, 0.001, 1e-6, 3e-4, 1e-8))
     works = [
-        Work(decodes=d, context=d * c, prefill=p, attended=p * p // 2)
+        StepWork(decodes=d, context=d * c, prefill=p, attended=p * p // 2)
         for d in (0, 1, 8)
         for c in (9, 500)
         for p in (1, 64, 256)

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.call_metadata import About
-from quire.gateway.api.chat import Format
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.chat import ChatDialect
 from quire.gateway.pages import chat_page
 from quire.gateway.stream import sse
 from quire.gateway.stream.sse import EventId
@@ -132,8 +132,8 @@ class Script:
 
     def __init__(self, request_id: str = "ab" * 16, n: int = 1) -> None:
         self.request_id = request_id
-        about = About("chat", 1, n, True, (), 5, 1, True)
-        self._form = Format(request_id, SERVED, about)
+        about = CallMetadata("chat", 1, n, True, (), 5, 1, True)
+        self._form = ChatDialect(request_id, SERVED, about)
         self._n = n
 
     @property

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.shared.broker import MAX_DEATHS, Attachment, Claim, Delivery, QueueBounds, StepCommit, StepReply
+from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
 from quire.shared.keys import QUEUES
 from quire.shared.messages import Outcome, StepItem
 
@@ -162,20 +162,20 @@ class ProtocolModel:
 
     # --- worker -------------------------------------------------------------------------------------------------------
 
-    def read(self, worker: str, count: int, queues: Sequence[str]) -> list[Delivery]:
+    def read(self, worker: str, count: int, queues: Sequence[str]) -> list[StreamEntry]:
         new = [(name, entry) for name in queues for entry in self.streams[name] if (name, entry) not in self.pending][
             :count
         ]
         return self._deliver(worker, new)
 
-    def read_pending(self, worker: str) -> list[Delivery]:
+    def read_pending(self, worker: str) -> list[StreamEntry]:
         return self._deliver(worker, [place for place in self._places() if self._is_of(worker, place)])
 
-    def reclaim(self, worker: str, count: int) -> list[Delivery]:
+    def reclaim(self, worker: str, count: int) -> list[StreamEntry]:
         old = [place for place in self._places() if place in self.pending and self.pending[place].is_old]
         return self._deliver(worker, old[:count])
 
-    def claim(self, delivery: Delivery, worker: str, attempt: str, incarnation: str) -> Claim | None:
+    def claim(self, delivery: StreamEntry, worker: str, attempt: str, incarnation: str) -> Claim | None:
         request = self.requests.get(delivery.request_id)
         if not self._is_of(worker, _place(delivery)):
             return None
@@ -315,11 +315,11 @@ class ProtocolModel:
     def _is_of(self, worker: str, place: tuple[str, str]) -> bool:
         return place in self.pending and self.pending[place].worker == worker
 
-    def _deliver(self, worker: str, places: list[tuple[str, str]]) -> list[Delivery]:
+    def _deliver(self, worker: str, places: list[tuple[str, str]]) -> list[StreamEntry]:
         found = []
         for name, entry in places:
             self.pending[name, entry] = Pending(worker)
-            found.append(Delivery(name, entry, *self.streams[name][entry]))
+            found.append(StreamEntry(name, entry, *self.streams[name][entry]))
         return found
 
     def _enqueue(self, request: Request, queue: str) -> None:
@@ -348,5 +348,5 @@ class ProtocolModel:
         return request.deaths >= MAX_DEATHS or request.all_deaths >= MAX_DEATHS_IN_ALL
 
 
-def _place(delivery: Delivery) -> tuple[str, str]:
+def _place(delivery: StreamEntry) -> tuple[str, str]:
     return delivery.queue, delivery.entry_id

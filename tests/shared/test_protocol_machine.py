@@ -23,12 +23,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from quire.shared.broker import (
     RETENTION_S,
     Claim,
-    Delivery,
     IdempotencyConflict,
     QueueBounds,
     QueueFull,
     StepCommit,
     StepReply,
+    StreamEntry,
 )
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
@@ -62,7 +62,7 @@ calls = st.sampled_from((("", ""), ("", ""), ("k0", "f0"), ("k0", "f1"), ("k1", 
 class Handed:
     """A delivery that a worker holds; `attempt` once it has tried to claim it."""
 
-    delivery: Delivery
+    delivery: StreamEntry
     attempt: str = ""
 
 
@@ -295,7 +295,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.call(lambda: self.lane.broker.reclaim(name, LEASE_MS, count), lambda: self.model.reclaim(name, count)),
         )
 
-    def take(self, name: str, deliveries: list[Delivery]) -> None:
+    def take(self, name: str, deliveries: list[StreamEntry]) -> None:
         worker = self.workers[name]
         known = {(handed.delivery.queue, handed.delivery.entry_id) for handed in worker.handed}
         worker.handed += [

@@ -16,13 +16,13 @@ from quire.shared.broker import (
     Attachment,
     Broker,
     Claim,
-    Delivery,
     IdempotencyConflict,
     QueueBounds,
     QueueFull,
     QueueReader,
     StepCommit,
     StepReply,
+    StreamEntry,
     new_id,
 )
 from quire.shared.keys import GROUP, HANDED, QUEUES, LaneKeys
@@ -38,7 +38,7 @@ async def submit(broker: Broker, request_id: str, cost: int = 10, deadline_ms: i
     await broker.submit(request_id, b"body", gateway="g", cost=cost, bounds=BOUNDS, deadline_ms=deadline_ms)
 
 
-async def take(broker: Broker, worker_id: str = "w") -> Delivery:
+async def take(broker: Broker, worker_id: str = "w") -> StreamEntry:
     await broker.create_groups()
     [delivery] = await QueueReader(broker.client, "lane", worker_id).read(1, 0)
     return delivery
@@ -954,7 +954,7 @@ async def test_a_request_that_turns_corrupt_while_it_runs_ends_as_an_error_at_th
     reply = await broker.commit_step("w", [step(claim, 2, (3,))])
     assert await broker.renew("w", [("r", claim.attempt)]) in ([], [("r", claim.attempt)])
     if await client.hget(KEYS.request("r"), "outcome") is None:
-        delivery = Delivery("standard", (await client.xrange(KEYS.queue()))[0][0].decode(), "r", 10)
+        delivery = StreamEntry("standard", (await client.xrange(KEYS.queue()))[0][0].decode(), "r", 10)
         assert await broker.claim(delivery, "w", new_id()) is None or name in ("body", "about")
     else:
         assert reply.lost == (("r", claim.attempt),)

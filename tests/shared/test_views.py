@@ -25,15 +25,15 @@ from quire.shared.views import (
     NOBODY,
     STATES,
     Cells,
-    Limits,
     Move,
     Row,
     SequenceView,
     View,
+    ViewLimits,
     unpack_table,
 )
 
-LIMITS = Limits(16, 64, 8, 1024, 8, 256)
+LIMITS = ViewLimits(16, 64, 8, 1024, 8, 256)
 VIEW = View(
     worker="w1",
     number=7,

@@ -16,7 +16,7 @@ def cpu_kernels() -> None:
     share."""
     try:
         kernels.CpuOps(torch.float32)
-    except kernels.Unavailable as missing:
+    except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
 
 

@@ -23,7 +23,7 @@ from quire.worker.device.graph_capture import graph_rooms
 from quire.worker.device.graphs import Graph, Record
 from quire.worker.device.runner import NOWHERE, Runner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.batch import ForwardBatch
 
@@ -225,7 +225,7 @@ def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
     return CalledAgain(launch), pool
 
 
-def graphed(model: Any, limits: EngineLimits, rows: Rows, record: Record = record) -> DeviceRunner:
+def graphed(model: Any, limits: EngineLimits, rows: InputBatch, record: Record = record) -> DeviceRunner:
     """A runner ahead of the device that has all its graphs."""
     rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
     runner = DeviceRunner(model, limits, rows, rooms, record)

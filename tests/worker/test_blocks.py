@@ -46,7 +46,7 @@ class Blocks(RuleBasedStateMachine):
     def write(self, sequence: Sequence, first: int, end: int) -> None:
         for at in range(first, end):
             block = sequence.block_table[at // self.size]
-            assert self.blocks.refs[block] == 1, "a write into a block of others"
+            assert self.blocks.ref_counts[block] == 1, "a write into a block of others"
             self.device[block][at % self.size] = self.content(sequence, at)
 
     def content(self, sequence: Sequence, at: int) -> Slot:
@@ -90,7 +90,7 @@ class Blocks(RuleBasedStateMachine):
         assert free - self.blocks.num_free == needed
         self.write(sequence, prefix.num_tokens, len(tokens))
         sequence.num_computed = sequence.num_stored = len(tokens)
-        self.blocks.seal(sequence, sequence.num_computed)
+        self.blocks.cache_full_blocks(sequence, sequence.num_computed)
         self.running.append(sequence)
 
     @precondition(lambda self: self.running)
@@ -99,19 +99,19 @@ class Blocks(RuleBasedStateMachine):
         sequence = self.running[which % len(self.running)]
         at = len(sequence.token_ids)
         is_new = at % self.size == 0
-        if not self.blocks.num_free and (is_new or self.blocks.refs[sequence.block_table[-1]] > 1):
+        if not self.blocks.num_free and (is_new or self.blocks.ref_counts[sequence.block_table[-1]] > 1):
             return
         if is_new:
             self.blocks.append(sequence)
         else:
-            shared = self.blocks.refs[sequence.block_table[-1]] > 1
+            shared = self.blocks.ref_counts[sequence.block_table[-1]] > 1
             copy = self.blocks.make_writable(sequence, at // self.size)
             assert (copy is not None) == shared, "the last owner writes in place, any other copies"
             self.copy(copy)
         sequence.token_ids.append(token)
         self.write(sequence, at, at + 1)
         sequence.num_computed = sequence.num_stored = at + 1
-        self.blocks.seal(sequence, sequence.num_computed)
+        self.blocks.cache_full_blocks(sequence, sequence.num_computed)
 
     @precondition(lambda self: self.running)
     @rule(which=WHICH, cut=st.integers(0, 5))
@@ -214,7 +214,7 @@ class Blocks(RuleBasedStateMachine):
         for prefix, expected in self.pinned:
             for at, content in enumerate(expected):
                 assert self.device[prefix.blocks[at // self.size]][at % self.size] == content
-            assert all(self.blocks.refs[block] for block in prefix.blocks)
+            assert all(self.blocks.ref_counts[block] for block in prefix.blocks)
 
     def teardown(self) -> None:
         if not hasattr(self, "blocks"):

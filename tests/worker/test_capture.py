@@ -17,9 +17,9 @@ from quire.worker import build
 from quire.worker.device import devices
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import capture_graphs, graph_rooms, measure_graphs
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Graphs, Room, record_on_cuda
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.settings import WorkerSettings
 from tests.kernels.conftest import HAS_TRITON
@@ -44,22 +44,22 @@ def test_every_step_within_the_limits_has_a_graph_that_is_not_much_larger(sequen
 class Launched:
     """Rooms in the order of what was done with them."""
 
-    def __init__(self, too_large: tuple[Room, ...] = ()) -> None:
-        self.captured: list[Room] = []
+    def __init__(self, too_large: tuple[GraphBucket, ...] = ()) -> None:
+        self.captured: list[GraphBucket] = []
         self.too_large = too_large
 
-    def __call__(self, room: Room) -> None:
+    def __call__(self, room: GraphBucket) -> None:
         if room in self.too_large:
             raise torch.OutOfMemoryError
         if room not in self.captured:
             self.captured.append(room)
 
 
-def graphs(launched: Launched, *rooms: Room) -> Graphs:
+def graphs(launched: Launched, *rooms: GraphBucket) -> Graphs:
     return Graphs(rooms, lambda room: None, launched, lambda launch, pool: (CalledAgain(launch), "pool"))
 
 
-SMALL, MIDDLE, LARGE = Room(MIXED, 16, 8), Room(MIXED, 64, 8), Room(MIXED, 128, 8)
+SMALL, MIDDLE, LARGE = GraphBucket(MIXED, 16, 8), GraphBucket(MIXED, 64, 8), GraphBucket(MIXED, 128, 8)
 
 
 def test_graphs_are_captured_largest_first_and_the_smallest_with_room_is_taken() -> None:
@@ -81,7 +81,7 @@ def test_graphs_are_captured_largest_first_and_the_smallest_with_room_is_taken()
 
 def test_the_largest_is_captured_first_for_its_memory_and_decodes_before_the_others() -> None:
     launched = Launched()
-    decodes = [Room(kind, size, size) for kind in (GREEDY, DRAWN) for size in (1, 2)]
+    decodes = [GraphBucket(kind, size, size) for kind in (GREEDY, DRAWN) for size in (1, 2)]
     made = graphs(launched, SMALL, *decodes, LARGE, MIDDLE)
     while made.capture_next():
         pass
@@ -121,7 +121,7 @@ def test_an_engine_whose_graphs_cannot_be_captured_goes_on_without(caplog: pytes
             raise RuntimeError("operation not permitted when stream is capturing")
         return record(launch, pool)
 
-    def runner(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
         return DeviceRunner(model, limits, rows, graph_rooms(limits.max_num_seqs, 16), refused)
 
     engine = make_engine(runner=runner)
@@ -235,8 +235,8 @@ class Watched(MockModel):
 def test_a_row_of_padding_takes_the_draw_that_costs_least() -> None:
     limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
 
-    def runner(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
-        return DeviceRunner(model, limits, rows, [Room(DRAWN, 8, 8)], record)
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, [GraphBucket(DRAWN, 8, 8)], record)
 
     model = Watched()
     engine = Engine(model, limits, (), None, runner=runner)
@@ -287,7 +287,7 @@ def test_what_few_requests_ask_for_has_run_once_before_the_worker_is_ready(monke
 def waiting_engine() -> Engine:
     """All of its graphs are still to be captured."""
 
-    def runner(model: Any, limits: EngineLimits, rows: Rows) -> DeviceRunner:
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
         return DeviceRunner(model, limits, rows, graph_rooms(limits.max_num_seqs, 16), record)
 
     return make_engine(runner=runner)

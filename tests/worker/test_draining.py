@@ -10,7 +10,7 @@ import pytest
 from quire.shared.broker import Broker, Claim, QueueReader, new_id
 from quire.worker.engine.engine import Engine
 from quire.worker.queue.consumer import Consumer
-from quire.worker.service import Leases, WorkerService
+from quire.worker.service import LeaseTimes, WorkerService
 from tests.worker.mock_model import EOS, MockModel
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway
 
@@ -45,7 +45,7 @@ async def test_what_was_being_taken_over_ends_or_is_handed_back(
         monkeypatch.setattr(Broker, "claim", late)
         monkeypatch.setattr(Consumer, "run", run_to_the_end)
         engine = Engine(MockModel(), LIMITS, (EOS,), None)
-        leases = Leases(lease_s=0.2)
+        leases = LeaseTimes(lease_s=0.2)
         service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
         task = asyncio.create_task(service.run(5.0))
         await asyncio.wait_for(asked.wait(), 10)

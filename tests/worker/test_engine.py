@@ -10,7 +10,7 @@ from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from quire.worker.engine.results import StopWatch
+from quire.worker.engine.results import StopStringMatcher
 from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 
@@ -168,7 +168,7 @@ def test_an_end_token_that_is_a_stop_token_too_ends_as_end_tokens_do() -> None:
 
 def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
     words = byte_fallback().encode("the way", add_special_tokens=False).ids
-    assert StopWatch(byte_fallback(), (" the",)).push(words) == " the"
+    assert StopStringMatcher(byte_fallback(), (" the",)).push(words) == " the"
 
 
 def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:
@@ -223,7 +223,7 @@ def test_an_engine_that_checks_itself_finds_what_does_not_agree() -> None:
     engine = make_engine()
     engine.add(request("a", (1, 2, 3)))
     engine.step()
-    engine.scheduler.blocks.refs[-1] += 1
+    engine.scheduler.blocks.ref_counts[-1] += 1
     with pytest.raises(BlockError):
         engine.step()
 

@@ -11,13 +11,13 @@ import pytest
 
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
-from quire.worker.queue.engine_thread import EngineGone, EngineLoop
+from quire.worker.queue.engine_thread import EngineGone, EngineThread
 from tests.worker.test_internal import LIMITS, REQUEST, Gated
 
 
 @contextmanager
-def running(model: Gated) -> Iterator[EngineLoop]:
-    loop = EngineLoop(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
+def running(model: Gated) -> Iterator[EngineThread]:
+    loop = EngineThread(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
     loop.start()
     try:
         yield loop
@@ -98,7 +98,7 @@ def test_one_slow_step_is_forgotten_in_time() -> None:
         assert loop._slowest_step.at(later) < shown / 3
 
 
-def until_idle(loop: EngineLoop) -> None:
+def until_idle(loop: EngineThread) -> None:
     ticks, end = loop.ticks, time.monotonic() + 10
     while loop.status.running or loop.ticks < ticks + 2:
         assert time.monotonic() < end

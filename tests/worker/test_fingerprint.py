@@ -42,7 +42,7 @@ def threads() -> Iterator[None]:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         kernels.CpuOps(torch.float32)
-    except kernels.Unavailable as missing:
+    except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
     return make_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
 

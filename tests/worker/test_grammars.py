@@ -27,7 +27,7 @@ from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
 from quire.worker.models.decoder import Decoder
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -331,7 +331,7 @@ def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
 ) -> None:
     """Also where there is no way."""
     engine = make_engine(model, tokenizer)
-    loop = EngineLoop(engine, emit=lambda commits: None, ended=lambda: None)
+    loop = EngineThread(engine, emit=lambda commits: None, ended=lambda: None)
     good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, json_schema=text)) for text in (TEXT, "[]"))
     for request in (good, bad):
         loop.prepare(request)

@@ -21,11 +21,11 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import admin_server
-from quire.worker.inspect.admin_server import Inside
+from quire.worker.inspect.admin_server import WorkerAdminServer
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
-from quire.worker.queue.engine_thread import EngineGone, EngineLoop
+from quire.worker.queue.engine_thread import EngineGone, EngineThread
 from tests.worker.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
@@ -56,7 +56,7 @@ class Deadly(MockModel):
 class Operator:
     """Reads the server as an operator does."""
 
-    def __init__(self, loop: EngineLoop, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, loop: EngineThread, url: str, session: aiohttp.ClientSession) -> None:
         self.loop = loop
         self._url = url
         self._session = session
@@ -77,12 +77,12 @@ class Operator:
 
 @asynccontextmanager
 async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
-    loop = EngineLoop(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
+    loop = EngineThread(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
     broker = Broker(Redis(), "mock")
     committer = Committer(broker, "w1", on_lost=lambda: None)
     info = {"model": "mock", "dtype": "float32"}
     metrics = WorkerMetrics(loop, broker, ClaimCounts(), committer, LoopLag(), info)
-    server = Inside(loop, bind("127.0.0.1", 0), metrics).server
+    server = WorkerAdminServer(loop, bind("127.0.0.1", 0), metrics).server
     loop.start()
     await server.start()
     try:

@@ -122,7 +122,7 @@ def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
     send = staging.Staging.send
 
     def hasty(self: staging.Staging, columns: dict[str, np.ndarray]) -> None:
-        self._hosts = deque([(self._hosts[0][0], staging.Mark(torch.device("cpu")))])
+        self._hosts = deque([(self._hosts[0][0], staging.StreamMark(torch.device("cpu")))])
         send(self, columns)
 
     patch.setattr(staging.Staging, "send", hasty)
@@ -130,7 +130,9 @@ def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def looks_at_tokens_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        staging.Tokens, "wait", lambda tokens: np.clip(tokens._host[: tokens._count].numpy(), 0, VOCAB - 1).copy()
+        staging.SampledTokens,
+        "wait",
+        lambda tokens: np.clip(tokens._host[: tokens._count].numpy(), 0, VOCAB - 1).copy(),
     )
 
 

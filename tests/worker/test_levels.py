@@ -46,7 +46,7 @@ def below() -> list[str]:
     """The levels that the suite does not run with already."""
     try:
         return levels.levels()[1:]
-    except kernels.Unavailable:  # no compiler: it runs with none
+    except kernels.KernelsUnavailable:  # no compiler: it runs with none
         return []
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.kernels import CpuOps, Ops, ReferenceOps
-from quire.kernels.cpu import Unavailable
+from quire.kernels.cpu import KernelsUnavailable
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table
@@ -40,7 +40,7 @@ def operations(name: str, dtype: torch.dtype = torch.float32) -> Ops:
         return ReferenceOps("cpu", dtype)
     try:
         return CpuOps(dtype)
-    except Unavailable as error:
+    except KernelsUnavailable as error:
         pytest.skip(str(error))
 
 

@@ -16,7 +16,7 @@ from quire.shared.broker import Broker, new_id
 from quire.shared.redis_clients import command_client
 from quire.worker.engine.engine import Engine
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
-from quire.worker.service import Leases, WorkerService
+from quire.worker.service import LeaseTimes, WorkerService
 from tests.worker.mock_model import EOS, MockModel, continuation
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
 
@@ -25,7 +25,7 @@ BEAT_S = 0.1
 
 def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
     engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
-    leases = Leases(lease_s=0.5, beat_s=BEAT_S)
+    leases = LeaseTimes(lease_s=0.5, beat_s=BEAT_S)
     return WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
 
 

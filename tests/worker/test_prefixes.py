@@ -16,7 +16,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.inspect.usage import usage
-from quire.worker.queue.pinned_prefixes import Prefix, PrefixError, load_prefixes, pin_prefixes
+from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes, pin_prefixes
 from tests.worker.mock_model import EOS, VOCAB, MockModel
 
 DEMO = PROJECT_ROOT / "models" / "demo"
@@ -42,7 +42,7 @@ def load(tokenizer: Tokenizer, template: ChatTemplate, tmp_path: Path):  # type:
     """Reads a file with these contents."""
     path = tmp_path / "prefixes.toml"
 
-    def load(text: str, chat_template: ChatTemplate | None = template) -> list[Prefix]:
+    def load(text: str, chat_template: ChatTemplate | None = template) -> list[PinnedPrompt]:
         path.write_text(text)
         return load_prefixes(path, tokenizer, chat_template, VOCAB_SIZE)
 
@@ -154,7 +154,7 @@ def make_engine(prefix_caching: bool = True) -> Engine:
 def test_requests_find_what_is_pinned_also_after_the_cache_was_full_of_others(prefix_caching: bool) -> None:
     engine = make_engine(prefix_caching)
     prefix = tuple(range(1, 11))
-    pin_prefixes(engine, [Prefix("p", prefix), Prefix("salted", prefix, "s")])
+    pin_prefixes(engine, [PinnedPrompt("p", prefix), PinnedPrompt("salted", prefix, "s")])
     assert usage(engine).blocks_pinned == 6
     params = SamplingParams(4, temperature=0.0, ignore_eos=True)
     generate(engine, [(i + 20,) * 20 for i in range(5)], params)
@@ -170,7 +170,7 @@ def test_requests_find_what_is_pinned_also_after_the_cache_was_full_of_others(pr
 def test_a_prefix_that_is_too_long_names_itself_the_limit_and_the_remedy() -> None:
     long = tuple(i % (VOCAB - 1) + 1 for i in range(40))
     with pytest.raises(PrefixError, match=r"pinned prefix 'long': .* exceed the context of 32 tokens; shorten it, or"):
-        pin_prefixes(make_engine(), [Prefix("long", long)])
-    half = [Prefix(name, (i + 1,) * 30) for i, name in enumerate("ab")]
+        pin_prefixes(make_engine(), [PinnedPrompt("long", long)])
+    half = [PinnedPrompt(name, (i + 1,) * 30) for i, name in enumerate("ab")]
     with pytest.raises(PrefixError, match=r"pinned prefix 'b': .* KV blocks and the cache has 4; shorten it, or raise"):
         pin_prefixes(make_engine(), half)

@@ -16,7 +16,7 @@ import torch
 from quire import kernels
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
-from quire.worker.ranks.collectives import Sizes
+from quire.worker.ranks.collectives import BatchSizes
 from quire.worker.ranks.follower import Follower
 from quire.worker.ranks.leader import LeadingDecoder, OutOfStep
 from tests.worker.checkpoints import make_checkpoint
@@ -57,12 +57,12 @@ class Wire:
     def send(self, batch: ForwardBatch) -> None:
         self.batches.put(batch)
 
-    def receive(self, sizes: Sizes) -> ForwardBatch:
+    def receive(self, sizes: BatchSizes) -> ForwardBatch:
         batch = self.batches.get(timeout=20)
-        assert Sizes.of(batch) == sizes
+        assert BatchSizes.of(batch) == sizes
         return batch
 
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:

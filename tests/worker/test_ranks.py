@@ -25,7 +25,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
-from quire.worker.ranks.collectives import Collectives, Sizes, meet, meeting
+from quire.worker.ranks.collectives import BatchSizes, Collectives, meet, meeting
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
@@ -159,8 +159,8 @@ from quire.worker.ranks.collectives import Distributed
 rank, file = map(int, sys.argv[1:])
 ranks = Distributed(rank, 3, file, torch.device("cpu"), keeps_order=True)
 orders = torch.tensor(list(itertools.permutations((2.0**30, 1.0, -(2.0**30)))))
-sums = ranks.add_up(orders[:, rank].contiguous())
-rounded = ranks.add_up(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16())
+sums = ranks.all_reduce(orders[:, rank].contiguous())
+rounded = ranks.all_reduce(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16())
 said = ranks.broadcast(torch.tensor([rank + 5]))
 parts = ranks.gather(torch.tensor([rank, 7]))
 print(json.dumps([sums.tolist(), rounded.tolist(), said.tolist(), parts if parts is None else parts.tolist()]))
@@ -267,7 +267,7 @@ class Echo(Collectives):
             self.said = values.clone()
         return values.copy_(self.said)
 
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor | None:
@@ -286,8 +286,8 @@ def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_t
     sent = ForwardBatch(*(part.int() for part in parts), rows)
     echo = Echo()
     echo.send(sent)
-    assert Sizes.of(sent) == (5, 3, 2, 1)
-    received = echo.receive(Sizes.of(sent))
+    assert BatchSizes.of(sent) == (5, 3, 2, 1)
+    received = echo.receive(BatchSizes.of(sent))
     for part, expected in zip(received.parts(), sent.parts(), strict=True):
         assert part.dtype == expected.dtype
         assert torch.equal(part, expected)

@@ -17,7 +17,7 @@ from transformers.generation import (
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.sampler import Sampler
@@ -44,7 +44,7 @@ class RowSampler:
         self.ops = kernels.select_ops("cpu", torch.float32, kernel)
 
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        rows = Rows(EngineLimits(8, 16, len(sequences), len(sequences), 128))
+        rows = InputBatch(EngineLimits(8, 16, len(sequences), len(sequences), 128))
         for one in sequences:
             rows.reserve(one.group, 1)
             rows.assign(one)

@@ -18,15 +18,15 @@ from torch import nn
 
 from quire import kernels
 from quire.worker.device import devices
-from quire.worker.errors import StartError
+from quire.worker.errors import WorkerStartError
 from quire.worker.models import transformers_trial
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.transformers_attention import Examination, Unsuitable
+from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
-from quire.worker.models.transformers_linear import LinearUses, Product, pack
+from quire.worker.models.transformers_linear import LinearUses, PackedLinearModule, pack
 from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.worker.transformers_checkpoints import (
@@ -95,7 +95,7 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
     config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
     device = torch.device("cpu")
     devices.check_ranks(WorkerSettings(), device, config)
-    with pytest.raises(StartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
+    with pytest.raises(WorkerStartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
         devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
 
 
@@ -491,7 +491,7 @@ def test_a_layer_in_two_places_is_packed_once_and_one_of_another_type_is_left() 
     shared.bfloat16(), head.bfloat16()
     expected = shared(x)
     pack(model, kernels.select_ops("cpu", torch.bfloat16, "reference"))
-    assert isinstance(model["a"][0], Product)
+    assert isinstance(model["a"][0], PackedLinearModule)
     assert model["a"][0] is model["b"][0]
     assert model["b"][1] is exact
     torch.testing.assert_close(model["a"](x), expected, rtol=0.02, atol=0.02)
@@ -550,7 +550,7 @@ def test_a_layer_whose_weight_is_read_is_left_to_torch() -> None:
     assert all(after[name] is parameter for name, parameter in before.items())
     model.requires_grad_(False)
     pack(model, kernels.select_ops("cpu", torch.float32, "reference"), None, uses.unpackable())
-    packed = {name for name, module in model.named_modules() if isinstance(module, Product)}
+    packed = {name for name, module in model.named_modules() if isinstance(module, PackedLinearModule)}
     assert packed == {"called", "asked", "experts.0", "experts.1", "experts.2", "head"}
     assert set(uses.left_to_torch(model)) == {model.read, model.both, model.bias_read}
     torch.testing.assert_close(model(ids), expected)
@@ -570,7 +570,7 @@ def test_a_model_with_such_a_layer_does_not_promise_equal_bits(tmp_path: Path, m
     monkeypatch.setattr(GPT2MLP, "forward", written_out)
     model = load(path)
     assert not model.is_row_invariant
-    assert isinstance(model._model.transformer.h[0].mlp.c_proj, Product)
+    assert isinstance(model._model.transformer.h[0].mlp.c_proj, PackedLinearModule)
     found = transformers_trial.over_pages(model, transformers_trial.texts(VOCAB_SIZE, 256))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -578,8 +578,8 @@ def test_a_model_with_such_a_layer_does_not_promise_equal_bits(tmp_path: Path, m
 # What is asked of attention
 
 
-def asked(**changes: Any) -> Examination:
-    examination = Examination(torch.float32, 64)
+def asked(**changes: Any) -> AttentionProbe:
+    examination = AttentionProbe(torch.float32, 64)
     q, k, v = torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 2, 16)
     call = {"q": q, "k": k, "v": v, "attention_mask": torch.zeros(1, 1, 2, 2), "module": SimpleNamespace()}
     examination.attend(**(call | changes))
@@ -623,7 +623,7 @@ def test_what_a_call_of_attention_asks_for_is_noted() -> None:
     ],
 )
 def test_what_attention_cannot_do_is_refused(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(Unsuitable, match=why):
+    with pytest.raises(UnsupportedAttention, match=why):
         asked(**changes)
 
 
@@ -645,13 +645,13 @@ def masks(kind: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "width"), [("causal", 0), ("window", 9), ("wide", 0)])
 def test_the_width_of_a_mask(kind: str, width: int) -> None:
-    assert Examination(torch.float32, 64).width_of(masks(kind)) == width
+    assert AttentionProbe(torch.float32, 64).width_of(masks(kind)) == width
 
 
 @pytest.mark.parametrize("kind", ["chunks", "both ways", "prefix", "none"])
 def test_masks_that_are_neither_causal_nor_a_window_are_refused(kind: str) -> None:
-    with pytest.raises(Unsuitable, match="its masks are neither causal nor"):
-        Examination(torch.float32, 64).width_of(masks(kind))
+    with pytest.raises(UnsupportedAttention, match="its masks are neither causal nor"):
+        AttentionProbe(torch.float32, 64).width_of(masks(kind))
 
 
 def test_loading_says_how_far_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.inspect.usage import Usage, snapshot, usage
+from quire.worker.inspect.usage import EngineUsage, snapshot, usage
 from tests.worker.mock_model import EOS, MockModel
 
 SIZE = 4
@@ -27,7 +27,7 @@ def add(engine: Engine, name: str, prompt: tuple[int, ...], priority: int = 1, *
     engine.add(GenerationRequest(name, "mock", prompt, SamplingParams(**params)), priority=priority)
 
 
-def checked(engine: Engine) -> Usage:
+def checked(engine: Engine) -> EngineUsage:
     """The engine's usage, which must agree with itself, with its block map and with its bookkeeping."""
     engine.check_integrity()
     now, shown = usage(engine), json.loads(json.dumps(snapshot(engine).render()))

@@ -19,9 +19,9 @@ from quire.shared.redis_clients import command_client, pubsub_client
 from quire.shared.views import View
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.inspect.publisher import ASK_S, ENGINE_SHARE, Viewer
+from quire.worker.inspect.publisher import ASK_S, ENGINE_SHARE, ViewPublisher
 from quire.worker.inspect.usage import snapshot
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 from tests.worker.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
@@ -35,8 +35,8 @@ class Shown:
         self.broker = Broker(client, "mock")
         self._pubsub = pubsub
         self.engine = Engine(MockModel(), LIMITS, (EOS,), None)
-        self.loop = EngineLoop(self.engine, lambda commits: None, lambda: None)
-        self.viewer = Viewer(self.broker, self.loop, "w1")
+        self.loop = EngineThread(self.engine, lambda commits: None, lambda: None)
+        self.viewer = ViewPublisher(self.broker, self.loop, "w1")
         self.ended = asyncio.Event()
 
     def add(self, name: str, count: int = 40, n: int = 4) -> None:

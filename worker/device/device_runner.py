@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Graphs, Record, Room, record_on_cuda
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
 from quire.worker.device.runner import NOWHERE, Inputs, Runner
-from quire.worker.device.staging import Field, Staging, Tokens, padded, pinned_buffers
-from quire.worker.engine.input_batch import Rows
+from quire.worker.device.staging import SampledTokens, Staging, StagingField, padded, pinned_buffers
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.sequence import PENDING
@@ -33,7 +33,7 @@ from quire.worker.models.batch import ForwardBatch, send
 FILLERS = {"lengths": 1, "top_ps": 1}
 
 
-def decode_fields(count: int) -> list[Field]:
+def decode_fields(count: int) -> list[StagingField]:
     """What a decoding sequence needs in a step, and a draw."""
     types = {
         "rows": np.int64,
@@ -44,19 +44,19 @@ def decode_fields(count: int) -> list[Field]:
         "top_ps": np.float32,
         "min_ps": np.float32,
     }
-    return [Field(name, one, count) for name, one in types.items()]
+    return [StagingField(name, one, count) for name, one in types.items()]
 
 
-def input_fields(tokens: int, sequences: int) -> list[Field]:
+def input_fields(tokens: int, sequences: int) -> list[StagingField]:
     """`Inputs`, for steps of any kind."""
     return [
-        Field("rows", np.int64, sequences),
-        Field("sampled", np.int64, sequences),
-        Field("lengths", np.int32, sequences),
-        Field("starts", np.int32, sequences + 1),
-        Field("token_ids", np.int32, tokens),
-        Field("positions", np.int32, tokens),
-        Field("slots", np.int32, tokens),
+        StagingField("rows", np.int64, sequences),
+        StagingField("sampled", np.int64, sequences),
+        StagingField("lengths", np.int32, sequences),
+        StagingField("starts", np.int32, sequences + 1),
+        StagingField("token_ids", np.int32, tokens),
+        StagingField("positions", np.int32, tokens),
+        StagingField("slots", np.int32, tokens),
     ]
 
 
@@ -72,8 +72,8 @@ class DeviceRunner(Runner):
         self,
         model: Any,
         limits: EngineLimits,
-        rows: Rows,
-        graph_rooms: Iterable[Room] = (),
+        rows: InputBatch,
+        graph_rooms: Iterable[GraphBucket] = (),
         record: Record = record_on_cuda,
     ) -> None:
         super().__init__(model, limits, rows)
@@ -99,7 +99,7 @@ class DeviceRunner(Runner):
 
     # --- steps that only decode ---------------------------------------------------------------------------------------
 
-    def decode(self, step: Step) -> Tokens | None:
+    def decode(self, step: Step) -> SampledTokens | None:
         """Launch a step of ordinary decodes, its drawing included; None if it has anything else in it."""
         if step.chunks or not step.decodes:
             return None
@@ -176,12 +176,12 @@ class DeviceRunner(Runner):
         self._last.index_copy_(0, rows, tokens)
         self._drawn[: len(tokens)].copy_(tokens)
 
-    def _fetch(self, count: int) -> Tokens:
+    def _fetch(self, count: int) -> SampledTokens:
         host, copied = self._hosts[0]
         self._hosts.rotate(-1)
         host[:count].copy_(self._drawn[:count], non_blocking=True)
         copied.set()
-        return Tokens(host, count, copied)
+        return SampledTokens(host, count, copied)
 
     # --- any step -----------------------------------------------------------------------------------------------------
 
@@ -208,11 +208,11 @@ class DeviceRunner(Runner):
 
     def _forward(self, inputs: Inputs) -> torch.Tensor:
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)
-        self._stage(inputs, Room(MIXED, tokens, sequences))
+        self._stage(inputs, GraphBucket(MIXED, tokens, sequences))
         with torch.inference_mode():
             return self._mixed(tokens, sequences, len(inputs.sampled))
 
-    def _stage(self, inputs: Inputs, room: Room) -> None:
+    def _stage(self, inputs: Inputs, room: GraphBucket) -> None:
         """Send the inputs of a step. Beyond them come tokens whose keys and values are not kept, of no sequence, and
         sequences without tokens."""
         tokens, sequences = room.tokens, room.sequences
@@ -247,7 +247,7 @@ class DeviceRunner(Runner):
         logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
         return logits
 
-    def draw(self, logits: torch.Tensor, at: np.ndarray) -> Tokens:
+    def draw(self, logits: torch.Tensor, at: np.ndarray) -> SampledTokens:
         """One token for each row of logits, by the parameters of the rows `at`; they stay on the device too."""
         is_drawn = bool(self.rows.is_drawn[at].any())
         self._staging.send({"rows": at} | (self._draw_columns(at) if is_drawn else {}))
@@ -265,7 +265,7 @@ class DeviceRunner(Runner):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _launch(self, room: Room) -> None:
+    def _launch(self, room: GraphBucket) -> None:
         """What the graph of a room holds."""
         if room.kind == MIXED:
             logits = self._mixed(room.tokens, room.sequences, room.sequences)
@@ -273,7 +273,7 @@ class DeviceRunner(Runner):
         else:
             self._decode(room.sequences, room.kind == DRAWN)
 
-    def _stage_nothing(self, room: Room) -> None:
+    def _stage_nothing(self, room: GraphBucket) -> None:
         """Stage a step of padding, which leaves no trace."""
         nothing = np.zeros(0, dtype=np.int32)
         if room.kind == MIXED:

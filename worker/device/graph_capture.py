@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, Record, Room, record_on_cuda
-from quire.worker.engine.input_batch import Rows
+from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Record, record_on_cuda
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ FIRST, MEASURED = 3, 6
 CAPTURE_S, SAY_S = 15.0, 2.0
 
 
-def graph_rooms(sequences: int, tokens: int) -> list[Room]:
+def graph_rooms(sequences: int, tokens: int) -> list[GraphBucket]:
     """The shapes that graphs are captured for: close together where padding would cost most.
 
     sequences, tokens: what a step has at most. A graph of a mixed step has more tokens than sequences, since one of
@@ -45,8 +45,8 @@ def graph_rooms(sequences: int, tokens: int) -> list[Room]:
     mixed = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), *range(2048, 4096, 512)]
     mixed = sorted({*mixed, *range(4096, MOST_TOKENS + 1, 1024), tokens})
     return [
-        *(Room(kind, size, size) for kind in (GREEDY, DRAWN) for size in decodes),
-        *(Room(MIXED, size, min(sequences, size - 1)) for size in mixed if 1 < size <= min(tokens, MOST_TOKENS)),
+        *(GraphBucket(kind, size, size) for kind in (GREEDY, DRAWN) for size in decodes),
+        *(GraphBucket(MIXED, size, min(sequences, size - 1)) for size in mixed if 1 < size <= min(tokens, MOST_TOKENS)),
     ]
 
 
@@ -62,7 +62,7 @@ def measure_graphs(model: PagedModel, limits: EngineLimits, record: Record = rec
     rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
     release()
     free = [torch.cuda.mem_get_info(device)[0]]
-    runner = DeviceRunner(model, limits, Rows(limits), rooms, record)
+    runner = DeviceRunner(model, limits, InputBatch(limits), rooms, record)
     while len(free) <= MEASURED and runner.capture_next():
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 GREEDY, DRAWN, MIXED = "greedy", "drawn", "mixed"
 
 
-class Room(NamedTuple):
+class GraphBucket(NamedTuple):
     """What a graph has room for."""
 
     kind: str
@@ -70,7 +70,7 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
     return graph, pool
 
 
-def from_last(rooms: Iterable[Room]) -> list[Room]:
+def from_last(rooms: Iterable[GraphBucket]) -> list[GraphBucket]:
     """Rooms in the order of their capture, the first one last.
 
     That is the largest of all, in whose memory the others find room; then those of decodes, which gain most; then the
@@ -86,15 +86,15 @@ class Graphs:
 
     def __init__(
         self,
-        rooms: Iterable[Room],
-        prepare: Callable[[Room], None],
-        launch: Callable[[Room], None],
+        rooms: Iterable[GraphBucket],
+        prepare: Callable[[GraphBucket], None],
+        launch: Callable[[GraphBucket], None],
         record: Record = record_on_cuda,
     ) -> None:
         self._missing = from_last(rooms)
         self._prepare, self._launch, self._record = prepare, launch, record
-        self._graphs: dict[Room, Graph] = {}
-        self._by_kind: dict[str, list[Room]] = {}
+        self._graphs: dict[GraphBucket, Graph] = {}
+        self._by_kind: dict[str, list[GraphBucket]] = {}
         self._pool: Any = None
 
     @property
@@ -105,7 +105,7 @@ class Graphs:
     def num_missing(self) -> int:
         return len(self._missing)
 
-    def find(self, kind: str, tokens: int, sequences: int) -> tuple[Room, Graph] | None:
+    def find(self, kind: str, tokens: int, sequences: int) -> tuple[GraphBucket, Graph] | None:
         """The smallest graph there is with room for so many."""
         for room in self._by_kind.get(kind, ()):
             if room.tokens >= tokens and room.sequences >= sequences:
@@ -124,7 +124,7 @@ class Graphs:
         self._by_kind[room.kind] = sorted((*self._by_kind.get(room.kind, ()), room), key=lambda one: one.tokens)
         return True
 
-    def _capture(self, room: Room) -> Graph | None:
+    def _capture(self, room: GraphBucket) -> Graph | None:
         """None if it cannot be."""
         try:
             # Once without a graph, so that all kernels are compiled and loaded. On the stream of all steps: for another

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
 from quire.worker.models.batch import ForwardBatch
@@ -40,7 +40,7 @@ class Runner:
 
     looks_ahead = False
 
-    def __init__(self, model: Any, limits: EngineLimits, rows: Rows) -> None:
+    def __init__(self, model: Any, limits: EngineLimits, rows: InputBatch) -> None:
         self.model = model
         self.limits = limits
         self.rows = rows

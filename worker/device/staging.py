@@ -19,13 +19,13 @@ ALIGNMENT = 16  # bytes; kernels are compiled for pointers that are so aligned, 
 _TORCH = {np.int64: torch.int64, np.int32: torch.int32, np.float64: torch.float64, np.float32: torch.float32}
 
 
-class Field(NamedTuple):
+class StagingField(NamedTuple):
     name: str
     numpy: Any
     length: int
 
 
-class Mark:
+class StreamMark:
     """A place in the order of a device's stream, and whether the device has passed it. On a CPU it always has."""
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Mark:
 class Staging:
     """Columns in one buffer: filled on the host, pinned, and copied to the device in one go."""
 
-    def __init__(self, fields: SequenceOf[Field], device: torch.device) -> None:
+    def __init__(self, fields: SequenceOf[StagingField], device: torch.device) -> None:
         sizes = [np.dtype(field.numpy).itemsize * field.length for field in fields]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._spans = [
@@ -73,10 +73,10 @@ class Staging:
         copied.set()
 
 
-def pinned_buffers(length: int, dtype: torch.dtype, device: torch.device) -> deque[tuple[torch.Tensor, Mark]]:
+def pinned_buffers(length: int, dtype: torch.dtype, device: torch.device) -> deque[tuple[torch.Tensor, StreamMark]]:
     """Host memory of the steps under way, each with the mark behind its copy from or to the device."""
     is_pinned = device.type == "cuda"
-    return deque((torch.zeros(length, dtype=dtype, pin_memory=is_pinned), Mark(device)) for _ in range(IN_FLIGHT))
+    return deque((torch.zeros(length, dtype=dtype, pin_memory=is_pinned), StreamMark(device)) for _ in range(IN_FLIGHT))
 
 
 def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
@@ -86,10 +86,10 @@ def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
     return filled
 
 
-class Tokens:
+class SampledTokens:
     """Tokens that were drawn on the device, on their way to the host."""
 
-    def __init__(self, host: torch.Tensor, count: int, copied: Mark) -> None:
+    def __init__(self, host: torch.Tensor, count: int, copied: StreamMark) -> None:
         self._host, self._count, self._copied = host, count, copied
 
     def wait(self) -> np.ndarray:

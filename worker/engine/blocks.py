@@ -41,7 +41,7 @@ class Copy(NamedTuple):
     target: int
 
 
-class Prefix(NamedTuple):
+class CachedPrefix(NamedTuple):
     """What the cache has of a sequence: blocks that hold its first `num_tokens` tokens."""
 
     blocks: list[int]
@@ -99,7 +99,7 @@ class BlockManager:
     pinned: list[PinnedPrefix] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.refs = [0] * self.num_blocks
+        self.ref_counts = [0] * self.num_blocks
         # Stacks: the block freed last is the one whose memory is likeliest still in a processor's cache.
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._free_host = list(range(self.num_host_blocks - 1, -1, -1))
@@ -148,19 +148,19 @@ class BlockManager:
         count = self.blocks_for(num_tokens)
         child.block_table = parent.block_table[:count]
         for block in child.block_table:
-            self.refs[block] += 1
+            self.ref_counts[block] += 1
         child.num_computed = child.num_stored = num_tokens
-        child.num_sealed = min(parent.num_sealed, num_tokens // self.block_size)
-        child.block_hashes[: child.num_sealed] = parent.block_hashes[: child.num_sealed]
+        child.num_cached_blocks = min(parent.num_cached_blocks, num_tokens // self.block_size)
+        child.block_hashes[: child.num_cached_blocks] = parent.block_hashes[: child.num_cached_blocks]
         self.counters.forks += 1
 
     def append(self, sequence: Sequence) -> None:
         """One more block at the end of the table. The caller has seen that one is free."""
-        sequence.block_table.append(self._take())
+        sequence.block_table.append(self._allocate())
 
     def append_to(self, sequences: list[Sequence]) -> list[int]:
         """`append` for each of the sequences; returns the blocks."""
-        blocks = [self._take() for _ in sequences]
+        blocks = [self._allocate() for _ in sequences]
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.block_table.append(block)
         return blocks
@@ -171,10 +171,10 @@ class BlockManager:
         The last block goes first: of a chain, the end is evicted before the beginning.
         """
         for block in reversed(sequence.block_table):
-            self._drop(block)
+            self._release(block)
         sequence.block_table.clear()
         self._free_host_table(sequence)
-        sequence.num_sealed = 0
+        sequence.num_cached_blocks = 0
 
     # --- copy on write ------------------------------------------------------------------------------------------------
 
@@ -185,22 +185,22 @@ class BlockManager:
         place, and what the cache knew of the block is forgotten.
         """
         block = sequence.block_table[index]
-        if self.refs[block] == 1:
+        if self.ref_counts[block] == 1:
             self._forget(block)
             return None
-        copy = Copy(block, self._take())
-        self.refs[block] -= 1
+        copy = Copy(block, self._allocate())
+        self.ref_counts[block] -= 1
         sequence.block_table[index] = copy.target
         self.counters.copies += 1
         return copy
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 
-    def find_prefix(self, sequence: Sequence, num_tokens: int) -> Prefix:
+    def find_prefix(self, sequence: Sequence, num_tokens: int) -> CachedPrefix:
         """The longest part of the sequence's first `num_tokens` tokens that the cache has. Takes nothing."""
         blocks: list[int] = []
         if not self.prefix_caching and not self.pinned:
-            return Prefix(blocks, 0)
+            return CachedPrefix(blocks, 0)
         size = self.block_size
         for index in range(num_tokens // size):
             block = self._block_of.get(self._hash(sequence, index))
@@ -219,48 +219,48 @@ class BlockManager:
             ):
                 best = tail
         if best is not None:
-            return Prefix([*blocks, best.block], found + len(best.token_ids))
-        return Prefix(blocks, found)
+            return CachedPrefix([*blocks, best.block], found + len(best.token_ids))
+        return CachedPrefix(blocks, found)
 
-    def can_start(self, prefix: Prefix, num_tokens: int, reserve: int) -> bool:
+    def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
         """Whether `start` would succeed and leave `reserve` blocks free."""
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free
 
-    def blocks_to_start(self, prefix: Prefix, num_tokens: int) -> int:
+    def blocks_to_start(self, prefix: CachedPrefix, num_tokens: int) -> int:
         """How many fewer blocks are free once a sequence of `num_tokens` tokens has started behind a prefix."""
-        idle = sum(1 for block in prefix.blocks if self.refs[block] == 0)
+        idle = sum(1 for block in prefix.blocks if self.ref_counts[block] == 0)
         copied = 1 if prefix.num_tokens % self.block_size and num_tokens > prefix.num_tokens else 0
         return self.blocks_for(num_tokens) - len(prefix.blocks) + idle + copied
 
-    def start(self, sequence: Sequence, prefix: Prefix, num_tokens: int) -> None:
+    def start(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> None:
         """Give the sequence the blocks for `num_tokens` tokens, of which the prefix is there already."""
         for block in prefix.blocks:
-            self._hold(block)
+            self._touch(block)
         sequence.block_table = [*prefix.blocks]
         for _ in range(self.blocks_for(num_tokens) - len(prefix.blocks)):
-            sequence.block_table.append(self._take())
+            sequence.block_table.append(self._allocate())
         sequence.num_stored = prefix.num_tokens
-        sequence.num_sealed = prefix.num_tokens // self.block_size
+        sequence.num_cached_blocks = prefix.num_tokens // self.block_size
 
-    def seal(self, sequence: Sequence, num_computed: int) -> None:
+    def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Make the full blocks of the sequence's first `num_computed` tokens findable. One that is known already stays
         with its first owner."""
         if not self.prefix_caching:
             return
         full = num_computed // self.block_size
-        for index in range(sequence.num_sealed, full):
+        for index in range(sequence.num_cached_blocks, full):
             key, block = self._hash(sequence, index), sequence.block_table[index]
             if key not in self._block_of and block not in self._hash_of:
                 self._block_of[key] = block
                 self._hash_of[block] = key
-        sequence.num_sealed = max(full, sequence.num_sealed)
+        sequence.num_cached_blocks = max(full, sequence.num_cached_blocks)
 
     def pin(self, name: str, sequence: Sequence) -> PinnedPrefix:
         """Keep the blocks of a computed sequence for ever, its partly filled last one too."""
         size, count = self.block_size, sequence.num_computed
         prefix = PinnedPrefix(name, sequence.block_table[: self.blocks_for(count)], count)
         for block in prefix.blocks:
-            self._hold(block)
+            self._touch(block)
         full = count // size
         for index in range(full):
             # A pinned prefix is found even where the cache is off, and in its own blocks: another's may be evicted.
@@ -298,7 +298,7 @@ class BlockManager:
         them share moves once."""
         moved: dict[int, int] = {}
         for sequence in sequences:
-            sealed = sequence.num_sealed
+            sealed = sequence.num_cached_blocks
             table = []
             for block in sequence.block_table:
                 if block not in moved:
@@ -306,7 +306,7 @@ class BlockManager:
                 table.append(moved[block])
                 self._host_refs[moved[block]] += 1
             self.free(sequence)
-            sequence.host_table, sequence.num_sealed = table, sealed
+            sequence.host_table, sequence.num_cached_blocks = table, sealed
         self.counters.swapped_out += len(moved)
         return [Copy(device, host) for device, host in moved.items()]
 
@@ -317,7 +317,7 @@ class BlockManager:
             for index, host in enumerate(sequence.host_table):
                 if host not in is_taken:
                     block = self._known(sequence, index)
-                    is_taken[host] = block is None or not self.refs[block]
+                    is_taken[host] = block is None or not self.ref_counts[block]
         return sum(is_taken.values())
 
     def swap_in(self, sequences: Collection[Sequence]) -> list[Copy]:
@@ -329,18 +329,18 @@ class BlockManager:
             for index, host in enumerate(sequence.host_table):
                 block = moved.get(host)
                 if block is not None:
-                    self.refs[block] += 1
+                    self.ref_counts[block] += 1
                 elif (block := self._known(sequence, index)) is not None:
-                    self._hold(block)
+                    self._touch(block)
                 else:
-                    block = self._take()
+                    block = self._allocate()
                     copies.append(Copy(host, block))
                 moved[host] = block
                 sequence.block_table.append(block)
             self._free_host_table(sequence)
             # The copies come before anything is read: what they bring back may be found at once.
-            sequence.num_sealed = 0
-            self.seal(sequence, sequence.num_computed)
+            sequence.num_cached_blocks = 0
+            self.cache_full_blocks(sequence, sequence.num_computed)
         self.counters.swapped_in += len(copies)
         return copies
 
@@ -360,29 +360,29 @@ class BlockManager:
 
     # --- single blocks ------------------------------------------------------------------------------------------------
 
-    def _take(self) -> int:
+    def _allocate(self) -> int:
         if self._free:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
             self.counters.evictions += 1
-        self.refs[block] = 1
+        self.ref_counts[block] = 1
         return block
 
-    def _hold(self, block: int) -> None:
-        if not self.refs[block]:
+    def _touch(self, block: int) -> None:
+        if not self.ref_counts[block]:
             del self._cached[block]
-        self.refs[block] += 1
+        self.ref_counts[block] += 1
 
     def _forget(self, block: int) -> None:
         """No longer find the block by its hash."""
         if (key := self._hash_of.pop(block, None)) is not None:
             del self._block_of[key]
 
-    def _drop(self, block: int) -> None:
-        self.refs[block] -= 1
-        if self.refs[block]:
+    def _release(self, block: int) -> None:
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block]:
             return
         if block in self._hash_of:
             self._cached[block] = None
@@ -397,11 +397,11 @@ class BlockManager:
         sequences = list(sequences)
         held = Counter(block for sequence in sequences for block in sequence.block_table)
         held.update(block for prefix in self.pinned for block in prefix.blocks)
-        if any(held[block] != count for block, count in enumerate(self.refs)):
-            wrong = [(block, self.refs[block], held[block]) for block in range(self.num_blocks)]
+        if any(held[block] != count for block, count in enumerate(self.ref_counts)):
+            wrong = [(block, self.ref_counts[block], held[block]) for block in range(self.num_blocks)]
             raise BlockError(f"(block, counted, held) differ: {[one for one in wrong if one[1] != one[2]][:8]}")
         idle = sorted([*self._free, *self._cached])
-        if idle != [block for block, count in enumerate(self.refs) if not count]:
+        if idle != [block for block, count in enumerate(self.ref_counts) if not count]:
             raise BlockError(
                 f"{len(self._free)} free and {len(self._cached)} cached blocks are not those without owner"
             )

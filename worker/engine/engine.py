@@ -21,22 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.shared.detokenizer import Decoder as TextDecoder
+from quire.shared.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner
-from quire.worker.device.staging import Tokens
+from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root
 from quire.worker.engine.grammars import Grammars, Matcher
-from quire.worker.engine.in_flight import Flight
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.in_flight import InFlightStep
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_scheduler
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.results import Results, best_beams
 from quire.worker.engine.sampler import Sampler
-from quire.worker.engine.sampling_inputs import Sampled, book
+from quire.worker.engine.sampling_inputs import SamplingInputs, book
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from quire.worker.engine.step import Step
@@ -67,7 +67,7 @@ class Engine:
         tokenizer: TextDecoder | None,
         name: str = "",
         blocks: BlockManager | None = None,
-        runner: Callable[[Any, EngineLimits, Rows], Runner] = Runner,
+        runner: Callable[[Any, EngineLimits, InputBatch], Runner] = Runner,
         grammars: Grammars | None = None,
     ):
         self.limits = limits
@@ -95,7 +95,7 @@ class Engine:
         self._arrivals = 0
         # The step whose tokens are not known yet; results that have not left; sequences that ended while a step with
         # them was under way; and requests that need their tokens before they can go on.
-        self._flight: Flight | None = None
+        self._flight: InFlightStep | None = None
         self._landed: list[StepItem] = []
         self._gone: set[Sequence] = set()
         self._bound: set[str] = set()
@@ -257,7 +257,7 @@ class Engine:
             step = self.scheduler.schedule()
         return step, logits
 
-    def _launch(self, step: Step) -> tuple[Step, Flight | None]:
+    def _launch(self, step: Step) -> tuple[Step, InFlightStep | None]:
         """Have the device compute a step, without waiting for it: what it is then, and None if nobody draws a token."""
         assert isinstance(self.runner, DeviceRunner)
         tokens = self.runner.decode(step)
@@ -271,7 +271,7 @@ class Engine:
             if not active:
                 return step, None
             tokens = self.runner.draw(logits, active.rows)
-        flight = Flight.take_off(active, tokens, self.rows)
+        flight = InFlightStep.launch(active, tokens, self.rows)
         self.rows.last_tokens[active.rows] = PENDING
         deque(map(list.append, active.token_ids, repeat(PENDING)), maxlen=0)
         for index in np.flatnonzero(flight.is_last).tolist():
@@ -291,7 +291,7 @@ class Engine:
         if flight is None:
             self._gone.clear()
             return []
-        assert isinstance(flight.tokens, Tokens)
+        assert isinstance(flight.tokens, SampledTokens)
         waiting = self.times.clock()
         tokens = flight.tokens.wait()
         self.times.sampled(waiting)
@@ -303,14 +303,14 @@ class Engine:
         deque(map(list.__setitem__, flight.active.token_ids, flight.lengths.tolist(), drawn), maxlen=0)
         return self._results.of(flight, tokens, drawn)
 
-    def _book(self, step: Step, logits: torch.Tensor) -> Sampled:
+    def _book(self, step: Step, logits: torch.Tensor) -> SamplingInputs:
         """Note what was computed, and collect who gets a token."""
         self.num_steps += 1
         self.num_decode_tokens += len(step.decodes)
         self.num_prefill_tokens += step.num_prefill_tokens
         return book(step, logits, self.scheduler)
 
-    def _commit(self, sampled: Sampled) -> list[StepItem]:
+    def _commit(self, sampled: SamplingInputs) -> list[StepItem]:
         """Draw, append, finish what ends here, and say what is new."""
         items: list[StepItem] = []
         is_beam = self.rows.is_beam[sampled.active.rows]
@@ -321,13 +321,13 @@ class Engine:
                     items.append(self._results.item(group, best))
         return items + self._draw(sampled) if sampled.active else items
 
-    def _draw(self, sampled: Sampled) -> list[StepItem]:
+    def _draw(self, sampled: SamplingInputs) -> list[StepItem]:
         """One token for each sequence, and one item for each group that streams or ends."""
         active, logits = sampled
         began = self.times.clock()
         tokens = self.sampler.sample(logits, active.rows, active.sequences)
         self.times.sampled(began)
-        flight = Flight.take_off(active, tokens, self.rows)
+        flight = InFlightStep.launch(active, tokens, self.rows)
         self.rows.last_tokens[active.rows] = tokens
         drawn = tokens.tolist()
         # A loop without Python's: of what a step costs, this and the items grow with the sequences.
@@ -362,7 +362,7 @@ class Engine:
             del sequence.token_ids[sequence.num_prompt_tokens + count :]
         self.scheduler.finish(sequence)
 
-    def _search(self, group: SequenceGroup, sampled: Sampled) -> list[Delta]:
+    def _search(self, group: SequenceGroup, sampled: SamplingInputs) -> list[Delta]:
         """One step of a beam search; its results, if it ends here."""
         search, beams = group.beams, sampled.active.sequences
         assert search is not None

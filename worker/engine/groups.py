@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.worker.engine.blocks import BlockManager
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from quire.worker.engine.step import Active, Step
+from quire.worker.engine.step import DecodeBatch, Step
 
 # Classes of priority, 0 the highest (`quire.shared.keys.PRIORITY_CLASSES`).
 NUM_PRIORITIES = 3
@@ -48,13 +48,13 @@ class Groups:
         self.blocks = blocks or BlockManager(
             limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
         )
-        self.rows = Rows(limits)
+        self.rows = InputBatch(limits)
         self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
         self.running: list[SequenceGroup] = []
         self.swapped: list[SequenceGroup] = []
         self.counters = SchedulerCounters()
         # The running sequences, made anew only after one has come, gone, or begun to decode.
-        self.decodes = Active.of([])
+        self.decodes = DecodeBatch.of([])
         self._prefills: list[Sequence] = []
         self._is_stale = True
 
@@ -108,7 +108,7 @@ class Groups:
             for sequence in group.sequences:
                 if sequence.row >= 0:
                     (decodes if sequence.is_decoding else self._prefills).append(sequence)
-        self.decodes = Active.of(decodes)
+        self.decodes = DecodeBatch.of(decodes)
 
     # --- in and out ---------------------------------------------------------------------------------------------------
 
@@ -122,10 +122,10 @@ class Groups:
         if sequence.row >= 0:
             self.rows.release(sequence)
             self._is_stale = True
-        self._seal(sequence)
+        self._cache_full_blocks(sequence)
         self.blocks.free(sequence)
 
-    def _seal(self, sequence: Sequence) -> None:
+    def _cache_full_blocks(self, sequence: Sequence) -> None:
         """Let others find what a sequence that gives its blocks up has computed, as far as its tokens are known.
 
         Prompts are findable as they are computed. What is drawn matters to others only afterwards, when a conversation
@@ -133,7 +133,7 @@ class Groups:
         """
         if sequence.block_table and sequence.group.beams is None:
             known = len(sequence.token_ids) - sequence.token_ids[-2:].count(PENDING)
-            self.blocks.seal(sequence, min(sequence.num_computed, known))
+            self.blocks.cache_full_blocks(sequence, min(sequence.num_computed, known))
 
     def remove(self, group: SequenceGroup) -> None:
         """Forget a group and all its sequences."""
@@ -175,7 +175,7 @@ class Groups:
         swaps = mode == "swap" or (mode == "auto" and len(group.unfinished) > 1)
         for sequence in live:
             self.rows.release(sequence)
-            self._seal(sequence)
+            self._cache_full_blocks(sequence)
         self.rows.reserve(group, -group.num_reserved_rows)
         self.running.remove(group)
         self._is_stale = True

@@ -15,11 +15,11 @@ from quire.worker.engine.sequence import Sequence, SequenceGroup
 if TYPE_CHECKING:
     from quire.worker.engine.limits import EngineLimits
 
-# Of `Rows.top_logprobs`.
+# Of `InputBatch.top_logprobs`.
 NO_LOGPROBS = -1
 
 
-class Rows:
+class InputBatch:
     """Arrays with one row per running sequence, [max_num_seqs]."""
 
     def __init__(self, limits: EngineLimits) -> None:

@@ -43,5 +43,5 @@ def _check_row(scheduler: Scheduler, sequence: Sequence) -> None:
     assert rows.last_tokens[row] in (sequence.token_ids[-1], PENDING)
     if sequence.is_decoding:
         index = sequence.num_computed // size
-        if index < len(sequence.block_table) and scheduler.blocks.refs[sequence.block_table[index]] > 1:
+        if index < len(sequence.block_table) and scheduler.blocks.ref_counts[sequence.block_table[index]] > 1:
             assert rows.shares_tail[row], f"{sequence} would write into a block of others"

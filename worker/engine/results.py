@@ -11,12 +11,12 @@ from itertools import repeat
 
 import numpy as np
 
-from quire.shared.detokenizer import Decoder as TextDecoder
 from quire.shared.detokenizer import IncrementalDetokenizer, context_of
+from quire.shared.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
 from quire.shared.stopping import StopStringFilter
 from quire.worker.engine.beams import EndedBeam
-from quire.worker.engine.in_flight import Flight
+from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 _new = tuple.__new__
@@ -44,14 +44,14 @@ class Results:
         self._forget_group = forget
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[[token for token in eos_token_ids if token < vocab_size]] = True
-        self._stops: dict[Sequence, StopWatch] = {}
+        self._stops: dict[Sequence, StopStringMatcher] = {}
         self._deltas = _Deltas()
 
     def watch(self, sequence: Sequence) -> None:
         """Look for the sequence's stop strings, if it has any, from its first output token on."""
         stop = sequence.group.sampling.stop
         if stop and self._tokenizer is not None:
-            watch = self._stops[sequence] = StopWatch(self._tokenizer, stop)
+            watch = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop)
             watch.push(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
@@ -62,7 +62,7 @@ class Results:
     def watched(self) -> Iterable[Sequence]:
         return self._stops.keys()
 
-    def of(self, flight: Flight, tokens: np.ndarray, drawn: list[int]) -> list[StepItem]:
+    def of(self, flight: InFlightStep, tokens: np.ndarray, drawn: list[int]) -> list[StepItem]:
         """The tokens of a step, [R] and as a list, are known: end what ends here, and say what is new."""
         active, sequences = flight.active, flight.active.sequences
         ending = np.flatnonzero((self._is_eos[tokens] & flight.heeds_eos) | flight.is_watched | flight.is_last)
@@ -112,7 +112,7 @@ class Results:
         return True
 
 
-class StopWatch:
+class StopStringMatcher:
     """Looks for the stop strings of one sequence in its text, as the gateway will."""
 
     def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...]) -> None:

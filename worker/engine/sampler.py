@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.scoring import score
 from quire.worker.engine.sequence import Sequence
@@ -27,7 +27,7 @@ NEVER = float("-inf")
 class Sampler:
     """Draws with the operations of a backend (`argmax`, `sample`), by the parameters that `rows` keeps."""
 
-    def __init__(self, ops: Any, eos_token_ids: Iterable[int], rows: Rows) -> None:
+    def __init__(self, ops: Any, eos_token_ids: Iterable[int], rows: InputBatch) -> None:
         self._ops = ops
         self._eos = sorted(eos_token_ids)
         self._rows = rows

@@ -9,40 +9,40 @@ import torch
 
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.sequence import Sequence, SequenceGroup
-from quire.worker.engine.step import Active, Step
+from quire.worker.engine.step import DecodeBatch, Step
 from quire.worker.models.batch import send
 
 
-class Sampled(NamedTuple):
+class SamplingInputs(NamedTuple):
     """Row r of the logits is of sequence r. The sequences of a group lie next to each other."""
 
-    active: Active
+    active: DecodeBatch
     logits: torch.Tensor  # float32 [R, V]
 
-    def split(self, mask: np.ndarray) -> tuple[Sampled, Sampled]:
+    def split(self, mask: np.ndarray) -> tuple[SamplingInputs, SamplingInputs]:
         """Those of the mask, and the others."""
         parts = []
         for wanted in (mask, ~mask):
             at = np.flatnonzero(wanted)
             logits = self.logits if len(at) == len(mask) else _rows(self.logits, at)
-            parts.append(Sampled(Active.of([self.active.sequences[i] for i in at]), logits))
+            parts.append(SamplingInputs(DecodeBatch.of([self.active.sequences[i] for i in at]), logits))
         return parts[0], parts[1]
 
-    def by_group(self) -> list[tuple[SequenceGroup, Sampled]]:
+    def by_group(self) -> list[tuple[SequenceGroup, SamplingInputs]]:
         """The part of each group."""
         sequences = self.active.sequences
         groups = [sequence.group for sequence in sequences]
         starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
         return [
-            (groups[start], Sampled(Active.of(sequences[start:end]), self.logits[start:end]))
+            (groups[start], SamplingInputs(DecodeBatch.of(sequences[start:end]), self.logits[start:end]))
             for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)
         ]
 
 
-def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
+def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> SamplingInputs:
     """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
     if not step.chunks:
-        return Sampled(step.decodes, logits)
+        return SamplingInputs(step.decodes, logits)
     sequences = [*step.decodes.sequences]
     sources = list(range(len(sequences)))
     at = len(sequences)
@@ -50,7 +50,7 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
         sequence, group = chunk.sequence, chunk.sequence.group
         sequence.num_computed += chunk.num_tokens
         if not group.beams or not sequence.num_output_tokens:
-            scheduler.blocks.seal(sequence, sequence.num_computed)
+            scheduler.blocks.cache_full_blocks(sequence, sequence.num_computed)
         ready = []
         if chunk.is_sampled:
             ready = _ready(sequence, scheduler)
@@ -64,7 +64,7 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> Sampled:
                 scheduler.begin_decoding(beam)
     if sources != list(range(at)):
         logits = _rows(logits, np.array(sources, dtype=np.int64))
-    return Sampled(Active.of(sequences), logits)
+    return SamplingInputs(DecodeBatch.of(sequences), logits)
 
 
 def _rows(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:

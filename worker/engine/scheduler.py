@@ -14,11 +14,11 @@ from collections import Counter
 
 import numpy as np
 
-from quire.worker.engine.blocks import BlockManager, Prefix
+from quire.worker.engine.blocks import BlockManager, CachedPrefix
 from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from quire.worker.engine.step import Chunk, Step
+from quire.worker.engine.step import PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
@@ -105,7 +105,7 @@ class Scheduler(Groups):
         if count:
             # The last chunk of a leader lets the others fork, also those of beams that draw later.
             draws = sequence.group.needs_fork or not _is_resumed_beam(sequence)
-            step.chunks.append(Chunk(sequence, count, is_sampled=count == left and draws))
+            step.chunks.append(PrefillChunk(sequence, count, is_sampled=count == left and draws))
         return count
 
     @staticmethod
@@ -165,7 +165,7 @@ class Scheduler(Groups):
             if self.rows.shares_tail[sequence.row] and index < len(table):
                 writers[table[index]] = writers.get(table[index], 0) + 1
         # The last owner of a block writes in place.
-        return needed + sum(min(count, self.blocks.refs[block] - 1) for block, count in writers.items())
+        return needed + sum(min(count, self.blocks.ref_counts[block] - 1) for block, count in writers.items())
 
     def _extend(self, step: Step, sequence: Sequence) -> None:
         """Give a sequence what `_blocks_needed` counted for it."""
@@ -207,7 +207,7 @@ class Scheduler(Groups):
             budget -= self._start(step, line.popleft(), prefix, budget)
         return budget, not line and blocked is None
 
-    def _startable(self, group: SequenceGroup) -> Prefix | None:
+    def _startable(self, group: SequenceGroup) -> CachedPrefix | None:
         """What the cache has of the group, if it can start now."""
         if self.rows.num_free < group.num_rows:
             return None
@@ -222,7 +222,7 @@ class Scheduler(Groups):
         # An empty engine takes anything that fits at all.
         return self._reserve + group.num_rows - 1 if self.running else 0
 
-    def _start(self, step: Step, group: SequenceGroup, prefix: Prefix, budget: int) -> int:
+    def _start(self, step: Step, group: SequenceGroup, prefix: CachedPrefix, budget: int) -> int:
         """Admit a group and compute the first tokens of its leader. Returns how many."""
         leader = group.unfinished[0]
         goal = self._goal(leader)
@@ -279,12 +279,12 @@ class Scheduler(Groups):
             return
         lower = [one for one in self.running if one.priority > group.priority]
         held = Counter(block for one in lower for sequence in one.sequences for block in sequence.block_table)
-        freed = sum(1 for block, count in held.items() if self.blocks.refs[block] == count)
+        freed = sum(1 for block, count in held.items() if self.blocks.ref_counts[block] == count)
         leader = group.unfinished[0]
         prefix = self.blocks.find_prefix(leader, self._goal(leader))
         needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._reserve_for(group)
         # What the group would find in blocks of the lower ones is freed by them and taken by it.
-        needed += sum(1 for block in prefix.blocks if held[block] and self.blocks.refs[block] == held[block])
+        needed += sum(1 for block in prefix.blocks if held[block] and self.blocks.ref_counts[block] == held[block])
         rows = self.rows.num_free + sum(one.num_rows for one in lower)
         if needed > self.blocks.num_free + freed or group.num_rows > rows:
             return

@@ -45,8 +45,8 @@ class Sequence:
         "logprobs",
         "matched_stop",
         "matcher",
+        "num_cached_blocks",
         "num_prompt_tokens",
-        "num_sealed",
         "num_stored",
         "output_counts",
         "row",
@@ -67,10 +67,10 @@ class Sequence:
         self.block_table: list[int] = []
         # Blocks in host memory that hold the sequence while it is swapped out.
         self.host_table: list[int] = []
-        # The hash chain over the full blocks of token_ids, as far as it was needed; the first `num_sealed` blocks of
-        # the table are known to the prefix cache.
+        # The hash chain over the full blocks of token_ids, computed as far as it was needed. The prefix cache knows the
+        # first `num_cached_blocks` blocks of the table.
         self.block_hashes: list[bytes] = []
-        self.num_sealed = 0
+        self.num_cached_blocks = 0
         # Index of this sequence in the persistent arrays while it runs, else -1.
         self.row = -1
         self.is_decoding = False

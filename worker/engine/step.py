@@ -11,7 +11,7 @@ from quire.worker.engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Active:
+class DecodeBatch:
     """Sequences that take one token each, and what a step needs of them; made anew only when one comes or goes."""
 
     sequences: list[Sequence]
@@ -24,7 +24,7 @@ class Active:
     with_logprobs: list[int]
 
     @classmethod
-    def of(cls, sequences: list[Sequence]) -> Active:
+    def of(cls, sequences: list[Sequence]) -> DecodeBatch:
         return cls(
             sequences,
             np.array([sequence.row for sequence in sequences], dtype=np.int64),
@@ -39,7 +39,7 @@ class Active:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Tokens of a sequence that are computed in one step: of a prompt, or of what preemption lost."""
 
     sequence: Sequence
@@ -52,8 +52,8 @@ class Chunk:
 class Step:
     """What the runner does in one iteration: moves of blocks, then decodes (one token each), then chunks."""
 
-    decodes: Active
-    chunks: list[Chunk] = field(default_factory=list)
+    decodes: DecodeBatch
+    chunks: list[PrefillChunk] = field(default_factory=list)
     # In this order: what is swapped out makes room for what is swapped in, and both for copies.
     swap_out: list[Copy] = field(default_factory=list)
     swap_in: list[Copy] = field(default_factory=list)

@@ -14,12 +14,12 @@ from typing import TypeVar
 from aiohttp import web
 
 from quire.shared.broker import WORKER_TTL_S
-from quire.shared.internal_server import InternalServer, Unavailable, dump, json_response
+from quire.shared.internal_server import InternalServer, ServiceUnavailable, dump, json_response
 from quire.shared.measures import CONTENT_TYPE_LATEST
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.metrics import WorkerMetrics, read_engine
 from quire.worker.inspect.usage import snapshot
-from quire.worker.queue.engine_thread import EngineGone, EngineLoop
+from quire.worker.queue.engine_thread import EngineGone, EngineThread
 
 # How long a step may keep us waiting.
 ANSWER_S = 2.0
@@ -27,10 +27,10 @@ ANSWER_S = 2.0
 T = TypeVar("T")
 
 
-class Inside:
+class WorkerAdminServer:
     """Serves one worker's inside on a bound socket."""
 
-    def __init__(self, engine: EngineLoop, listener: socket.socket, metrics: WorkerMetrics) -> None:
+    def __init__(self, engine: EngineThread, listener: socket.socket, metrics: WorkerMetrics) -> None:
         self._engine = engine
         self._metrics = metrics
         self.server = InternalServer(
@@ -60,9 +60,9 @@ class Inside:
             async with asyncio.timeout(ANSWER_S):
                 return await asyncio.wrap_future(future)  # which is cancelled with us: nobody waits for its result
         except TimeoutError:
-            raise Unavailable(self._stuck() or f"the engine is busy: no answer within {ANSWER_S:g} s") from None
+            raise ServiceUnavailable(self._stuck() or f"the engine is busy: no answer within {ANSWER_S:g} s") from None
         except EngineGone as error:
-            raise Unavailable(str(error)) from None
+            raise ServiceUnavailable(str(error)) from None
 
     def _stuck(self) -> str:
         if self._engine.failure is not None:

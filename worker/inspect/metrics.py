@@ -12,14 +12,14 @@ from quire.shared.loop_lag import LoopLag
 from quire.shared.measures import Exposition, counter, gauge, histogram
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.timing import StepTimes
-from quire.worker.inspect.usage import Usage, usage
+from quire.worker.inspect.usage import EngineUsage, usage
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 
 
 class _Family(NamedTuple):
-    """A metric: either one value, or one per value of `label`. Values are names of fields of `Usage`."""
+    """A metric: either one value, or one per value of `label`. Values are names of fields of `EngineUsage`."""
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -125,7 +125,7 @@ FAMILIES = (
 class EngineReading(NamedTuple):
     """The engine at one moment."""
 
-    usage: Usage
+    usage: EngineUsage
     times: StepTimes
 
 
@@ -139,7 +139,7 @@ class WorkerMetrics:
 
     def __init__(
         self,
-        loop: EngineLoop,
+        loop: EngineThread,
         broker: Broker,
         claims: ClaimCounts,
         committer: Committer,
@@ -213,7 +213,7 @@ class WorkerMetrics:
         yield histogram("quire_event_loop_lag_seconds", "How late the event loop wakes up", self._lag.seconds)
 
 
-def _engine(usage: Usage) -> Iterator[Metric]:
+def _engine(usage: EngineUsage) -> Iterator[Metric]:
     for family in FAMILIES:
         metric = family.kind(family.name, family.help, labels=[family.label] if family.label else None)
         for value, field in family.values.items():

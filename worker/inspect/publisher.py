@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 from quire.shared.broker import Broker
 from quire.shared.views import MAX_WORKER_LENGTH
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.view import Reading, StepLog, read
-from quire.worker.queue.engine_thread import EngineGone, EngineLoop
+from quire.worker.inspect.view import EngineCopy, StepLog, read
+from quire.worker.queue.engine_thread import EngineGone, EngineThread
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ ANSWER_S = 10.0
 T = TypeVar("T")
 
 
-class Viewer:
+class ViewPublisher:
     """Publishes views of one engine. `num_views` counts them."""
 
-    def __init__(self, broker: Broker, engine: EngineLoop, worker_id: str) -> None:
+    def __init__(self, broker: Broker, engine: EngineThread, worker_id: str) -> None:
         self._broker = broker
         self._engine = engine
         self._worker_id = worker_id
@@ -103,7 +103,7 @@ class Viewer:
         self.render_s += render_s
         return max(VIEW_S, reading.cost_s / ENGINE_SHARE, render_s / RENDER_SHARE)
 
-    def _render(self, reading: Reading) -> tuple[bytes, float]:
+    def _render(self, reading: EngineCopy) -> tuple[bytes, float]:
         started = time.thread_time()
         data = reading.view(self._worker_id[:MAX_WORKER_LENGTH], self.num_views).encode()
         return data, time.thread_time() - started

@@ -20,7 +20,7 @@ from quire.worker.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class EngineUsage:
     """A reading of the engine. Counters count from the start of the process, warm-up and pinned prefixes included."""
 
     block_size: int
@@ -65,7 +65,7 @@ class Usage:
     max_prefill_tokens: int
 
 
-def usage(engine: Engine) -> Usage:
+def usage(engine: Engine) -> EngineUsage:
     """A snapshot of the engine's memory and counters."""
     scheduler = engine.scheduler
     blocks, counters, size = scheduler.blocks, scheduler.blocks.counters, engine.limits.block_size
@@ -77,7 +77,7 @@ def usage(engine: Engine) -> Usage:
     pins = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
     filled = _slots([*((one.block_table, _num_filled(one)) for one in sequences), *pins], size)
     known = _slots([*((one.block_table, len(one.token_ids)) for one in sequences), *pins], size)
-    return Usage(
+    return EngineUsage(
         block_size=size,
         blocks_total=blocks.num_blocks,
         blocks_used=used,
@@ -133,7 +133,7 @@ class _Tables:
 class BlockSnapshot:
     """All that `/debug/blocks` shows, taken at one moment. Rendering it takes longer, and may happen on any thread."""
 
-    usage: Usage
+    usage: EngineUsage
     refs: list[int]
     known: set[int]  # what the prefix cache can find: full blocks, in use or not
     pinned: list[tuple[list[int], int]]  # blocks and tokens of each pinned prefix
@@ -205,7 +205,7 @@ def snapshot(engine: Engine) -> BlockSnapshot:
         for sequence in group.unfinished
     ]
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
-    return BlockSnapshot(usage(engine), blocks.refs.copy(), blocks.known(), pinned, sequences)
+    return BlockSnapshot(usage(engine), blocks.ref_counts.copy(), blocks.known(), pinned, sequences)
 
 
 def _num_filled(sequence: Sequence) -> int:

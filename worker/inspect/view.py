@@ -1,7 +1,7 @@
 """What a look at the engine shows: read in microseconds on the engine's thread, made into a `View` on any other.
 
 `StepLog` notes what steps do while somebody looks. `read` copies what changes; everything that is work, such as finding
-who shares which block, is `Reading.view`.
+who shares which block, is `EngineCopy.view`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from quire.shared.views import (
     NOBODY,
     PINNED,
     Cells,
-    Limits,
     Move,
     Row,
     SequenceView,
     View,
+    ViewLimits,
 )
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.step import Step
@@ -59,9 +59,9 @@ class StepLog:
             if num_prefill or self._latest is None or not self._latest.chunks:
                 self._latest = step
 
-    def take(self) -> Happened:
+    def take(self) -> RecentSteps:
         """On the engine's thread: what there is, and begin anew."""
-        found = Happened(tuple(self._steps), tuple(self._moves), self._num_moves - len(self._moves), self._latest)
+        found = RecentSteps(tuple(self._steps), tuple(self._moves), self._num_moves - len(self._moves), self._latest)
         self._steps.clear()
         self._moves.clear()
         self._num_moves, self._latest = 0, None
@@ -69,7 +69,7 @@ class StepLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class RecentSteps:
     """What steps did, and one of them to show."""
 
     steps: tuple[tuple[int, int], ...] = ()
@@ -79,7 +79,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _SequenceCopy:
     """A sequence as it was."""
 
     request: str
@@ -94,15 +94,15 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EngineCopy:
     """An engine between two steps; `cost_s` is what it took of the engine's thread."""
 
-    limits: Limits
-    sequences: list[_Copy]
+    limits: ViewLimits
+    sequences: list[_SequenceCopy]
     known: list[int]
     pinned: list[tuple[list[int], int]]
     figures: dict[str, int]
-    happened: Happened
+    happened: RecentSteps
     cost_s: float
 
     def view(self, worker: str, number: int) -> View:
@@ -190,13 +190,13 @@ class Reading:
         )
 
 
-def read(engine: Engine, log: StepLog) -> Reading:
+def read(engine: Engine, log: StepLog) -> EngineCopy:
     """The engine as it is. On its thread, between two steps."""
     started = time.thread_time()
     scheduler, limits = engine.scheduler, engine.limits
     blocks = scheduler.blocks
     sequences = [
-        _Copy(
+        _SequenceCopy(
             group.request_id[:NAME_LENGTH],
             min(sequence.choice, MAX_CHOICES - 1),
             group.state.value,
@@ -233,7 +233,7 @@ def read(engine: Engine, log: StepLog) -> Reading:
         "prefill_tokens": engine.num_prefill_tokens,
         "decode_tokens": engine.num_decode_tokens,
     }
-    size = Limits(
+    size = ViewLimits(
         limits.block_size,
         limits.num_blocks,
         limits.num_host_blocks,
@@ -243,7 +243,7 @@ def read(engine: Engine, log: StepLog) -> Reading:
     )
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
     known, happened = blocks.known_blocks(), log.take()
-    return Reading(size, sequences, known, pinned, figures, happened, time.thread_time() - started)
+    return EngineCopy(size, sequences, known, pinned, figures, happened, time.thread_time() - started)
 
 
 def _columns(tables: list[tuple[list[int], int]], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -43,10 +43,10 @@ class Layer:
     down: PackedLinear
 
 
-class Ranks(quire.kernels.ops.Ranks, Protocol):
+class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
     """The processes that have a part of the model each, seen from one of them."""
 
-    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+    def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
         """columns [R, C] of each rank, C the same on all -> [R, width] on rank 0, side by side; elsewhere anything."""
 
 
@@ -66,7 +66,7 @@ class Decoder(PagedModel):
         norm: torch.Tensor,
         head: PackedLinear,
         cos_sin: torch.Tensor,
-        ranks: Ranks | None = None,
+        ranks: TensorParallelGroup | None = None,
     ) -> None:
         self.config = shard.local
         self._shard, self._ranks = shard, ranks
@@ -88,7 +88,7 @@ class Decoder(PagedModel):
         device: torch.device | str,
         max_model_len: int = 0,
         progress: Progress | None = None,
-        ranks: Ranks | None = None,
+        ranks: TensorParallelGroup | None = None,
     ) -> Self:
         """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
@@ -188,7 +188,7 @@ class Decoder(PagedModel):
         if self._ranks is None:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
-        return self._ranks.collect(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
+        return self._ranks.all_gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
 
 
 def load_layer(

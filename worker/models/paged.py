@@ -14,7 +14,7 @@ from quire.worker.device.memory import available_memory
 from quire.worker.models.batch import ForwardBatch
 
 
-class Config(Protocol):
+class CheckpointConfig(Protocol):
     """What is known of a checkpoint before its weights are read."""
 
     @property
@@ -71,7 +71,7 @@ class PagedModel(ABC):
     """A loaded model. It holds no state of sequences: the caches and their layout belong to the caller."""
 
     implementation: ClassVar[str]  # of `quire.worker.models.choice`
-    config: Config
+    config: CheckpointConfig
     ops: Ops
     dtype: torch.dtype  # of weights, activations and, unless `ops` says otherwise, the cache
     max_model_len: int

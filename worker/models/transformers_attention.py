@@ -28,12 +28,12 @@ SAMPLED_POSITIONS = 16
 NO_WINDOW, OTHER_MASKS = -1, "its masks are neither causal nor those of a window"
 
 
-class Unsuitable(Exception):
+class UnsupportedAttention(Exception):
     """A layer asks for what there is not; the message says for what."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AttentionShape:
     """Of one call of attention: the n-th of every step has its own cache, and asks for the same."""
 
     num_heads: int
@@ -89,21 +89,21 @@ def _mask(
 ) -> torch.Tensor:
     """As Transformers calls it: in place of a mask what it would say, the width of its window, in the same shape."""
     examination = _running.get()
-    assert isinstance(examination, Examination)
+    assert isinstance(examination, AttentionProbe)
     try:
         width = examination.width_of(mask_function)
-    except Unsuitable:
+    except UnsupportedAttention:
         width = NO_WINDOW
     return torch.full((batch_size, 1, q_length, kv_length), float(width), device=device)
 
 
 @dataclass
-class Examination:
+class AttentionProbe:
     """What each call asks for, noted while a few tokens run. max_model_len: masks matter up to there."""
 
     dtype: torch.dtype
     max_model_len: int
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AttentionShape] = field(default_factory=list)
 
     def attend(
         self,
@@ -120,25 +120,25 @@ class Examination:
         """Raises Unsuitable. The result is zero."""
         more = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
         if more:
-            raise Unsuitable(f"its attention takes {', '.join(more)}")
+            raise UnsupportedAttention(f"its attention takes {', '.join(more)}")
         widths = set() if attention_mask is None else set(attention_mask.flatten().tolist())
         if NO_WINDOW in widths:
-            raise Unsuitable(OTHER_MASKS)
+            raise UnsupportedAttention(OTHER_MASKS)
         if not getattr(module, "is_causal", True) or not rest.get("is_causal", True) or attention_mask is None:
-            raise Unsuitable("its attention is not causal")
+            raise UnsupportedAttention("its attention is not causal")
         window = int(sliding_window or 0)
         if widths != {float(self._in_effect(window))}:
-            raise Unsuitable("its attention has a mask of its own")
+            raise UnsupportedAttention("its attention has a mask of its own")
         heads, kv_heads, head_dim, value_dim = q.shape[1], k.shape[1], q.shape[3], v.shape[3]
         one_each = {part.shape[:3:2] for part in (q, k, v)} == {(1, q.shape[2])}  # one text, a key for each query
         if heads % kv_heads or v.shape[1] != kv_heads or k.shape[3] != head_dim or value_dim > head_dim or not one_each:
-            raise Unsuitable(f"its heads are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
+            raise UnsupportedAttention(f"its heads are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
         if {q.dtype, k.dtype, v.dtype} != {self.dtype}:
-            raise Unsuitable(f"its attention is computed in {q.dtype}, not in {self.dtype}")
+            raise UnsupportedAttention(f"its attention is computed in {q.dtype}, not in {self.dtype}")
         scale = head_dim**-0.5 if scaling is None else float(scaling)
         if not scale > 0:
-            raise Unsuitable(f"its scores are scaled by {scale}")
-        self.asked.append(Asked(heads, kv_heads, head_dim, value_dim, scale, self._in_effect(window)))
+            raise UnsupportedAttention(f"its scores are scaled by {scale}")
+        self.asked.append(AttentionShape(heads, kv_heads, head_dim, value_dim, scale, self._in_effect(window)))
         return v.new_zeros((1, q.shape[2], heads, value_dim))
 
     def width_of(self, mask_function: Any) -> int:
@@ -154,14 +154,14 @@ class Examination:
                 window = self._in_effect(last + 1 - int(seen[0]))
             first = max(0, position + 1 - window) if window else 0
             if not torch.equal(seen, keys[first : position + 1]):
-                raise Unsuitable(OTHER_MASKS)
+                raise UnsupportedAttention(OTHER_MASKS)
         return window
 
     def _in_effect(self, window: int) -> int:
         return window if window < self.max_model_len else 0
 
 
-class Recording:
+class AttentionRecorder:
     """Keeps what each call is given. The result is zero."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class PagedAttention:
     def __init__(
         self,
         ops: Ops,
-        asked: list[Asked],
+        asked: list[AttentionShape],
         batch: ForwardBatch,
         caches: list[tuple[torch.Tensor, torch.Tensor]],
         identity: torch.Tensor,

@@ -24,9 +24,15 @@ from quire.worker.models.config import context_remedy
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.loader import AGAIN, Progress
 from quire.worker.models.paged import KVCache, PagedModel
-from quire.worker.models.transformers_attention import Asked, Examination, PagedAttention, Recording, Unsuitable
+from quire.worker.models.transformers_attention import (
+    AttentionProbe,
+    AttentionRecorder,
+    AttentionShape,
+    PagedAttention,
+    UnsupportedAttention,
+)
 from quire.worker.models.transformers_config import KINDS, TransformersConfig
-from quire.worker.models.transformers_linear import LinearUses, Product, pack
+from quire.worker.models.transformers_linear import LinearUses, PackedLinearModule, pack
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +55,11 @@ class TransformersModel(PagedModel):
         config: TransformersConfig,
         ops: Ops,
         model: nn.Module,
-        asked: list[Asked],
+        asked: list[AttentionShape],
         max_model_len: int,
         left_to_torch: list[nn.Module],
     ) -> None:
-        """model: a transformers.PreTrainedModel whose products are `Product`, but for linear layers `left_to_torch`;
+        """model: a transformers.PreTrainedModel whose linear layers are `PackedLinearModule`, except `left_to_torch`;
         asked: by each call of its attention."""
         self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
         self._model, self._asked, self._left_to_torch = model, asked, left_to_torch
@@ -100,7 +106,9 @@ class TransformersModel(PagedModel):
         except Exception as error:  # of any line of a model that is none of ours
             if triton_failure(error):  # the GPU's or the compiler's, not the model's
                 raise
-            why = str(error) if isinstance(error, Unsuitable) else f"{type(error).__name__}: {str(error)[:300]}"
+            why = (
+                str(error) if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: {str(error)[:300]}"
+            )
             what = f"{config.architecture} cannot be computed over pages: {why}"
             raise NotSupported(path, what, remedy_for(why, config, max_model_len)) from error
         if found.shape[1] != config.vocab_size:
@@ -143,7 +151,7 @@ class TransformersModel(PagedModel):
 
     @property
     def _packed_bytes(self) -> int:
-        return sum(module.packed.nbytes for module in self._model.modules() if isinstance(module, Product))
+        return sum(module.packed.nbytes for module in self._model.modules() if isinstance(module, PackedLinearModule))
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         heads, width = self._asked[0].num_kv_heads, self._asked[0].cache_dim
@@ -253,21 +261,23 @@ def keep_frequencies(module: Any) -> None:
 
 def examine(
     model: Any, config: TransformersConfig, text: torch.Tensor, dtype: torch.dtype, max_model_len: int
-) -> list[Asked]:
+) -> list[AttentionShape]:
     """What each call of attention asks for. From here on the attention of the model is ours. Raises Unsuitable."""
     attention.register()
-    examination = Examination(dtype, max_model_len)
+    examination = AttentionProbe(dtype, max_model_len)
     model.set_attn_implementation(attention.EXAMINED)
     with attention.running(examination):
         trial.by_transformers(model, [text])
     model.set_attn_implementation(attention.PAGED)
     asked = examination.asked
     if len(asked) < config.num_layers:
-        raise Unsuitable(f"{config.num_layers - len(asked)} of its {config.num_layers} layers have no attention")
+        raise UnsupportedAttention(
+            f"{config.num_layers - len(asked)} of its {config.num_layers} layers have no attention"
+        )
     if len({(one.num_kv_heads, one.head_dim) for one in asked}) > 1:
-        raise Unsuitable("its layers differ in the shapes of their keys")
+        raise UnsupportedAttention("its layers differ in the shapes of their keys")
     if not ignores_the_past(model, text, FAR[dtype], max_model_len):
-        raise Unsuitable("it takes positions from its cache, which is not here")
+        raise UnsupportedAttention("it takes positions from its cache, which is not here")
     return asked
 
 
@@ -279,7 +289,7 @@ def ignores_the_past(model: Any, text: torch.Tensor, far: float, max_model_len: 
     """
     said = []
     for past in (None, trial.long_past()):
-        recording = Recording()
+        recording = AttentionRecorder()
         with attention.running(recording):
             last = trial.at_the_end(model, text, max_model_len, past)
         said.append([*recording.given, last])

@@ -20,7 +20,7 @@ from quire.worker.models.loader import Progress
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
 
 
-class Product(nn.Module):
+class PackedLinearModule(nn.Module):
     """A linear layer that the kernels compute."""
 
     def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
@@ -102,7 +102,9 @@ class LinearUses(TorchFunctionMode):
 
 
 def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Module] | None = None) -> None:
-    """Make each linear layer but those in `left` a `Product`, one by one: no more than one weight is in memory twice.
+    """Replace each linear layer that is not in `left` by a `PackedLinearModule`, one after the other.
+
+    At most one weight is in memory twice.
 
     `progress` is called with the bytes packed so far and in all.
     """
@@ -116,7 +118,7 @@ def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Mo
             elif child in packed:
                 weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
                 bias = None if child.bias is None else child.bias.data
-                made[child] = Product(ops, weight, bias, child is head)
+                made[child] = PackedLinearModule(ops, weight, bias, child is head)
                 child.weight = child.bias = None
                 setattr(parent, name, made[child])
                 done += weight.nbytes

@@ -16,7 +16,7 @@ LENGTHS = (11, 6)
 LONG = 1 << 20
 
 
-class Piece(NamedTuple):
+class TrialChunk(NamedTuple):
     """Tokens of a text, behind those that are in its block already."""
 
     block: int
@@ -69,19 +69,19 @@ def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
     first, second = both
     half = len(first) // 2
     steps = [
-        [Piece(0, 0, first[:half])],
-        [Piece(0, half, first[half:-1]), Piece(1, 0, second)],
-        [Piece(0, len(first) - 1, first[-1:])],
+        [TrialChunk(0, 0, first[:half])],
+        [TrialChunk(0, half, first[half:-1]), TrialChunk(1, 0, second)],
+        [TrialChunk(0, len(first) - 1, first[-1:])],
     ]
     return _in_steps(model, both, steps)
 
 
 def one_by_one(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
     """The same with a step for each."""
-    return _in_steps(model, both, [[Piece(block, 0, ids)] for block, ids in enumerate(both)])
+    return _in_steps(model, both, [[TrialChunk(block, 0, ids)] for block, ids in enumerate(both)])
 
 
-def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[Piece]]) -> torch.Tensor:
+def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[TrialChunk]]) -> torch.Tensor:
     cache, last = model.alloc_kv_cache(len(both), BLOCK_SIZE), {}
     for step in steps:
         pieces = [piece for piece in step if len(piece.token_ids)]
@@ -92,7 +92,7 @@ def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[Piec
     return torch.stack([last[0], last[1]])
 
 
-def batch(pieces: list[Piece]) -> ForwardBatch:
+def batch(pieces: list[TrialChunk]) -> ForwardBatch:
     """A step of them, with the logits of the last token of each."""
     lengths = torch.tensor([len(piece.token_ids) for piece in pieces])
     positions = [piece.first + torch.arange(len(piece.token_ids), dtype=torch.int32) for piece in pieces]

@@ -17,7 +17,7 @@ from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.worker.inspect.tracing import AttemptSpans
 from quire.worker.queue.commit_counts import CommitCounts
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Committer:
         """The requests that run here, each with its attempt token."""
         return [(request_id, attempt.token) for request_id, attempt in self._attempts.items()]
 
-    def lose(self, lost: Iterable[tuple[str, str]], engine: EngineLoop) -> None:
+    def lose(self, lost: Iterable[tuple[str, str]], engine: EngineThread) -> None:
         """Let go of attempts that are over."""
         for request_id, token in lost:
             if self._token(request_id) == token:
@@ -138,7 +138,7 @@ class Committer:
                 attempt.spans.first_tokens()
                 del self._first_awaited[item.request_id]
 
-    async def run(self, engine: EngineLoop) -> None:
+    async def run(self, engine: EngineThread) -> None:
         """Commit until `stop`, then what is left."""
         while not self._stopping or self._steps:
             await self._wake.wait()
@@ -205,7 +205,7 @@ class Committer:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_LIMIT_S)
 
-    def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineLoop) -> dict[str, int]:
+    def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
         self.counts.fenced += len(reply.lost)
         self.lose(reply.lost, engine)
@@ -234,7 +234,7 @@ class Committer:
                 engine.finish(request_id, "deadline")
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
-    def _resend(self, behind: dict[str, int], engine: EngineLoop) -> list[StepCommit]:
+    def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:
         """The items that logs lack, cut as they were cut before: readers may have seen some of them."""
         again = []
         for request_id, index in behind.items():
@@ -253,7 +253,7 @@ class Committer:
                 self._lose(request_id, engine)
         return again
 
-    def _lose(self, request_id: str, engine: EngineLoop) -> None:
+    def _lose(self, request_id: str, engine: EngineThread) -> None:
         attempt = self._forget(request_id)
         log.warning(
             "attempt at request %s is over: Redis or another worker has it otherwise",

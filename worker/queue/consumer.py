@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
-from quire.shared.broker import Broker, Claim, Delivery, QueueReader, StepCommit, new_id
+from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis_clients import BLOCK_S
 from quire.worker.inspect.tracing import spans_of
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
-from quire.worker.queue.engine_thread import EngineLoop
+from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     from quire.shared.spans import Tracer
@@ -52,7 +52,7 @@ class Consumer:
         broker: Broker,
         reader: QueueReader,
         committer: Committer,
-        engine: EngineLoop,
+        engine: EngineThread,
         incarnation: str,
         lease_s: float,
         tracer: Tracer | None = None,
@@ -170,7 +170,7 @@ class Consumer:
                     return
         await asyncio.sleep(DISPLACE_S if any(self._engine.displaceable) else FULL_S)
 
-    async def _take(self, deliveries: list[Delivery], priority: int | None = None) -> None:
+    async def _take(self, deliveries: list[StreamEntry], priority: int | None = None) -> None:
         for delivery in deliveries:
             if self._stopping.is_set():
                 return

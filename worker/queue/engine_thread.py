@@ -52,7 +52,7 @@ class EngineStatus:
     slowest_step_s: float
 
 
-class EngineLoop(threading.Thread):
+class EngineThread(threading.Thread):
     """Runs an engine until `stop`.
 
     `emit(commits)` is called on this thread after every step, with or without results; `ended()` when the thread ends,

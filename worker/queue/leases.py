@@ -15,24 +15,24 @@ from pathlib import Path
 
 from quire.shared.broker import Broker, NameHolder
 from quire.shared.redis_clients import command_client
-from quire.worker.errors import StartError
+from quire.worker.errors import WorkerStartError
 
 # Who has not beaten for so many of its beats is silent.
 SILENT_BEATS = 3
 
 
-class NameTaken(StartError):
+class NameTaken(WorkerStartError):
     """Another worker lives under this worker's name."""
 
     def __init__(self, worker_id: str, holder: NameHolder) -> None:
         super().__init__(
-            f"the worker id {worker_id!r} is in use: {_Home.parse(holder.home).shown} beats under it. Give each worker "
-            "of a model its own --worker-id (QUIRE_WORKER_ID), or stop the other one."
+            f"the worker id {worker_id!r} is in use: {_ProcessIdentity.parse(holder.home).shown} beats under it. "
+            "Give each worker of a model its own --worker-id (QUIRE_WORKER_ID), or stop the other one."
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Home:
+class _ProcessIdentity:
     """A process: where it runs, its id there and when it started, in the kernel's ticks ('' where /proc lacks)."""
 
     host: str = ""
@@ -41,7 +41,7 @@ class _Home:
     started: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> _Home:
+    def parse(cls, text: str) -> _ProcessIdentity:
         parts = text.split("/")
         return cls(*parts) if len(parts) == 4 else cls()
 
@@ -56,12 +56,12 @@ class _Home:
 def home() -> str:
     """This process, as `is_gone` understands it on any machine."""
     host = socket.gethostname().replace("/", "")
-    return str(_Home(host, _machine(), str(os.getpid()), _started("self")))
+    return str(_ProcessIdentity(host, _machine(), str(os.getpid()), _started("self")))
 
 
 def is_gone(text: str) -> bool:
     """Whether a process certainly runs no more. One on another machine, or in another container, may."""
-    there = _Home.parse(text)
+    there = _ProcessIdentity.parse(text)
     machine = _machine()
     if not machine or there.machine != machine or not there.pid.isdigit():
         return False

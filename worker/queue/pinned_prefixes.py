@@ -36,7 +36,7 @@ class PrefixError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PinnedPrompt:
     """A named beginning of prompts, found by requests with the same cache salt."""
 
     name: str
@@ -44,7 +44,9 @@ class Prefix:
     cache_salt: str = ""
 
 
-def load_prefixes(path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int) -> list[Prefix]:
+def load_prefixes(
+    path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int
+) -> list[PinnedPrompt]:
     """The prefixes of a file, in its order. Raises PrefixError."""
     where = f"--pinned-prefixes {path}"
     try:
@@ -59,7 +61,7 @@ def load_prefixes(path: Path, tokenizer: Tokenizer, template: ChatTemplate | Non
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise PrefixError(f"{where} has no prefix; add [[prefix]] entries, or leave the setting out")
     reader = _Reader(tokenizer, template, vocab_size)
-    prefixes: list[Prefix] = []
+    prefixes: list[PinnedPrompt] = []
     for number, entry in enumerate(entries, 1):
         try:
             prefixes.append(reader.read(entry))
@@ -72,7 +74,7 @@ def load_prefixes(path: Path, tokenizer: Tokenizer, template: ChatTemplate | Non
     return prefixes
 
 
-def pin_prefixes(engine: Engine, prefixes: Iterable[Prefix]) -> None:
+def pin_prefixes(engine: Engine, prefixes: Iterable[PinnedPrompt]) -> None:
     """Compute the prefixes and keep them. Raises PrefixError for one that is longer than cache or context."""
     for prefix in prefixes:
         try:
@@ -93,7 +95,7 @@ class _Reader:
         self._template = template
         self._vocab_size = vocab_size
 
-    def read(self, entry: dict[str, Any]) -> Prefix:
+    def read(self, entry: dict[str, Any]) -> PinnedPrompt:
         if unknown := sorted(entry.keys() - set(FIELDS)):
             _refuse(unknown[0], entry[unknown[0]], f"is no field of a prefix; there are {', '.join(FIELDS)}")
         name = entry.get("name")
@@ -113,7 +115,7 @@ class _Reader:
             token_ids = self._messages(value)
         else:
             token_ids = self._token_ids(value)
-        return Prefix(name, tuple(token_ids), salt)
+        return PinnedPrompt(name, tuple(token_ids), salt)
 
     def _text(self, value: Any) -> list[int]:
         if not isinstance(value, str) or not value:

@@ -8,17 +8,17 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.worker.queue.engine_thread import EngineLoop
+    from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 
 
-class Watch(threading.Thread):
+class Watchdog(threading.Thread):
     """A thread of its own: a step that hangs may hold whatever the event loop needs."""
 
-    def __init__(self, engine: EngineLoop, limit_s: float) -> None:
+    def __init__(self, engine: EngineThread, limit_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._engine = engine
         self._limit_s = limit_s

@@ -31,7 +31,7 @@ def padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-class Sizes(NamedTuple):
+class BatchSizes(NamedTuple):
     """Of a batch."""
 
     tokens: int
@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     rows: int
 
     @classmethod
-    def of(cls, batch: ForwardBatch) -> Sizes:
+    def of(cls, batch: ForwardBatch) -> BatchSizes:
         return cls(len(batch.token_ids), *batch.block_tables.shape, len(batch.logits_rows))
 
     def lengths(self) -> list[int]:
@@ -63,14 +63,14 @@ class Sizes(NamedTuple):
 
 class Collectives(ABC):
     """One rank's side of what all ranks do together. All of them call the same in the same order, with tensors of the
-    same shapes. Implements `quire.worker.models.decoder.Ranks`."""
+    same shapes. Implements `quire.worker.models.decoder.TensorParallelGroup`."""
 
     rank: int
     size: int
     device = torch.device("cpu")
 
     @abstractmethod
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """In place, the sum over all ranks."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Collectives(ABC):
     def close(self) -> None:
         """Behind the last call of all."""
 
-    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+    def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
         """columns [R, C] of each rank -> [R, width] on rank 0, side by side; elsewhere anything."""
         parts = self.gather(columns)
         return columns if parts is None else torch.cat(parts.unbind(), dim=1)[:, :width].contiguous()
@@ -100,21 +100,21 @@ class Collectives(ABC):
         pads = torch.zeros(ALIGNMENT, dtype=torch.int32, device=self.device)
         self.broadcast(torch.cat([one for part in parts for one in (part, pads[: -len(part) % ALIGNMENT])]))
 
-    def receive(self, sizes: Sizes) -> ForwardBatch:
+    def receive(self, sizes: BatchSizes) -> ForwardBatch:
         values = self.broadcast(torch.empty(sizes.total, dtype=torch.int32, device=self.device))
         *parts, rows = (values[span] for span in sizes.spans())
         parts[3] = parts[3].view(sizes.sequences, sizes.columns)
         return ForwardBatch(*parts, rows.long())
 
 
-class SharedMemory(CpuRanks, Collectives):
+class SharedMemoryCollectives(CpuRanks, Collectives):
     """Between processes that compute with the C++ kernels."""
 
     def close(self) -> None:
         """The memory goes with its last process."""
 
 
-class Distributed(Collectives):
+class DistributedCollectives(Collectives):
     """Between GPUs, or processes that compute with plain torch on a CPU."""
 
     def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
@@ -144,7 +144,7 @@ class Distributed(Collectives):
         if self.device.type != "cuda":  # there it waits for all graphs to be gone; the process ends anyway
             dist.destroy_process_group()
 
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         if not self._keeps_order:
             dist.all_reduce(values)
             return values
@@ -176,8 +176,8 @@ def meeting(size: int, ops: kernels.Ops) -> int:
 def meet(rank: int, size: int, file: int, ops: kernels.Ops) -> Collectives:
     """One of the ranks that share a `meeting`, whose file is theirs from now on."""
     if not isinstance(ops, kernels.CpuOps):
-        return Distributed(rank, size, file, ops.device, ops.row_invariant)
+        return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant)
     try:
-        return SharedMemory(rank, size, file)
+        return SharedMemoryCollectives(rank, size, file)
     finally:
         os.close(file)

@@ -25,14 +25,14 @@ from quire import kernels
 from quire.shared.logs import setup_logging
 from quire.worker.device import devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
-from quire.worker.errors import StartError
+from quire.worker.errors import WorkerStartError
 from quire.worker.interpreter import leave
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.paged import KVCache
 from quire.worker.queue.watchdog import EXIT_CODE
-from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Collectives, Sizes, meet
+from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Follower:
         self._caches[number] = self._model.alloc_kv_cache(*sizes)
 
     def _forward(self, number: int, *sizes: int) -> None:
-        batch = self._ranks.receive(Sizes(*sizes))
+        batch = self._ranks.receive(BatchSizes(*sizes))
         self._model.forward(batch, self._caches[number])
 
     def _capture(self, orders: Orders, needs_pool: bool) -> None:
@@ -155,7 +155,7 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         os.pwrite(last_words, f"out of its GPU's memory ({error}); end what else uses it".encode(), 0)
         leave(GAVE_UP)
-    except (StartError, CheckpointError) as error:
+    except (WorkerStartError, CheckpointError) as error:
         os.pwrite(last_words, str(error).encode(), 0)
         leave(GAVE_UP)
     except BaseException:

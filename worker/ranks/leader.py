@@ -29,7 +29,7 @@ from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.queue.watchdog import EXIT_CODE
-from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, Sizes, meet, meeting
+from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class LeadingDecoder(Decoder):
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         assert isinstance(kv_cache, LeadingCache), "a cache of another model"
         self.check()
-        self._tell("forward", kv_cache.number, *Sizes.of(batch))
+        self._tell("forward", kv_cache.number, *BatchSizes.of(batch))
         if self._is_capturing:  # nothing is exchanged yet: who fails here gives the graph up, no more
             return self._forward(batch, kv_cache)
         with self._in_step():

@@ -17,7 +17,7 @@ class DataError(ValueError):
     """An entry of a data file is wrong; the message names the file, the entry, the cause and the remedy."""
 
 
-class _Reader:
+class _DataFileReader:
     def __init__(self, file: str, verbatim: bool, phrases: dict[str, str]) -> None:
         self.file, self.verbatim = file, verbatim
         self.phrases = {name: self.text("", text, f"phrases.{name}", check=False) for name, text in phrases.items()}
@@ -121,7 +121,7 @@ def load(folder: Path = FOLDER) -> Any:
     data = {}
     for name, keys in schema.items():
         content = parsed(f"{name}.toml")
-        reader = _Reader(f"{name}.toml", name in verbatim, content.pop("phrases", {}))
+        reader = _DataFileReader(f"{name}.toml", name in verbatim, content.pop("phrases", {}))
         data[name] = reader.read(keys, content)
     return SimpleNamespace(**data)
 

@@ -102,14 +102,14 @@ def rate_at(step: int, done: float, peak: float) -> float:
     return peak * min(1.0, (step + 1) / WARMUP_STEPS) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     steps: int
     tokens: int  # padding included
 
 
 def train(
     model: LlamaForCausalLM, stream: Iterator[Batch], steps: int, limit_s: float, rate: float, device: torch.device
-) -> Progress:
+) -> TrainingProgress:
     """Trains for `steps`, or for as many as fit into `limit_s`: then the rate falls with the time instead."""
     learners = optimizers(model, rate)
     started, tokens, step = time.monotonic(), 0, 0
@@ -136,7 +136,7 @@ def train(
                 f"elapsed_s={seconds:.0f} left_s={left:.0f}",
                 flush=True,
             )
-    return Progress(step, tokens)
+    return TrainingProgress(step, tokens)
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:

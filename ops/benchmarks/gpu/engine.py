@@ -20,7 +20,7 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.device import devices
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_rooms
-from quire.worker.device.graphs import GREEDY, Room
+from quire.worker.device.graphs import GREEDY, GraphBucket
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
@@ -72,7 +72,7 @@ def make_engine(
     graphs: bool = True,
     fp8: bool = False,
     invariant: bool = False,
-    rooms: SequenceOf[Room] | None = None,
+    rooms: SequenceOf[GraphBucket] | None = None,
 ) -> Engine:
     """The engine over a random model, with all memory that is left as its cache. rooms: of its CUDA graphs, those of a
     worker if None."""

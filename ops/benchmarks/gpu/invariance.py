@@ -10,7 +10,7 @@ import torch
 
 from quire.ops.benchmarks.gpu.engine import Load, decode_steps, make_engine, run
 from quire.worker.device import graph_capture
-from quire.worker.device.graphs import GREEDY, Room
+from quire.worker.device.graphs import GREEDY, GraphBucket
 
 
 def measure(
@@ -25,7 +25,9 @@ def measure(
     sequences, context = shape
     found: dict[str, Any] = {"modes": []}
     for invariant in (False, True):
-        engine = make_engine(name, device, longest, invariant=invariant, rooms=[Room(GREEDY, sequences, sequences)])
+        engine = make_engine(
+            name, device, longest, invariant=invariant, rooms=[GraphBucket(GREEDY, sequences, sequences)]
+        )
         while engine.prepare():
             pass
         run(engine, prompts)  # compiles, and warms up

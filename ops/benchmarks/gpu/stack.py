@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from quire.ops.benchmarks.stack.__main__ import start_stack
-from quire.ops.benchmarks.stack.load import Case, run_case
+from quire.ops.benchmarks.stack.load import LoadCase, run_case
 from quire.ops.benchmarks.stack.random_model import CONFIGS, config_json, random_tensor, shapes_of
 from quire.worker.models.config import read_config
 
 CASES = (
-    Case("c1", 1024, 128, requests=4, concurrency=1),
-    Case("c256", 128, 128, requests=512, concurrency=256),
+    LoadCase("c1", 1024, 128, requests=4, concurrency=1),
+    LoadCase("c256", 128, 128, requests=512, concurrency=256),
 )
-REHEARSAL = (Case("c1", 16, 8, requests=2, concurrency=1), Case("c4", 16, 8, requests=8, concurrency=4))
+REHEARSAL = (LoadCase("c1", 16, 8, requests=2, concurrency=1), LoadCase("c4", 16, 8, requests=8, concurrency=4))
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
@@ -55,7 +55,7 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
 
 
 def run(
-    folder: Path, name: str, device: torch.device, cases: tuple[Case, ...], save: Callable[[dict[str, Any]], None]
+    folder: Path, name: str, device: torch.device, cases: tuple[LoadCase, ...], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Write, start, load, stop."""
     found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}

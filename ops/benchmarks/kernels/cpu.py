@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     hidden: int = 576
     intermediate: int = 1536
     layers: int = 30
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Case:
+class CpuKernelCase:
     kind: str  # decode: `count` sequences with one token each; prefill: one sequence, a chunk of `count` tokens
     count: int
     context: int
@@ -67,7 +67,7 @@ class Case:
 class Model:
     """Random weights and one step over them, as a decoder would call the operations."""
 
-    def __init__(self, ops: kernels.Ops, shape: Shape, case: Case) -> None:
+    def __init__(self, ops: kernels.Ops, shape: ModelShape, case: CpuKernelCase) -> None:
         self.ops, self.shape, self.case = ops, shape, case
         s, dtype = shape, ops.dtype
 
@@ -139,7 +139,7 @@ class Model:
         return timed("argmax", ops.argmax, logits)
 
 
-def work(shape: Shape, case: Case, value_size: int) -> dict[str, tuple[float, float]]:
+def work(shape: ModelShape, case: CpuKernelCase, value_size: int) -> dict[str, tuple[float, float]]:
     """Operation -> (floating-point operations, bytes that must be read)."""
     s, t = shape, case.tokens
     width = (s.heads + 2 * s.kv_heads) * s.head_dim
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=192, help="tokens of context per sequence (default 192)")
     parser.add_argument("--repeat", type=int, help="rounds (default 5, the least counts; triton: 30, the median)")
     parser.add_argument("--threads", type=int, default=None, help="threads (default: every processor)")
-    for name, default in vars(Shape()).items():
+    for name, default in vars(ModelShape()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
     gpu.add_arguments(parser)
     args = parser.parse_args(argv)
@@ -215,14 +215,14 @@ def main(argv: list[str] | None = None) -> int:
         return gpu.run(dtype, args.repeat or 30, args.json)
     if args.json:
         parser.error("--json is for --ops triton")
-    shape = Shape(**{name: getattr(args, name) for name in vars(Shape())})
+    shape = ModelShape(**{name: getattr(args, name) for name in vars(ModelShape())})
     if args.threads:
         torch.set_num_threads(args.threads)
     for text in args.case or ["decode:1", "decode:8", "decode:32", "prefill:128", "prefill:512"]:
         kind, _, count = text.partition(":")
         if kind not in ("decode", "prefill") or not count.isdecimal() or int(count) < 1:
             parser.error(f"--case {text}: it must be decode:N or prefill:N")
-        case = Case(kind, int(count), args.context)
+        case = CpuKernelCase(kind, int(count), args.context)
         for name in ("cpu", "reference") if args.ops == "both" else (args.ops,):
             ops = CpuOps(dtype) if name == "cpu" else ReferenceOps("cpu", dtype)
             if args.threads and name == "cpu":

@@ -25,7 +25,7 @@ FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """bytes: read or written in the device's memory, or over the bus to the host; flops: of matrix products."""
 
     bytes: int = 0
@@ -35,14 +35,14 @@ class Work:
         return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-class Case(Protocol):
+class GpuKernelCase(Protocol):
     """name, work(itemsize of the activations), and make(ops): a function that does the work once."""
 
     name: str
     bus: str  # "" for the device's memory, "to host", "to device"
     is_captured: bool
 
-    def work(self, itemsize: int) -> Work: ...
+    def work(self, itemsize: int) -> KernelWork: ...
 
     def make(self, ops) -> Callable[[], object]: ...  # of kernels.gpu.TritonOps
 
@@ -69,7 +69,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class Attention(OnDevice):
+class AttentionCase(OnDevice):
     """Every sequence has `queries` tokens at the end of its context. The plan of the step is made before."""
 
     name: str
@@ -86,13 +86,13 @@ class Attention(OnDevice):
         """Query-key pairs that a causal mask leaves."""
         return sum(n * count - count * (count - 1) // 2 for n, count in zip(self.lengths, self.counts, strict=True))
 
-    def work(self, itemsize: int) -> Work:
+    def work(self, itemsize: int) -> KernelWork:
         h, tokens = self.heads, sum(self.counts)
         values = sum(self.lengths) * h.key_values + 2 * tokens * h.heads * h.d  # q in, result out
-        return Work(values * itemsize, 4 * self.pairs * h.heads * h.d)
+        return KernelWork(values * itemsize, 4 * self.pairs * h.heads * h.d)
 
     def make(self, ops) -> Callable[[], object]:
-        from quire.kernels.gpu.attention import Step
+        from quire.kernels.gpu.attention import AttentionPlan
 
         h, tokens, device = self.heads, sum(self.counts), ops.device
         per_sequence = [-(-n // h.block_size) for n in self.lengths]
@@ -107,7 +107,7 @@ class Attention(OnDevice):
         q, out = qkv[:, : h.heads].contiguous(), qkv.new_empty(tokens, h.heads, h.d)
         split = self.queries is None
         fresh = tuple(qkv[:, h.heads :].split(h.kv_heads, dim=1)) if split else None
-        step = Step(ops._launch, tables, lengths, starts, split=split)
+        step = AttentionPlan(ops._launch, tables, lengths, starts, split=split)
         return lambda: step.attend(q, *caches, h.d**-0.5, 0, out, fresh)
 
 
@@ -117,10 +117,10 @@ class RopeAndCache(OnDevice):
     tokens: int
     heads: Heads = field(default_factory=Heads)
 
-    def work(self, itemsize: int) -> Work:
+    def work(self, itemsize: int) -> KernelWork:
         h = self.heads
         values = 2 * self.tokens * (h.heads * h.d + h.key_values)  # read once, written once
-        return Work(values * itemsize + self.tokens * (h.d * FLOAT32 + INT32 + INT64))
+        return KernelWork(values * itemsize + self.tokens * (h.d * FLOAT32 + INT32 + INT64))
 
     def make(self, ops) -> Callable[[], object]:
         h, device = self.heads, ops.device
@@ -139,8 +139,10 @@ class AddRmsNorm(OnDevice):
     tokens: int
     hidden: int = 4096
 
-    def work(self, itemsize: int) -> Work:
-        return Work((4 * self.tokens + 1) * self.hidden * itemsize)  # x, the residual twice, the result; the weight
+    def work(self, itemsize: int) -> KernelWork:
+        return KernelWork(
+            (4 * self.tokens + 1) * self.hidden * itemsize
+        )  # x, the residual twice, the result; the weight
 
     def make(self, ops) -> Callable[[], object]:
         x, residual = torch.randn(2, self.tokens, self.hidden, device=ops.device).to(ops.dtype)
@@ -154,8 +156,8 @@ class SiluMul(OnDevice):
     tokens: int
     inner: int = 14336
 
-    def work(self, itemsize: int) -> Work:
-        return Work(3 * self.tokens * self.inner * itemsize)
+    def work(self, itemsize: int) -> KernelWork:
+        return KernelWork(3 * self.tokens * self.inner * itemsize)
 
     def make(self, ops) -> Callable[[], object]:
         gate_up = torch.randn(self.tokens, 2 * self.inner, device=ops.device).to(ops.dtype)
@@ -174,9 +176,9 @@ class Moves:
     heads: Heads = field(default_factory=Heads)
     is_captured = False
 
-    def work(self, itemsize: int) -> Work:
+    def work(self, itemsize: int) -> KernelWork:
         size = self.blocks * self.layers * self.heads.block_size * self.heads.key_values * itemsize
-        return Work(size if self.bus else 2 * size)  # a copy on the device reads and writes there
+        return KernelWork(size if self.bus else 2 * size)  # a copy on the device reads and writes there
 
     def make(self, ops) -> Callable[[], object]:
         from quire.kernels.gpu.blocks import BlockTable
@@ -211,8 +213,8 @@ class Logits(OnDevice):
     top_k: int = 0
     top_p: float = 1.0
 
-    def work(self, itemsize: int) -> Work:
-        return Work(self.rows * self.vocabulary * FLOAT32)
+    def work(self, itemsize: int) -> KernelWork:
+        return KernelWork(self.rows * self.vocabulary * FLOAT32)
 
     def make(self, ops) -> Callable[[], object]:
         logits = torch.randn(self.rows, self.vocabulary, device=ops.device) * 3
@@ -226,12 +228,12 @@ class Logits(OnDevice):
         return lambda: ops.sample(logits, *rest, uniform)
 
 
-CASES: list[Case] = [
-    Attention("decode attention, 256 x 1k", (1024,) * 256, 1),
-    Attention("decode attention, 1 x 32k + 63 x 1k", (32768, *(1024,) * 63), 1),
-    Attention("decode attention, 1 x 1k", (1024,), 1),
-    Attention("prefill attention, 8k, nothing cached", (8192,)),
-    Attention("prefill attention, 2k on 8k cached", (8192,), 2048),
+CASES: list[GpuKernelCase] = [
+    AttentionCase("decode attention, 256 x 1k", (1024,) * 256, 1),
+    AttentionCase("decode attention, 1 x 32k + 63 x 1k", (32768, *(1024,) * 63), 1),
+    AttentionCase("decode attention, 1 x 1k", (1024,), 1),
+    AttentionCase("prefill attention, 8k, nothing cached", (8192,)),
+    AttentionCase("prefill attention, 2k on 8k cached", (8192,), 2048),
     RopeAndCache("rotation and cache, 256 tokens", 256),
     RopeAndCache("rotation and cache, 8k tokens", 8192),
     AddRmsNorm("add and norm, 256 tokens", 256),
@@ -259,13 +261,13 @@ class Card:
     flops_per_s: float  # of bfloat16 products
     bus_bytes_per_s: float  # from and to pinned memory
 
-    def floor_s(self, case: Case, itemsize: int) -> float:
+    def floor_s(self, case: GpuKernelCase, itemsize: int) -> float:
         rate = self.bus_bytes_per_s if case.bus else self.copy_bytes_per_s
         return case.work(itemsize).floor_s(rate, self.flops_per_s)
 
 
 @dataclass(frozen=True)
-class Result:
+class GpuKernelResult:
     name: str
     ms: float
     gb_per_s: float
@@ -273,13 +275,13 @@ class Result:
     share: float  # of the floor; 1 is perfect
 
     @classmethod
-    def of(cls, case: Case, card: Card, itemsize: int, seconds: float) -> "Result":
+    def of(cls, case: GpuKernelCase, card: Card, itemsize: int, seconds: float) -> "GpuKernelResult":
         work = case.work(itemsize)
         rates = work.bytes / seconds / 1e9, work.flops / seconds / 1e12
         return cls(case.name, seconds * 1e3, *rates, card.floor_s(case, itemsize) / seconds)
 
 
-def table(card: Card, results: list[Result]) -> str:
+def table(card: Card, results: list[GpuKernelResult]) -> str:
     lines = [
         f"{card.name}: copies {card.copy_bytes_per_s / 1e9:.0f} GB/s, products {card.flops_per_s / 1e12:.0f} TFLOP/s, "
         f"bus {card.bus_bytes_per_s / 1e9:.1f} GB/s",
@@ -335,7 +337,7 @@ def measure_card(timer: Timer) -> Card:
     )
 
 
-def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Case] = CASES) -> int:
+def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[GpuKernelCase] = CASES) -> int:
     if not torch.cuda.is_available():
         print("--ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
         return 2
@@ -345,7 +347,7 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Cas
 
     timer, ops = Timer(repeat), TritonOps(dtype=dtype)
     card = measure_card(timer)
-    results: list[Result] = []
+    results: list[GpuKernelResult] = []
     rows: list[dict[str, object]] = []
     versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}
     for case in cases:
@@ -359,7 +361,7 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Cas
                 flush=True,
             )
         else:
-            results.append(Result.of(case, card, dtype.itemsize, seconds))
+            results.append(GpuKernelResult.of(case, card, dtype.itemsize, seconds))
             rows.append(asdict(results[-1]))
         if json_file:
             found = {"card": asdict(card), "versions": versions, "kernels": rows}

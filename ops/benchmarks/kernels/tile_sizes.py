@@ -14,7 +14,7 @@ import torch
 
 from quire.kernels.gpu import TritonOps, attention
 from quire.kernels.gpu.tiles import Tiles
-from quire.ops.benchmarks.kernels.gpu import CASES, Attention, Card, Timer
+from quire.ops.benchmarks.kernels.gpu import CASES, AttentionCase, Card, Timer
 
 # rows, keys, warps, stages, and for decoding programs of a multiprocessor.
 DECODE = (
@@ -42,15 +42,15 @@ NAMES = (
 )
 
 
-def cases() -> list[Attention]:
-    return [case for case in CASES if isinstance(case, Attention) and case.name in NAMES]
+def cases() -> list[AttentionCase]:
+    return [case for case in CASES if isinstance(case, AttentionCase) and case.name in NAMES]
 
 
-def candidates(case: Attention) -> tuple[Tiles, ...]:
+def candidates(case: AttentionCase) -> tuple[Tiles, ...]:
     return DECODE if case.queries == 1 else PREFILL
 
 
-def launch(ops: TritonOps, case: Attention, tiles: Tiles) -> Callable[[], object]:
+def launch(ops: TritonOps, case: AttentionCase, tiles: Tiles) -> Callable[[], object]:
     """A function that does the work of the case with these tiles, whatever the table says."""
     run = case.make(ops)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from quire.worker.engine.blocks import BlockError, BlockManager, Prefix
+from quire.worker.engine.blocks import BlockError, BlockManager, CachedPrefix
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 
@@ -102,7 +102,7 @@ class Region:
     reserved: int
 
 
-class _Candidate(Prefix):
+class _Candidate(CachedPrefix):
     """No prefix, but whose: the scheduler hands `can_start` what it got from `find_prefix`."""
 
     sequence: Sequence
@@ -138,17 +138,17 @@ class OrcaManager(BlockManager):
     def num_free(self) -> int:
         return self.buddy.num_free
 
-    def find_prefix(self, sequence: Sequence, num_tokens: int) -> Prefix:
+    def find_prefix(self, sequence: Sequence, num_tokens: int) -> CachedPrefix:
         candidate = _Candidate([], 0)
         candidate.sequence = sequence
         return candidate
 
-    def can_start(self, prefix: Prefix, num_tokens: int, reserve: int) -> bool:
+    def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
         assert isinstance(prefix, _Candidate)
         group = prefix.sequence.group
         return self.buddy.fits([self.reserved_for(group)] * group.num_rows)
 
-    def start(self, sequence: Sequence, prefix: Prefix, num_tokens: int) -> None:
+    def start(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> None:
         group = sequence.group
         reserved = self.reserved_for(group)
         spare = self._spare[group] = []
@@ -157,7 +157,7 @@ class OrcaManager(BlockManager):
             assert address is not None, "the scheduler asked can_start first"
             spare.append(Region(address, reserved))
         self._occupy(sequence)
-        sequence.num_stored = sequence.num_sealed = 0
+        sequence.num_stored = sequence.num_cached_blocks = 0
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         self._occupy(child)

@@ -16,7 +16,7 @@ import torch
 
 from quire import kernels
 from quire.ops.benchmarks.paper.context import Context
-from quire.ops.benchmarks.paper.profiles import Linear, Work
+from quire.ops.benchmarks.paper.profiles import Linear, StepWork
 from quire.ops.benchmarks.paper.simulation import NullModel, work_of
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.shared.messages import GenerationRequest, SamplingParams
@@ -71,7 +71,7 @@ class Stopwatch:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.work = Work()
+        self.work = StepWork()
         schedule = engine.scheduler.schedule
 
         def scheduled() -> Any:
@@ -81,7 +81,7 @@ class Stopwatch:
 
         engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
 
-    def step(self) -> tuple[Work, float]:
+    def step(self) -> tuple[StepWork, float]:
         started = time.perf_counter()
         self.engine.step()
         return self.work, time.perf_counter() - started
@@ -104,7 +104,7 @@ def drop_all(engine: Engine) -> None:
         engine.drop(request_id)
 
 
-def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> tuple[Work, float]:
+def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> tuple[StepWork, float]:
     """A decode step: its work, and the least of `repeat` times (the machine may have other work)."""
     begin_decoding(engine, sequences, context, repeat + 4)
     watch = Stopwatch(engine)
@@ -114,9 +114,9 @@ def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> t
     return timed[repeat // 2][0], min(seconds for _, seconds in timed)
 
 
-def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tuple[Work, float]:
+def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tuple[StepWork, float]:
     """A step with a new prompt of so many tokens, beside sequences that decode."""
-    best: tuple[Work, float] | None = None
+    best: tuple[StepWork, float] | None = None
     for index in range(repeat):
         if decodes:
             begin_decoding(engine, decodes, 128, 8)
@@ -130,7 +130,7 @@ def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tupl
     return best
 
 
-def fit(points: list[tuple[Work, float]], name: str) -> tuple[Linear, list[float]]:
+def fit(points: list[tuple[StepWork, float]], name: str) -> tuple[Linear, list[float]]:
     """The profile with the least squares of relative errors, no coefficient below 0; and these errors."""
     features = np.array([Linear.features(work) for work, _ in points], dtype=np.float64)
     seconds = np.array([seconds for _, seconds in points])

@@ -24,7 +24,7 @@ QUICK_SECONDS = {"ShareGPT": 60.0, "Alpaca": 6.0}
 
 
 @dataclass(slots=True)
-class Usage:
+class SlotUsage:
     """Observes an engine; token-seconds by what they were used for, while requests wait."""
 
     seconds: float = 0.0
@@ -65,7 +65,7 @@ def measure(job: tuple[str, str, float, int]) -> dict[str, Any]:
     trace, allocator, seconds, seed = job
     rate = published.BATCHED_RATES[trace]
     requests = at_rate(lengths(TRACES[trace], round(rate * seconds), seed), rate, seed)
-    usage = Usage()
+    usage = SlotUsage()
     engine = make_engine(allocator)
     outcome = simulate(engine, requests, OPT_13B_2023, observe=usage, until_drained=False)
     under_pressure = max(usage.seconds, 1e-9)

@@ -31,7 +31,7 @@ OPT_13B_SLOTS = 12 * 2**30 // 819_200
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What one step does."""
 
     decodes: int = 0  # sequences that decode, one token each
@@ -56,7 +56,7 @@ class Roofline:
     step_overhead: float = 0.0
     sequence_overhead: float = 0.0
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         tokens = work.decodes + work.prefill
         linear = max(self.weight_bytes / self.bytes_per_s, tokens * self.flops_per_token / self.flops_per_s)
         cache = (work.context + work.chunk_context) * self.kv_bytes / self.bytes_per_s
@@ -77,11 +77,11 @@ class Linear:
     NAMES: ClassVar = ("step", "decoding step", "decoded token", "token of context", "prefilled token", "attended pair")
 
     @staticmethod
-    def features(work: Work) -> tuple[float, ...]:
+    def features(work: StepWork) -> tuple[float, ...]:
         """What NAMES says, of a step."""
         return 1.0, float(work.decodes > 0), work.decodes, work.context, work.prefill, work.attended
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         return sum(a * b for a, b in zip(self.coefficients, self.features(work), strict=True))
 
 

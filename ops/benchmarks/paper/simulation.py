@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from quire.ops.benchmarks.paper.allocators import POLICIES, OrcaManager
-from quire.ops.benchmarks.paper.profiles import OPT_13B_SLOTS, Profile, Work
+from quire.ops.benchmarks.paper.profiles import OPT_13B_SLOTS, Profile, StepWork
 from quire.ops.benchmarks.paper.workloads import CONTEXT, Request
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.input_batch import Rows
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
 
@@ -87,14 +87,14 @@ class NullRunner:
     def __init__(self, model: NullModel, engine: Engine) -> None:
         self.model = model
         self.rows = engine.rows
-        self.work = Work()
+        self.work = StepWork()
 
     def execute(self, step: Step) -> torch.Tensor:
         self.work = work_of(step, self.rows)
         return self.model.logits(self.work.samples)
 
 
-def work_of(step: Step, rows: Rows) -> Work:
+def work_of(step: Step, rows: InputBatch) -> StepWork:
     """What the step does, before it is done."""
     prefill = attended = chunk_context = sampled = 0
     for chunk in step.chunks:
@@ -105,7 +105,7 @@ def work_of(step: Step, rows: Rows) -> Work:
         sampled += chunk.is_sampled
     decodes = len(step.decodes)
     context = int(rows.lengths[step.decodes.rows].sum()) if decodes else 0
-    return Work(decodes, context, len(step.chunks), prefill, attended, chunk_context, decodes + sampled)
+    return StepWork(decodes, context, len(step.chunks), prefill, attended, chunk_context, decodes + sampled)
 
 
 def make_engine(
@@ -139,7 +139,7 @@ def make_engine(
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationResult:
     """What became of a trace."""
 
     normalised: list[float] = field(default_factory=list)  # end-to-end seconds / output tokens, of those that ended
@@ -166,13 +166,13 @@ def simulate(
     observe: Observer | None = None,
     limit: float = float("inf"),
     until_drained: bool = True,
-) -> Outcome:
+) -> SimulationResult:
     """Serve a trace. `sampling`: fields of SamplingParams beside the length. `prefix`: how all prompts begin.
 
     `observe` is called after each step with the step's seconds. The run is given up once the mean normalised latency is
     sure to exceed `limit`; or, unless `until_drained`, ends when the last request has arrived and nobody waits.
     """
-    outcome = Outcome()
+    outcome = SimulationResult()
     due: dict[str, Request] = {}
     clock, at, ended = 0.0, 0, 0.0
     runner: Any = engine.runner
@@ -213,12 +213,12 @@ def simulate(
 
 def faster_transformer(
     requests: list[Request], profile: Profile, num_slots: int = OPT_13B_SLOTS, limit: float = float("inf")
-) -> Outcome:
+) -> SimulationResult:
     """Fixed batches, as large as fits with the whole context reserved for each request; those who came first, first.
 
     Prompts of a batch are padded to the longest of them, and the batch runs until its longest output has ended.
     """
-    outcome = Outcome()
+    outcome = SimulationResult()
     largest = num_slots // CONTEXT
     clock, at = 0.0, 0
     while at < len(requests):
@@ -229,9 +229,9 @@ def faster_transformer(
         longest = max(one.output_tokens for one in batch)
         began = clock
         pairs = size * prompt * (prompt + 1) // 2
-        clock += profile.seconds(Work(0, 0, size, size * prompt, pairs, size * prompt, size))
+        clock += profile.seconds(StepWork(0, 0, size, size * prompt, pairs, size * prompt, size))
         for step in range(1, longest):
-            clock += profile.seconds(Work(decodes=size, context=size * (prompt + step), samples=size))
+            clock += profile.seconds(StepWork(decodes=size, context=size * (prompt + step), samples=size))
         outcome.steps += longest
         outcome.batched += size * (clock - began)
         outcome.normalised += [(clock - one.arrival) / one.output_tokens for one in batch]

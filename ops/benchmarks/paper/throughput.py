@@ -23,7 +23,7 @@ from quire.ops.benchmarks.paper.simulation import (
     FASTER_TRANSFORMER,
     QUIRE,
     VOCAB,
-    Outcome,
+    SimulationResult,
     faster_transformer,
     make_engine,
     simulate,
@@ -37,7 +37,7 @@ BACKLOG = 100
 
 
 @dataclass(frozen=True)
-class Case:
+class ThroughputCase:
     """One curve: a system, what it serves, and how fast it computes. `prefix`: shared tokens of all prompts."""
 
     figure: str
@@ -61,7 +61,7 @@ class Case:
         what = ", ".join(f"{name}={value}" for name, value in self.sampling.items())
         return ", ".join(part for part in (self.trace, what, f"prefix {self.prefix}" * bool(self.prefix)) if part)
 
-    def serve(self, rate: float, limit: float, seconds: float, until_drained: bool = True) -> Outcome:
+    def serve(self, rate: float, limit: float, seconds: float, until_drained: bool = True) -> SimulationResult:
         """The trace at a rate."""
         requests = at_rate(self.pairs(max(8, round(rate * seconds))), rate, self.seed)
         if self.system == FASTER_TRANSFORMER:
@@ -77,7 +77,7 @@ class Case:
 BEAM_SPREAD = 2.0
 
 
-def sustained(case: Case) -> dict[str, Any]:
+def sustained(case: ThroughputCase) -> dict[str, Any]:
     """The curve of a case and its sustained rate, requests per second."""
     points: dict[float, float] = {}
     base = unloaded(case)
@@ -112,7 +112,7 @@ def sustained(case: Case) -> dict[str, Any]:
     }
 
 
-def capacity(case: Case) -> float:
+def capacity(case: ThroughputCase) -> float:
     """Requests per second that end while others wait: a first guess, from a backlog."""
     rate, count = 1e3, BACKLOG if case.trace in ("ShareGPT", "chatbot") else 4 * BACKLOG
     outcome = case.serve(rate, float("inf"), count / rate, until_drained=False)
@@ -129,12 +129,12 @@ def _crossing(points: dict[float, float], low: float, high: float, limit: float)
     return float(low * (high / low) ** share)
 
 
-def unloaded(case: Case) -> float:
+def unloaded(case: ThroughputCase) -> float:
     """Normalised latency where requests hardly meet."""
     return case.serve(1e-6, float("inf"), 0.0).latency
 
 
-def cases(context: Context, fitted: Profile) -> list[Case]:
+def cases(context: Context, fitted: Profile) -> list[ThroughputCase]:
     """All curves; the longest runs first, so that processes end together."""
     scale = 0.2 if context.quick else 1.0
     seed = context.seed
@@ -142,18 +142,18 @@ def cases(context: Context, fitted: Profile) -> list[Case]:
     systems = (*ALLOCATORS, FASTER_TRANSFORMER)
     for trace, seconds in (("ShareGPT", 300.0), ("Alpaca", 60.0)):
         for system in systems:
-            result.append(Case("12", system, trace, OPT_13B, seconds * scale, seed=seed))
-    result += [Case("17", system, "chatbot", OPT_13B, 300 * scale, seed=seed) for system in ALLOCATORS]
+            result.append(ThroughputCase("12", system, trace, OPT_13B, seconds * scale, seed=seed))
+    result += [ThroughputCase("17", system, "chatbot", OPT_13B, 300 * scale, seed=seed) for system in ALLOCATORS]
     for trace, seconds in (("ShareGPT", 1200.0), ("Alpaca", 300.0)):
         for system in ALLOCATORS:
-            result.append(Case("12, fitted", system, trace, fitted, seconds * scale, seed=seed))
+            result.append(ThroughputCase("12, fitted", system, trace, fitted, seconds * scale, seed=seed))
     for system in (QUIRE, ORACLE):
         for count in (2, 4, 6):
-            result.append(Case("14", system, "Alpaca", OPT_13B, 40 * scale, sampling={"n": count}, seed=seed))
+            result.append(ThroughputCase("14", system, "Alpaca", OPT_13B, 40 * scale, sampling={"n": count}, seed=seed))
             beam = {"beam_width": count}
-            result.append(Case("14", system, "Alpaca", OPT_13B, 20 * scale, sampling=beam, seed=seed))
+            result.append(ThroughputCase("14", system, "Alpaca", OPT_13B, 20 * scale, sampling=beam, seed=seed))
         for prefix in (80, 341):
-            result.append(Case("16", system, "WMT16", OPT_13B, 60 * scale, prefix=prefix, seed=seed))
+            result.append(ThroughputCase("16", system, "WMT16", OPT_13B, 60 * scale, prefix=prefix, seed=seed))
     return result
 
 

@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LengthDistribution:
     """Distribution of lengths: published means, chosen spreads."""
 
     name: str
@@ -49,15 +49,15 @@ class Shape:
     sigma_output: float
 
 
-SHAREGPT = Shape("ShareGPT", 161.31, 337.99, 1.3, 0.85)
-ALPACA = Shape("Alpaca", 19.31, 58.45, 0.4, 0.85)
+SHAREGPT = LengthDistribution("ShareGPT", 161.31, 337.99, 1.3, 0.85)
+ALPACA = LengthDistribution("Alpaca", 19.31, 58.45, 0.4, 0.85)
 # One sentence and its translation (section 6.4). The paper publishes the lengths of the prefixes only; sentences of
 # WMT16 English to German have about 25 words, or 30 tokens in English and 40 in German.
-WMT = Shape("WMT16", 30.0, 40.0, 0.5, 0.5)
+WMT = LengthDistribution("WMT16", 30.0, 40.0, 0.5, 0.5)
 TRACES = {shape.name: shape for shape in (SHAREGPT, ALPACA)}
 
 
-def lengths(shape: Shape, count: int, seed: int, context: int = CONTEXT) -> list[tuple[int, int]]:
+def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CONTEXT) -> list[tuple[int, int]]:
     """Prompt and output tokens of `count` requests, together at most `context`; means as published to 1 %.
 
     For a `context` that cuts off much of the tail the factor makes up for it, as far as it can.

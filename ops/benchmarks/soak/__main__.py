@@ -28,8 +28,8 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, Service, answers, free_port
-from quire.ops.benchmarks.soak.client import Record, ask
+from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, RestartedProcess, answers, free_port
+from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.progress import Progress
@@ -70,7 +70,7 @@ def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
 
 
 async def load(
-    gateways: list[str], seed: int, concurrency: int, longest: int, until: asyncio.Event, records: list[Record]
+    gateways: list[str], seed: int, concurrency: int, longest: int, until: asyncio.Event, records: list[SoakRecord]
 ) -> None:
     """Keep `concurrency` requests open until told to stop, then see them to their end."""
     draw = random.Random(seed)
@@ -85,14 +85,14 @@ async def load(
         await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
 
 
-async def check(gateway: str, records: list[Record], limit: int) -> list[Record]:
+async def check(gateway: str, records: list[SoakRecord], limit: int) -> list[SoakRecord]:
     """Ask again, now without faults: those whose text or log-probabilities differ from what their client saw."""
     chosen = random.Random(0).sample(records, min(limit, len(records)))
     gate = asyncio.Semaphore(16)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 
-        async def differs(record: Record) -> bool:
+        async def differs(record: SoakRecord) -> bool:
             body = {name: value for name, value in record.body.items() if not name.startswith("stream")}
             async with gate, session.post(f"{gateway}/v1/completions", json=body) as response:
                 answer = await response.json()
@@ -118,18 +118,20 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             port = free_port()
             command = ["worker", *common, "--worker-id", f"w{index}", "--internal-port", str(port), "--threads", "1"]
             command += ["--dtype", "float32", "--max-num-seqs", "16", *lease, "--tensor-parallel-size", str(args.ranks)]
-            workers.append(Service(f"w{index}", command, lambda port=port: answers(port, "/health"), folder / "w.log"))
+            workers.append(
+                RestartedProcess(f"w{index}", command, lambda port=port: answers(port, "/health"), folder / "w.log")
+            )
         for index in range(args.gateways):
             port = free_port()
             urls.append(f"http://127.0.0.1:{port}")
             command = ["gateway", *common, "--port", str(port), "--drain-s", "1"]
             gateways.append(
-                Service(f"g{index}", command, lambda port=port: answers(port, "/healthz"), folder / "g.log")
+                RestartedProcess(f"g{index}", command, lambda port=port: answers(port, "/healthz"), folder / "g.log")
             )
         chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s, args.ranks)
         await chaos.mend_all()
         progress.say(f"{args.workers} workers and {args.gateways} gateways are ready")
-        records: list[Record] = []
+        records: list[SoakRecord] = []
         ended = asyncio.Event()
         started = time.monotonic()
         loads = asyncio.create_task(load(urls, args.seed, args.concurrency, args.longest, ended, records))
@@ -159,7 +161,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         redis_server.stop()
 
 
-def report(records: list[Record], chaos: Chaos, seconds: float, started: float) -> dict[str, Any]:
+def report(records: list[SoakRecord], chaos: Chaos, seconds: float, started: float) -> dict[str, Any]:
     ends = Counter(record.outcome or "lost" for record in records)
     times = sorted(at - started for record in records for at in record.tokens_at)
     per_second = Counter(int(at) for at in times)

@@ -34,7 +34,7 @@ START_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
-class Fault:
+class ChaosFault:
     """One that was done, in seconds since the start."""
 
     at: float
@@ -42,7 +42,7 @@ class Fault:
     whom: str
 
 
-class Service:
+class RestartedProcess:
     """A process that is started again whenever it is not there."""
 
     def __init__(self, name: str, command: list[str], ready: Callable[[], bool], log: Path) -> None:
@@ -88,8 +88,8 @@ class Chaos:
 
     def __init__(
         self,
-        workers: list[Service],
-        gateways: list[Service],
+        workers: list[RestartedProcess],
+        gateways: list[RestartedProcess],
         redis: EmbeddedRedis,
         seed: int,
         pause_s: float,
@@ -101,7 +101,7 @@ class Chaos:
         self._random = random.Random(seed)
         self._pause_s = pause_s
         self._started = time.monotonic()
-        self.faults: list[Fault] = []
+        self.faults: list[ChaosFault] = []
 
     async def run(self, until: asyncio.Event) -> None:
         """One fault after the other, `pause_s` apart on average."""
@@ -153,7 +153,7 @@ class Chaos:
             os.kill(pid, signal.SIGCONT)
 
     def _note(self, what: str, whom: str) -> None:
-        self.faults.append(Fault(time.monotonic() - self._started, what, whom))
+        self.faults.append(ChaosFault(time.monotonic() - self._started, what, whom))
 
     async def mend_all(self) -> None:
         """Have everything up again."""

@@ -16,7 +16,7 @@ RETRY_S = 0.1
 
 
 @dataclass(slots=True)
-class Record:
+class SoakRecord:
     """What became of one request."""
 
     body: dict[str, Any]
@@ -46,13 +46,13 @@ async def ask(
     key: str,
     body: dict[str, Any],
     give_up_s: float,
-    record: Record | None = None,
-) -> Record:
+    record: SoakRecord | None = None,
+) -> SoakRecord:
     """One request to its end, whatever dies on the way. `key` is its idempotency key, so that a repeat is no second.
 
     A `record` that is given can be looked at on the way.
     """
-    record = record or Record(body)
+    record = record or SoakRecord(body)
     turn = hash(key)
     while not record.outcome and time.monotonic() - record.began < give_up_s:
         url = gateways[turn % len(gateways)]
@@ -66,7 +66,7 @@ async def ask(
     return record
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, key: str, record: Record) -> None:
+async def _stream(session: aiohttp.ClientSession, url: str, key: str, record: SoakRecord) -> None:
     headers = {"Accept": "text/event-stream"}
     if record.request_id:
         record.resumes += 1
@@ -89,7 +89,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, key: str, record: Re
                 _take(record, line[6:].decode().strip())
 
 
-def _take(record: Record, data: str) -> None:
+def _take(record: SoakRecord, data: str) -> None:
     if data == "[DONE]":
         record.outcome = "complete"
         return

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
-from quire.ops.benchmarks.stack.load import CASES, Result, run_case
+from quire.ops.benchmarks.stack.load import CASES, LoadResult, run_case
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -84,7 +84,9 @@ def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.
     raise SystemExit(f"quire serve ended with code {process.wait()} before it was ready")
 
 
-def measure(server: str, url: str, model: str, vocab_size: int, cases: list, repeat: int) -> list[tuple[str, Result]]:
+def measure(
+    server: str, url: str, model: str, vocab_size: int, cases: list, repeat: int
+) -> list[tuple[str, LoadResult]]:
     """Each case `repeat` times, with other prompts each time."""
     rows = []
     for case in cases:
@@ -112,7 +114,7 @@ def resident_memory(launcher: int) -> dict[str, float]:
     return memory
 
 
-def print_table(rows: list[tuple[str, Result]]) -> None:
+def print_table(rows: list[tuple[str, LoadResult]]) -> None:
     """One row per run."""
     print(f"{'server':<8}{'case':<8}{'out tok/s':>10}{'TTFT ms':>10}{'TPOT ms':>10}{'ITL ms':>10}{'ITL p99':>10}")
     for server, r in rows:

@@ -28,10 +28,10 @@ def chunk(text: str) -> bytes:
     return f"{len(text):x}\r\n{text}\r\n".encode()
 
 
-class Call(asyncio.Protocol):
+class BareCall(asyncio.Protocol):
     """One request of `quire.ops.benchmarks.stack.stream_client`; a GET is answered with 200 and no more."""
 
-    def __init__(self, calls: dict[str, Call]) -> None:
+    def __init__(self, calls: dict[str, BareCall]) -> None:
         self._calls = calls
         self._data = b""
         self.request_id = ""
@@ -75,11 +75,11 @@ class Call(asyncio.Protocol):
 async def serve(port: int, step_s: float) -> list[tuple[float, float, dict[str, int]]]:
     """Until SIGTERM; what each step wrote to whom."""
     loop = asyncio.get_running_loop()
-    calls: dict[str, Call] = {}
+    calls: dict[str, BareCall] = {}
     steps = []
     over = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    server = await loop.create_server(lambda: Call(calls), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(lambda: BareCall(calls), "127.0.0.1", port, backlog=1024)
     due = time.monotonic()
     while not over.is_set():
         await asyncio.sleep(max(0.0, due - time.monotonic()))

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from quire.ops.loadgen.client import Record, clock, encode, new_session, stream
+from quire.ops.loadgen.client import RequestRecord, clock, encode, new_session, stream
 
 EVENT = (
     b'id: 17\ndata: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1763740800,'
@@ -57,9 +57,9 @@ def serve(port: Connection) -> None:
 async def measure(url: str, streams: int, tokens: int) -> tuple[float, float]:
     """Events per second, and the client's processor time per event in microseconds."""
     body = encode({"model": "m", "prompt": [1], "max_tokens": tokens, "stream": True})
-    records = [Record(index, 1, tokens) for index in range(streams)]
+    records = [RequestRecord(index, 1, tokens) for index in range(streams)]
     async with new_session(timeout_s=None) as session:
-        await stream(session, f"{url}/v1/completions", body, Record(0, 1, tokens))
+        await stream(session, f"{url}/v1/completions", body, RequestRecord(0, 1, tokens))
         started, used = clock(), time.process_time()
         await asyncio.gather(*(stream(session, f"{url}/v1/completions", body, record) for record in records))
         seconds, used = clock() - started, time.process_time() - used

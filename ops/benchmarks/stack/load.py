@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from quire.ops.loadgen.client import Record, clock, encode, new_session, stream
+from quire.ops.loadgen.client import RequestRecord, clock, encode, new_session, stream
 from quire.ops.loadgen.measures import percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LoadCase:
     """A workload: prompts of random token ids, a fixed output length, and how many requests are open at once."""
 
     name: str
@@ -27,16 +27,16 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("c1", 128, 64, requests=8, concurrency=1),
-        Case("c32", 128, 64, requests=64, concurrency=32),
-        Case("long", 512, 128, requests=16, concurrency=16),
-        Case("prefix", 32, 32, requests=64, concurrency=32, shared_prefix=512),
+        LoadCase("c1", 128, 64, requests=8, concurrency=1),
+        LoadCase("c32", 128, 64, requests=64, concurrency=32),
+        LoadCase("long", 512, 128, requests=16, concurrency=16),
+        LoadCase("prefix", 32, 32, requests=64, concurrency=32, shared_prefix=512),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoadResult:
     """What a case measured. Times in milliseconds."""
 
     case: str
@@ -50,18 +50,18 @@ class Result:
     itl_p99_ms: float
 
 
-async def run_case(url: str, model: str, vocab_size: int, case: Case, seed: int = 0) -> Result:
+async def run_case(url: str, model: str, vocab_size: int, case: LoadCase, seed: int = 0) -> LoadResult:
     """Run a case against the server at `url`. Raises RuntimeError if a request fails or is cut short."""
     draw = random.Random(seed)
     ids = range(2, vocab_size)
     prefix = draw.choices(ids, k=case.shared_prefix)
     prompts = [prefix + draw.choices(ids, k=case.input_tokens) for _ in range(case.requests)]
     bodies = [encode(_body(model, prompt, case.output_tokens)) for prompt in prompts]
-    records = [Record(index, len(prompt), case.output_tokens) for index, prompt in enumerate(prompts)]
+    records = [RequestRecord(index, len(prompt), case.output_tokens) for index, prompt in enumerate(prompts)]
     gate = asyncio.Semaphore(case.concurrency)
     async with new_session(timeout_s=None) as session:
 
-        async def one(body: bytes, record: Record) -> None:
+        async def one(body: bytes, record: RequestRecord) -> None:
             async with gate:
                 await stream(session, f"{url}/v1/completions", body, record)
 
@@ -74,7 +74,7 @@ async def run_case(url: str, model: str, vocab_size: int, case: Case, seed: int 
     if tokens != case.requests * case.output_tokens:
         raise RuntimeError(f"{case.name}: {tokens} tokens came back, not {case.requests * case.output_tokens}")
     gaps = sorted(gap for record in records for gap in record.gaps_s)
-    return Result(
+    return LoadResult(
         case.name,
         case.requests,
         tokens,

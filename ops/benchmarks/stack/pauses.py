@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import Service, answers, free_port
+from quire.ops.benchmarks.soak.chaos import RestartedProcess, answers, free_port
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.keys import LaneKeys
@@ -50,7 +50,7 @@ async def follow(session: aiohttp.ClientSession, url: str, index: int, stop: asy
 
 
 async def one_round(
-    url: str, workers: list[Service], redis: Redis, streams: int, number: signal.Signals
+    url: str, workers: list[RestartedProcess], redis: Redis, streams: int, number: signal.Signals
 ) -> list[float]:
     """The pauses of the streams whose worker went."""
     stop = asyncio.Event()
@@ -74,7 +74,7 @@ async def one_round(
     return pauses
 
 
-async def wait_ready(services: list[Service]) -> None:
+async def wait_ready(services: list[RestartedProcess]) -> None:
     for _ in range(600):
         for service in services:
             if not service.is_running:
@@ -95,9 +95,11 @@ async def measure(rounds: int, streams: int, folder: Path) -> None:
         port = free_port()
         command = ["worker", *common, "--worker-id", name, "--internal-port", str(port), "--threads", "1"]
         command += ["--drain-s", "0.2", "--dtype", "float32"]
-        services.append(Service(name, command, lambda port=port: answers(port, "/health"), folder / "log"))
+        services.append(RestartedProcess(name, command, lambda port=port: answers(port, "/health"), folder / "log"))
     port = free_port()
-    gateway = Service("g", ["gateway", *common, "--port", str(port)], lambda: answers(port, "/healthz"), folder / "log")
+    gateway = RestartedProcess(
+        "g", ["gateway", *common, "--port", str(port)], lambda: answers(port, "/healthz"), folder / "log"
+    )
     try:
         with Redis.from_url(redis_server.url) as redis:
             for name, number in (("killed", signal.SIGKILL), ("told to stop", signal.SIGTERM)):

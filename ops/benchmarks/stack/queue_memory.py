@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from quire.gateway.api.call_metadata import About
+from quire.gateway.api.call_metadata import CallMetadata
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
@@ -38,7 +38,7 @@ async def measure(url: str) -> tuple[dict[int, float], dict[int, float]]:
     async def submit(prompt_tokens: int, max_tokens: int) -> str:
         prompt = tuple(random.randrange(VOCABULARY) for _ in range(prompt_tokens))
         request = GenerationRequest(new_id(), "demo", prompt, SamplingParams(max_tokens, seed=random.getrandbits(64)))
-        about = About("chat", 1_800_000_000, 1, True, (), prompt_tokens, 1, False)
+        about = CallMetadata("chat", 1_800_000_000, 1, True, (), prompt_tokens, 1, False)
         gateway = "0" * 32
         return await broker.submit(
             request.id, request.encode(), gateway=gateway, cost=request.cost, bounds=BOUNDS, about=about.encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.ops.deploy.grafana.panels import Board, Limits, Line, Panel, heat, mean, of, quantile, quantiles, series
+from quire.ops.deploy.grafana.panels import Board, Line, Panel, Thresholds, heat, mean, of, quantile, quantiles, series
 
 
 def board() -> Board:
@@ -90,14 +90,14 @@ def _way() -> list[Panel]:
             "p95 by priority class; if interactive requests wait, too many are called interactive or workers are too "
             "few.",
             Line(quantile(0.95, "quire_queue_wait_seconds", by="class"), "{{class}} p95"),
-            limits=Limits(1, 5),
+            limits=Thresholds(1, 5),
         ),
         series(
             "Gateway overhead, p99",
             "s",
             "p99 of both parts; the rest of any latency is queue, model and network.",
             Line(quantile(0.99, "quire_gateway_overhead_seconds", by="part"), "{{part}} p99"),
-            limits=Limits(0.025, 0.1),
+            limits=Thresholds(0.025, 0.1),
         ),
         series(
             "Commits",
@@ -105,7 +105,7 @@ def _way() -> list[Panel]:
             "Time of a worker's commit to Redis, which each token waits for; if it grows, Redis or its disk is slow: "
             "see the Redis board.",
             *quantiles("quire_commit_seconds"),
-            limits=Limits(0.05, 0.25),
+            limits=Thresholds(0.05, 0.25),
         ),
     ]
 
@@ -166,7 +166,7 @@ def _processes() -> list[Panel]:
             "s",
             "p99 per process; the one that stands out is short of CPU, or something blocks its loop.",
             Line(quantile(0.99, "quire_event_loop_lag_seconds", by="job, instance"), "{{job}} {{instance}}"),
-            limits=Limits(0.025, 0.05),
+            limits=Thresholds(0.025, 0.05),
         ),
         series(
             "CPU by process",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire.ops.deploy.grafana.panels import (
     TOKENS_PER_SECOND,
     Board,
-    Limits,
     Line,
     Panel,
+    Thresholds,
     lane,
     lane_rate,
     of,
@@ -53,7 +53,7 @@ def _now() -> list[Panel]:
             "Share of ended requests that failed through no fault of their client; look for `error` and `quarantined` "
             "in the workers' logs, and at `quire dead`.",
             Line(share(lane_rate("quire_lane_ended_total", FAILED), lane_rate("quire_lane_ended_total")), "failed"),
-            Limits(0.001, 0.01),
+            Thresholds(0.001, 0.01),
             width=NOW_WIDTH,
         ),
         stat(
@@ -78,7 +78,7 @@ def _now() -> list[Panel]:
             "Time to the first token of streamed calls; if it grows, see on the latency board whether queue or prefill "
             "takes it.",
             Line(quantile(0.95, FIRST_TOKEN), "p95"),
-            Limits(1, 2),
+            Thresholds(1, 2),
             width=NOW_WIDTH,
         ),
         stat(
@@ -86,7 +86,7 @@ def _now() -> list[Panel]:
             "short",
             "Requests in the queue that no worker has taken; if it stays up, add workers.",
             Line(lane("quire_queue_requests"), "waiting"),
-            Limits(100, 500),
+            Thresholds(100, 500),
             width=NOW_WIDTH,
         ),
         stat(
@@ -94,7 +94,7 @@ def _now() -> list[Panel]:
             "short",
             "Workers that make progress, as gateways see them; at 0 requests are accepted and wait, so start one.",
             Line(f"max({of('quire_live_workers')})", "workers"),
-            Limits(2, 1, below=True),
+            Thresholds(2, 1, below=True),
             width=NOW_WIDTH,
         ),
         stat(
@@ -122,7 +122,7 @@ def _traffic() -> list[Panel]:
             "percentunit",
             "Share of the lane's ended requests with `error` or `quarantined`; above 0.1 % look at the SLO board.",
             Line(share(lane_rate("quire_lane_ended_total", FAILED), lane_rate("quire_lane_ended_total")), "failed"),
-            limits=Limits(0.001, 0.01),
+            limits=Thresholds(0.001, 0.01),
         ),
         series(
             "Refusals by reason",
@@ -166,7 +166,7 @@ def _latency() -> list[Panel]:
             "From the receipt of a streamed call to its first token; if it grows with the queue, add workers, else "
             "lower what a step may prefill.",
             *quantiles(FIRST_TOKEN),
-            limits=Limits(1, 2),
+            limits=Thresholds(1, 2),
         ),
         series(
             "Between tokens",
@@ -203,7 +203,7 @@ def _saturation() -> list[Panel]:
             "Used blocks as a share of all, per worker; near 1 requests give way to each other: raise `--kv-cache-gb` "
             "or lower `--max-num-seqs`.",
             Line(f"sum by (instance) ({used}) / sum by (instance) ({of('quire_kv_capacity_blocks')})", "{{instance}}"),
-            limits=Limits(0.85, 0.95),
+            limits=Thresholds(0.85, 0.95),
         ),
         series(
             "Engines at work",

@@ -37,7 +37,7 @@ class Line(NamedTuple):
     legend: str
 
 
-class Limits(NamedTuple):
+class Thresholds(NamedTuple):
     """Values from which a panel turns yellow and red; with `below`, values under which it does."""
 
     warn: float
@@ -104,7 +104,7 @@ def series(
     unit: str,
     about: str,
     *lines: Line,
-    limits: Limits | None = None,
+    limits: Thresholds | None = None,
     stacked: bool = False,
     width: int = WIDTH,
 ) -> Panel:
@@ -141,7 +141,9 @@ def series(
     return panel
 
 
-def stat(title: str, unit: str, about: str, line: Line, limits: Limits | None = None, width: int = STAT_WIDTH) -> Panel:
+def stat(
+    title: str, unit: str, about: str, line: Line, limits: Thresholds | None = None, width: int = STAT_WIDTH
+) -> Panel:
     """One number, with its past behind it."""
     return (
         stat_builders.Panel()
@@ -202,7 +204,7 @@ def _targets(lines: Sequence[Line]) -> list[prometheus_builders.Dataquery]:
     ]
 
 
-def _thresholds(limits: Limits | None) -> builders.ThresholdsConfig:
+def _thresholds(limits: Thresholds | None) -> builders.ThresholdsConfig:
     colors = ("green", "yellow", "red")
     values: tuple[float | None, ...] = (None,)
     if limits:

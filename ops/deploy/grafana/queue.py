@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quire.ops.deploy.grafana.panels import (
     Board,
-    Limits,
     Line,
     Panel,
+    Thresholds,
     lane,
     lane_rate,
     of,
@@ -51,7 +51,7 @@ def _depth() -> list[Panel]:
             "How long the first request of each queue waits (`handed`: handed back by a worker); if one grows with "
             "time, nobody takes from it: look at the workers.",
             Line(lane("quire_queue_oldest_age_seconds", by="class"), "{{class}}"),
-            limits=Limits(10, 30),
+            limits=Thresholds(10, 30),
         ),
     ]
 
@@ -101,7 +101,7 @@ def _flow() -> list[Panel]:
             "Requests that killed workers and are kept; read them with `quire dead` and report the defect that they "
             "show.",
             Line(lane("quire_lane_dead", by="model"), "{{model}}"),
-            limits=Limits(1, 10),
+            limits=Thresholds(1, 10),
         ),
         series(
             "Entries of the queues in Redis",
@@ -132,7 +132,7 @@ def _clients() -> list[Panel]:
             "When clients that find the queue full are told to come again: the time until a tenth of it is gone; at "
             "60, its ceiling, hardly anything ends.",
             Line(f"max by (instance) ({of('quire_retry_after_seconds')})", "{{instance}}"),
-            limits=Limits(20, 60),
+            limits=Thresholds(20, 60),
         ),
         series(
             "Clients that came back",
@@ -168,7 +168,7 @@ def _clients() -> list[Panel]:
             "logs: look at its network.",
             Line(f"min by (instance) ({of('quire_redis_up')})", "Redis answers {{instance}}"),
             Line(f"min by (instance) ({of('quire_subscribed')})", "subscribed {{instance}}"),
-            limits=Limits(1, 0.5, below=True),
+            limits=Thresholds(1, 0.5, below=True),
         ),
         series(
             "Messages from workers",

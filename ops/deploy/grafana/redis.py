@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.ops.deploy.grafana.panels import OVER_GATEWAYS, Board, Limits, Line, Panel, of, rate, series, share, stat
+from quire.ops.deploy.grafana.panels import OVER_GATEWAYS, Board, Line, Panel, Thresholds, of, rate, series, share, stat
 
 
 def board() -> Board:
@@ -23,14 +23,14 @@ def _now() -> list[Panel]:
             "1 while Redis answers its exporter; at 0 nothing is accepted and streams pause: start it again, its "
             "append-only file has the queue.",
             Line(f"min({of('redis_up')})", "up"),
-            Limits(1, 0.5, below=True),
+            Thresholds(1, 0.5, below=True),
         ),
         stat(
             "Evicted keys",
             "short",
             "Keys that Redis threw away, ever; any at all is lost work: set `maxmemory-policy noeviction`.",
             Line(f"sum({of('redis_evicted_keys_total')})", "evicted"),
-            Limits(1, 1),
+            Thresholds(1, 1),
         ),
         stat(
             "Persistent",
@@ -38,7 +38,7 @@ def _now() -> list[Panel]:
             "1 if it is on and was last written well; at 0 a restart loses what waits and runs: set `appendonly yes`, "
             "look at the disk.",
             Line(f"min({of('redis_aof_enabled')} * {of('redis_aof_last_write_status')})", "persistent"),
-            Limits(1, 0.5, below=True),
+            Thresholds(1, 0.5, below=True),
         ),
         stat(
             "Commands",
@@ -79,7 +79,7 @@ def _work() -> list[Panel]:
             "The ten slowest kinds by their mean time inside Redis; scripts above a millisecond hold up everybody: "
             "look for huge batches or a busy machine.",
             Line(f"topk(10, {share(command_s, rate('redis_commands_total', by='cmd'))})", "{{cmd}}"),
-            limits=Limits(0.001, 0.01),
+            limits=Thresholds(0.001, 0.01),
         ),
         series(
             "CPU",
@@ -87,7 +87,7 @@ def _work() -> list[Panel]:
             "Share of a core that Redis uses; near 1 it is the bottleneck: spread models over several, or commit less "
             "often with larger batches.",
             Line(f"{cpu_s} + {system_s}", "{{instance}}"),
-            limits=Limits(0.6, 0.85),
+            limits=Thresholds(0.6, 0.85),
         ),
         series(
             "Clients",
@@ -151,7 +151,7 @@ def _persistence() -> list[Panel]:
             "Time of the last fork, in which Redis stands still; if it reaches a tenth of a second, switch huge pages "
             "off or hold less data.",
             Line(f"max by (instance) ({of('redis_latest_fork_seconds')})", "{{instance}}"),
-            limits=Limits(0.05, 0.2),
+            limits=Thresholds(0.05, 0.2),
         ),
         series(
             "Replicas",

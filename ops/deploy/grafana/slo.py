@@ -4,7 +4,7 @@ The rules are in ops/deploy/prometheus/rules/slo.yml."""
 
 from __future__ import annotations
 
-from quire.ops.deploy.grafana.panels import Board, Limits, Line, Panel, series, stat
+from quire.ops.deploy.grafana.panels import Board, Line, Panel, Thresholds, series, stat
 
 # Share of calls that may fail, and of first tokens that may be late: as in the rules.
 FAILED_BUDGET, LATE_BUDGET = 0.001, 0.01
@@ -51,7 +51,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             "percentunit",
             f"{what}: their share over an hour, of which {budget:.1%} are allowed; above it {remedy}.",
             Line(f"{ratio}1h", word),
-            Limits(budget, FAST * budget),
+            Thresholds(budget, FAST * budget),
             width=6,
         ),
         stat(
@@ -59,7 +59,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             "percentunit",
             f"{what}: their share over three days; above {budget:.1%} the promise of the month is at risk: {remedy}.",
             Line(f"{ratio}3d", word),
-            Limits(0.5 * budget, budget),
+            Thresholds(0.5 * budget, budget),
             width=6,
         ),
         stat(
@@ -67,7 +67,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             "short",
             f"How many times faster than allowed the budget is used up; from {FAST:g} on somebody is woken: {remedy}.",
             Line(f"{ratio}1h / {budget:g}", "burn"),
-            Limits(SLOW, FAST),
+            Thresholds(SLOW, FAST),
             width=6,
         ),
         stat(
@@ -75,7 +75,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             "percentunit",
             f"Share of the budget of 30 days that the last three used; above 10 % it will not last: {remedy}.",
             Line(f"{ratio}3d / {budget:g} / 10", "used"),
-            Limits(0.1, 0.5),
+            Thresholds(0.1, 0.5),
             width=6,
         ),
         series(
@@ -84,7 +84,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             f"{what}: burn over windows that page; both 1 h and 5 m above {FAST:g} (or 6 h and 30 m above 6) call "
             f"somebody: {remedy}.",
             *(Line(f"{ratio}{window} / {budget:g}", window) for window in ("5m", "30m", "1h", "6h")),
-            limits=Limits(6, FAST),
+            limits=Thresholds(6, FAST),
             width=12,
         ),
         series(
@@ -93,7 +93,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
             f"{what}: burn over windows that write a ticket; 1 d with 2 h above {SLOW:g}, or 3 d with 6 h above 1: "
             f"{remedy}.",
             *(Line(f"{ratio}{window} / {budget:g}", window) for window in ("2h", "6h", "1d", "3d")),
-            limits=Limits(1, SLOW),
+            limits=Thresholds(1, SLOW),
             width=12,
         ),
     ]

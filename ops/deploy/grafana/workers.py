@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire.ops.deploy.grafana.panels import (
     TOKENS_PER_SECOND,
     Board,
-    Limits,
     Line,
     Panel,
+    Thresholds,
     mean,
     of,
     quantile,
@@ -93,7 +93,7 @@ def _blocks() -> list[Panel]:
             "percentunit",
             "Used blocks as a share of all, per worker; near 1 requests give way to each other.",
             Line(f"{used} / sum by (instance) ({of('quire_kv_capacity_blocks')})", "{{instance}}"),
-            limits=Limits(0.85, 0.95),
+            limits=Thresholds(0.85, 0.95),
         ),
         series(
             "Shared and pinned blocks",
@@ -121,7 +121,7 @@ def _blocks() -> list[Panel]:
                 f"{waste} / ({used} * sum by (instance) ({of('quire_kv_block_size_slots')}) > 0)",
                 "{{instance}}",
             ),
-            limits=Limits(0.1, 0.3),
+            limits=Thresholds(0.1, 0.3),
         ),
         series(
             "Prefix cache hits",
@@ -231,7 +231,7 @@ def _recovery() -> list[Panel]:
             "s",
             "Time of a commit to Redis; tokens are seen only after it, so if it grows look at Redis and its disk.",
             *quantiles("quire_commit_seconds"),
-            limits=Limits(0.05, 0.25),
+            limits=Thresholds(0.05, 0.25),
         ),
         series(
             "Requests per commit, and behind",
@@ -262,6 +262,6 @@ def _recovery() -> list[Panel]:
             "s",
             "p99 of how late the workers' event loops wake up; it delays commits and leases, so give the worker CPU.",
             Line(quantile(0.99, "quire_event_loop_lag_seconds", by="instance"), "{{instance}}"),
-            limits=Limits(0.025, 0.05),
+            limits=Thresholds(0.025, 0.05),
         ),
     ]
