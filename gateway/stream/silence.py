@@ -1,8 +1,8 @@
 """When to look after which call, and what silence means, asked of Redis for many requests at once.
 
 A call says when it wants to be checked (`OutputBuffer.check`), so that calls at rest cost nothing until then. A request
-that has been silent is not read by its own call: this module asks Redis in batches whether its log is ahead of the client.
-Only a call whose log has more, or whose request has ended or is gone, is told to look.
+that has been silent is not read by its own call: this module asks Redis in batches whether its log is ahead of the
+client. Only a call whose log has more, or whose request has ended or is gone, is told to look.
 """
 
 from __future__ import annotations

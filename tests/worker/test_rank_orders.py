@@ -65,7 +65,7 @@ class Wire:
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
-    def collect(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+    def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
         return columns[:, :width]
 
 
