@@ -92,11 +92,11 @@ INLINE int64_t run_layers(const Step& s) {
             gather_rows(s, s.residual, hidden, residual);
         }
         linear({attended, rows, q_width, layer.o, layer.o_bias, hidden, x, kAct});
-        if (s.ranks && !quire::add_up(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
+        if (s.ranks && !quire::all_reduce(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
         rms_norm(x, residual, layer.mlp_norm, eps, rows, hidden, x);
         linear({x, rows, hidden, layer.gate_up, layer.gate_up_bias, inner, mlp, kSiluMul});
         linear({mlp, rows, inner, layer.down, layer.down_bias, hidden, x, kAct});
-        if (s.ranks && !quire::add_up(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
+        if (s.ranks && !quire::all_reduce(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
         rms_norm(x, residual, last ? s.final_norm : s.layers[i + 1].input_norm, eps, rows, hidden, last ? s.out : x);
     }
     return 0;

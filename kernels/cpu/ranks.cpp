@@ -114,7 +114,7 @@ ON_VECTORS void sum(const Ranks& ranks, uint16_t* out, size_t begin, size_t end)
 
 }  // namespace
 
-bool add_up(Ranks* ranks, void* values, size_t count, size_t element_bytes) {
+bool all_reduce(Ranks* ranks, void* values, size_t count, size_t element_bytes) {
     return ranks->in_pieces(count * element_bytes, [&](size_t at, size_t bytes) {
         char* own = static_cast<char*>(values) + at;
         if (!ranks->meet(own, bytes)) return false;
@@ -141,8 +141,8 @@ EXPORT void* quire_ranks_open(void* memory, size_t rank, size_t size) {
 
 EXPORT void quire_ranks_give_up(quire::Ranks* ranks) { ranks->header->given_up = 1; }
 
-EXPORT int quire_ranks_add_up(quire::Ranks* ranks, void* values, size_t count, size_t element_bytes) {
-    return quire::add_up(ranks, values, count, element_bytes);
+EXPORT int quire_ranks_all_reduce(quire::Ranks* ranks, void* values, size_t count, size_t element_bytes) {
+    return quire::all_reduce(ranks, values, count, element_bytes);
 }
 
 // Everybody gets what rank 0 has.

@@ -13,6 +13,6 @@ struct Ranks;
 
 // values[i] becomes its sum over all ranks; float32, or bfloat16 where an element has two bytes (added up in float32,
 // rounded once). False if the ranks were told to give up.
-bool add_up(Ranks* ranks, void* values, size_t count, size_t element_bytes);
+bool all_reduce(Ranks* ranks, void* values, size_t count, size_t element_bytes);
 
 }  // namespace quire
