@@ -39,7 +39,7 @@ class CpuRanks:
             raise TypeError(f"values are {values.dtype}, not float32 or bfloat16")
         checks.tensor("values", values, values.dtype, values.shape)
         self._check(
-            self._library.quire_ranks_add_up(self.address, checks.address(values), values.numel(), values.itemsize)
+            self._library.quire_ranks_all_reduce(self.address, checks.address(values), values.numel(), values.itemsize)
         )
         return values
 
