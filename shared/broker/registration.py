@@ -9,11 +9,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from quire.shared.broker.lane import Lane, text
+from quire.shared.keys import BEAT_S, WORKER_TTL_S
 from quire.shared.messages import WorkerCard
-
-# A worker that has not beaten for so long is not counted as making progress.
-WORKER_TTL_S = 5
-BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

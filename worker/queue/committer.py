@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import AttemptSpans
 from quire.worker.queue.commit_counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
@@ -224,14 +225,14 @@ class Committer:
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
-                engine.finish(request_id, "cancelled")
+                engine.finish(request_id, OutcomeName.CANCELLED)
             else:  # before its claim's reply, or after its end: then it is never asked for, and gives way
                 if len(self._early_cancels) >= MAX_EARLY_CANCELS:
                     del self._early_cancels[next(iter(self._early_cancels))]
                 self._early_cancels[request_id] = None
         for request_id in reply.expired:
             if request_id in self._attempts:
-                engine.finish(request_id, "deadline")
+                engine.finish(request_id, OutcomeName.DEADLINE)
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
     def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:

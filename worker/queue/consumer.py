@@ -26,6 +26,7 @@ from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEn
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis.clients import BLOCK_S
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import spans_of
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
@@ -187,7 +188,9 @@ class Consumer:
                     raise MessageError(f"its body is that of request {request.id}")
             except MessageError as error:
                 self._broker.note_corrupt("request", claim.request_id, error)
-                item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
+                item = StepItem(
+                    claim.request_id, claim.emitted, (), Outcome(OutcomeName.ERROR, "the request cannot be read")
+                )
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
@@ -207,7 +210,7 @@ class Consumer:
                 continue
             self._start(claim, request, logged, priority)
             if not wanted:
-                self._engine.finish(request.id, "cancelled")
+                self._engine.finish(request.id, OutcomeName.CANCELLED)
 
     def _start(
         self,

@@ -20,17 +20,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from quire.shared.broker import (
-    RETENTION_S,
-    Claim,
-    IdempotencyConflict,
-    QueueBounds,
-    QueueFull,
-    StepCommit,
-    StepReply,
-    StreamEntry,
-)
-from quire.shared.keys import PRIORITY_CLASSES, QUEUES
+from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
+from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
 from tests.support.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
