@@ -128,7 +128,12 @@ def build_info(process: str) -> Metric:
     except metadata.PackageNotFoundError:  # it runs from its sources
         version = "unknown"
     values = {(process, version, platform.python_version()): 1.0}
-    return gauge("quire_build_info", "Always 1; its labels say what runs", values, ("process", "version", "python"))
+    return gauge(
+        "quire_build_info",
+        "Constant 1; the labels give process, version and Python",
+        values,
+        ("process", "version", "python"),
+    )
 
 
 class Exposition(Collector):

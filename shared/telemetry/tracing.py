@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
 OTLP_ENDPOINT_HELP = (
-    "Where spans are sent, an OTLP/HTTP base URL such as http://collector:4318; without it, and without "
-    "OTEL_EXPORTER_OTLP_ENDPOINT, there is no tracing."
+    "OTLP/HTTP base URL to which spans are sent, such as http://collector:4318. If neither this nor "
+    "OTEL_EXPORTER_OTLP_ENDPOINT is set, tracing is off."
 )
 
 # The standard variables that say the same; the first is a complete URL.
