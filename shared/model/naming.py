@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from quire.shared.errors import StartError
+
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.
 _NAME = re.compile(r"[A-Za-z0-9._/:@+-]{1,256}")
 
 
-class InvalidModelName(ValueError):
+class InvalidModelName(StartError, ValueError):
     """A served model name that cannot be part of a key."""
 
 

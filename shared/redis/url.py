@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from quire.shared.errors import StartError
+
 FORMS = (
     "redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:7000,host:7000 "
     "(rediss for TLS), or unix:///path"
@@ -41,7 +43,7 @@ _CUT = "it has no redis:// before its @, or a / or ? between them; write / ? and
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class BrokerUnavailable(ConnectionError):
+class BrokerUnavailable(StartError, ConnectionError):
     """Redis does not answer, or not as a Redis that can hold the queue: what, where and the remedy."""
 
 

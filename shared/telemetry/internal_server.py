@@ -14,12 +14,14 @@ from typing import Any
 
 from aiohttp import web
 
+from quire.shared.errors import StartError
+
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class PortError(RuntimeError):
+class PortError(StartError):
     """The internal server cannot listen: which setting, which value, and the remedy."""
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quire.shared.errors import StartError
+
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
@@ -30,7 +32,7 @@ MAX_TRACEPARENT = 55
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
 
 
-class TracingError(RuntimeError):
+class TracingError(StartError):
     """Tracing cannot start: which setting, which value, and the remedy."""
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from quire.shared.errors import StartError
 from quire.shared.model.folder import tokenizer_fault
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class ModelError(Exception):
+class ModelError(StartError):
     """A model that cannot be served: what is wrong, where, and the remedy."""
 
 
