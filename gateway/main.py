@@ -18,7 +18,8 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
 from quire.shared.errors import StartError
-from quire.shared.redis.clients import check_redis, redact
+from quire.shared.redis.check import check_redis
+from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
 from quire.shared.telemetry.internal_server import bind
 from quire.shared.telemetry.logs import give_up, setup_logging

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 
 from quire.shared.errors import StartError
 from quire.shared.model.naming import served_name
-from quire.shared.redis.clients import check_redis, redact
+from quire.shared.redis.check import check_redis
+from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
 from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing

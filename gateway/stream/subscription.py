@@ -17,7 +17,7 @@ from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.backoff import Backoff
 from quire.shared.messages import MessageError, decode_items
-from quire.shared.redis.clients import LaneClient
+from quire.shared.redis.lane_client import LaneClient
 
 log = logging.getLogger("gateway")
 

@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from quire.shared.telemetry.tracing import TraceContext
+from quire.shared.telemetry.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire.shared.broker.lane import Script
-from quire.shared.redis.clients import LaneClient, blocking_client, command_client
+from quire.shared.redis.clients import blocking_client, command_client
+from quire.shared.redis.lane_client import LaneClient
 from tests.support.redis_server import RedisServer
 
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from quire.shared.telemetry.tracing import TraceContext, TracingError, start
+from quire.shared.telemetry.trace_context import TraceContext
+from quire.shared.telemetry.tracing import TracingError, start
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
