@@ -52,8 +52,8 @@ class QueueReader:
 
         A read that blocked returns at most one request per queue, so it may exceed `count`.
         """
-        # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns at
-        # most one entry per queue, so the read after it polls again.
+        # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns
+        # at most one entry per queue, so the read after it polls again.
         if self._was_empty and block_ms > 0 and count >= len(queues):
             found = await self._read(queues, start=">", count=1, block_ms=block_ms)
             self._was_empty = not found
