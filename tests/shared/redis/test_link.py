@@ -51,7 +51,7 @@ async def test_a_server_that_is_silent_fails_all_that_wait_in_time(
         found = await asyncio.gather(*(client.get("key") for _ in range(5)), return_exceptions=True)
         assert [type(one) for one in found] == [RedisTimeoutError] * 5
         assert 0.29 < loop.time() - began < 2
-        # Those that wait for a connection share one, and its failure.
+        # Commands that wait for a connection share one attempt, and its failure.
         found = await asyncio.gather(*(client.get("key") for _ in range(5)), return_exceptions=True)
         assert all(isinstance(one, (RedisTimeoutError, RedisConnectionError)) for one in found), found
         assert loop.time() - began < 4
