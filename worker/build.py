@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire import kernels
+from quire.shared.errors import StartError
 from quire.shared.messages import SamplingParams
+from quire.shared.model.files import read_json
 from quire.shared.text.chat_template import load_chat_template
-from quire.shared.text.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from quire.worker.device import devices, graph_capture
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
@@ -26,7 +28,6 @@ from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
-from quire.worker.errors import WorkerStartError
 from quire.worker.inspect import fingerprint
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
@@ -56,7 +57,7 @@ CPU_SWAP_SHARE = 0.2
 
 
 def build_engine(settings: WorkerSettings, name: str) -> Engine:
-    """Build and warm up the engine, and pin its prefixes. Raises WorkerStartError, CheckpointError."""
+    """Build and warm up the engine, and pin its prefixes. Raises StartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check(settings, device)
     if not Path(settings.model).is_dir():
@@ -81,12 +82,12 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     except Exception as error:
         devices.raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
-            raise WorkerStartError(
+            raise StartError(
                 f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
             ) from error
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
-        raise WorkerStartError(
+        raise StartError(
             f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
@@ -141,20 +142,20 @@ def make_engine(
 
 
 def check(settings: WorkerSettings, device: torch.device) -> None:
-    """Raise WorkerStartError for settings that contradict each other."""
+    """Raise StartError for settings that contradict each other."""
     tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
     if tokens < sequences:
-        raise WorkerStartError(
+        raise StartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
             "token of every step; raise the first"
         )
     if settings.beat_s > settings.lease_s / 2:
-        raise WorkerStartError(
+        raise StartError(
             f"--beat-s {settings.beat_s:g} is more than half of --lease-s {settings.lease_s:g}: a worker would "
             "lose its requests by one late beat; lower the first or raise the second"
         )
     if settings.preemption == "swap" and not settings.swap_gb:
-        raise WorkerStartError(
+        raise StartError(
             "--preemption swap needs host memory, and --swap-gb is 0: raise it, or take --preemption recompute"
         )
 
@@ -162,21 +163,21 @@ def check(settings: WorkerSettings, device: torch.device) -> None:
 def check_weights(
     path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1
 ) -> None:
-    """Raise WorkerStartError, before minutes go into loading them, for weights that do not fit."""
+    """Raise StartError, before minutes go into loading them, for weights that do not fit."""
     needed, free = config.least_weight_bytes(dtype), devices.free_memory(device)
     if device.type == "cuda":  # each has its own memory
         needed //= ranks
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
         narrower = ", take --dtype bfloat16 or float16" if dtype.itemsize > 2 else ""
-        raise WorkerStartError(
+        raise StartError(
             f"{path}: its weights take {needed / GIB:.2f} GiB as {str(dtype)[6:]}, and {free / GIB:.2f} GiB of the "
             f"{where}'s memory are free: end what else uses it{narrower}, or take a smaller model or a larger {where}"
         )
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """What the engine may hold. Raises WorkerStartError where not even one sequence of the maximum length fits."""
+    """What the engine may hold. Raises StartError where not even one sequence of the maximum length fits."""
     max_model_len = model.max_model_len
     # Of one rank; on a CPU they share the machine's memory, and that of the host they share everywhere.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
@@ -198,7 +199,7 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, room, remedy)
     if num_blocks * bytes_per_block > most:
         asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
-        raise WorkerStartError(
+        raise StartError(
             f"{asked}: that takes {num_blocks * bytes_per_block / GIB:.2f} GiB, and {most / GIB:.2f} GiB are free; "
             "lower it, or leave it out, and it is chosen"
         )
@@ -251,7 +252,7 @@ class ModelTexts:
 
 
 def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
-    """Read the tokenizer of a model folder and the pinned prefixes. Raises WorkerStartError, ModelError."""
+    """Read the tokenizer of a model folder and the pinned prefixes. Raises StartError, ModelError."""
     config = read_json(path / "tokenizer_config.json")
     special_tokens = read_special_tokens(path, config)
     tokenizer = load_tokenizer(path, special_tokens)
@@ -266,15 +267,15 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
         file = Path(settings.pinned_prefixes).expanduser()
         return ModelTexts(tokenizer, eos_token_ids, load_prefixes(file, tokenizer, template, vocab_size))
     except PrefixError as error:
-        raise WorkerStartError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def pin(engine: Engine, prefixes: list[PinnedPrompt]) -> None:
-    """Compute the pinned prefixes. Raises WorkerStartError for one that does not fit."""
+    """Compute the pinned prefixes. Raises StartError for one that does not fit."""
     try:
         pin_prefixes(engine, prefixes)
     except PrefixError as error:
-        raise WorkerStartError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 class LoadingLog:
@@ -303,7 +304,7 @@ def choose_num_blocks(
 ) -> int:
     """Blocks of the cache: as set, else what fits into `room` bytes.
 
-    Raises WorkerStartError where not even one sequence of the maximum length fits.
+    Raises StartError where not even one sequence of the maximum length fits.
     """
     longest = -(-max_model_len // settings.block_size)
     if settings.num_blocks:
@@ -314,7 +315,7 @@ def choose_num_blocks(
         blocks = room // bytes_per_block
     if blocks < longest:
         need = longest * bytes_per_block / GIB
-        raise WorkerStartError(
+        raise StartError(
             f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
             f"{longest} blocks ({need:.2f} GiB): {remedy}"
             + (f", or lower --max-model-len to {blocks * settings.block_size}" if blocks else "")

@@ -14,7 +14,7 @@ from quire.gateway.admin.request_meter import BEGAN, METER
 from quire.gateway.api.call import Call
 from quire.gateway.api.errors import REASON, REQUEST_ID
 from quire.gateway.stream.transcript import ANSWER
-from quire.shared.telemetry.tracing import TraceContext
+from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer

@@ -13,10 +13,11 @@ from quire.gateway.model.sampling_defaults import FILE as GENERATION_CONFIG
 from quire.gateway.model.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.model.config import context_length, read_model_config
+from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, download
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
-from quire.shared.text.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 

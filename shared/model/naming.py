@@ -1,22 +1,24 @@
-"""What a model is called: on the wire, in keys, and by users."""
+"""The served name of a model: in messages, in Redis keys and for users."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from quire.shared.errors import StartError
+
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.
 _NAME = re.compile(r"[A-Za-z0-9._/:@+-]{1,256}")
 
 
-class InvalidModelName(ValueError):
-    """A served model name that cannot be part of a key."""
+class InvalidModelName(StartError, ValueError):
+    """A served model name cannot be part of a Redis key. The text has the remedy."""
 
 
 def served_name(model: str, served_model_name: str = "") -> str:
-    """The name that clients use: `served_model_name`, else a local folder's own name, else the Hugging Face name.
+    """Return the name for clients: `served_model_name`, else the name of a local folder, else the Hugging Face name.
 
-    Raises InvalidModelName with the remedy where that is not a name that keys can hold.
+    Raises InvalidModelName if that cannot be part of a Redis key.
     """
     folder = Path(model).expanduser()
     name = served_model_name or (folder.resolve().name if folder.exists() else model)

@@ -1,14 +1,14 @@
--- Hand a worker new requests, of the first queue first, without waiting for any.
+-- Read new requests for a worker, from the first queue first, without blocking.
 --   KEYS  queues
 --   ARGV  worker, how many at most
 --   ->    for each queue {{entry id, {field, value, ...}}, ...}
--- Not repeatable: what was handed over is pending for the worker, who finds it there after a call that failed.
+-- Not repeatable: entries that were read are pending for the worker, which looks there after a call that failed.
 local left = tonumber(ARGV[2])
 local found = {}
 for i, queue in ipairs(KEYS) do
     local entries = {}
     if left > 0 then
-        local reply = redis.call('XREADGROUP', 'GROUP', 'workers', ARGV[1], 'COUNT', left, 'STREAMS', queue, '>')
+        local reply = redis.call('XREADGROUP', 'GROUP', GROUP, ARGV[1], 'COUNT', left, 'STREAMS', queue, '>')
         entries = reply and reply[1][2] or {}
     end
     left = left - #entries

@@ -1,8 +1,8 @@
--- Hand running requests back with all their tokens, for any other worker to go on at once; it does not count as a death.
---   KEYS  any of the lane (a cluster finds the node by it)
+-- Return running requests to the queue with all their tokens: any worker may resume them at once. This is not a death.
+--   KEYS  any key of the lane (a cluster finds the node by it)
 --   ARGV  prefix, then for each request: id, attempt token
---   ->    how many were handed back
--- They go to a queue that is read before all others: their clients wait in the middle of an answer. Repeatable.
+--   ->    number of requests that were returned
+-- They go to a queue that is read first, because their clients wait in the middle of an answer. Repeatable.
 local prefix = ARGV[1]
 local released = 0
 for i = 2, #ARGV, 2 do
@@ -12,8 +12,8 @@ for i = 2, #ARGV, 2 do
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         local class, cost = load_of(prefix, req[5], req[6], req[3], req[4])
         take_off_queue(prefix, req[3], req[4])
-        local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', cost)
-        redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry, 'before', req[1])
+        local entry = redis.call('XADD', prefix .. 'queue:' .. HANDED, '*', 'id', id, 'cost', cost)
+        redis.call('HSET', key, 'state', 'queued', 'queue', HANDED, 'entry', entry, 'before', req[1])
         redis.call('HDEL', key, 'attempt', 'owner', 'incarnation')
         add_load(prefix, class, 1, cost)
         released = released + 1

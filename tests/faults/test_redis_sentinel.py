@@ -12,14 +12,10 @@ from redis import Redis
 
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis import places
-from quire.shared.redis.clients import (
-    BrokerUnavailable,
-    NotTheServer,
-    blocking_client,
-    check_redis,
-    command_client,
-    pubsub_client,
-)
+from quire.shared.redis.check import check_redis
+from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
+from quire.shared.redis.connections import NotTheServer
+from quire.shared.redis.url import BrokerUnavailable
 from tests.faults.calls import FAST, assert_same, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import STEP_S, FaultStack
 from tests.support.redis_fleet import SERVICE, Watched, closing, wait

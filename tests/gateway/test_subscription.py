@@ -12,7 +12,8 @@ import pytest
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
-from quire.shared.redis.clients import LaneClient, pubsub_client
+from quire.shared.redis.clients import pubsub_client
+from quire.shared.redis.lane_client import LaneClient
 from tests.support.redis_server import RedisServer
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.shared.errors import StartError
 from quire.worker import build
 from quire.worker.build import GIB, check, choose_num_host_blocks
-from quire.worker.errors import WorkerStartError
 from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire
 from tests.support.redis_server import running_redis
@@ -144,7 +144,7 @@ def test_a_pinned_prefix_that_does_not_fit(
 
 
 def test_swapping_without_memory_for_it() -> None:
-    with pytest.raises(WorkerStartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
+    with pytest.raises(StartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
         check(WorkerSettings(preemption="swap", swap_gb=0), CPU)
     check(WorkerSettings(preemption="auto", swap_gb=0), CPU)
 

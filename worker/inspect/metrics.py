@@ -51,25 +51,27 @@ FAMILIES = (
     ),
     _gauge(
         "quire_kv_slots",
-        "Slots of the used blocks: filled, promised to tokens that are yet to be computed, or waste",
+        "Slots of the used blocks: filled, reserved (promised) for tokens that are yet to be computed, or waste",
         "state",
         filled="slots_filled",
         promised="slots_promised",
         waste="slots_waste",
     ),
-    _gauge("quire_kv_waste_slots", "Slots of used blocks that are of no token", value="slots_waste"),
+    _gauge("quire_kv_waste_slots", "Allocated KV slots that hold no token", value="slots_waste"),
     _gauge(
         "quire_kv_sequence_waste_slots_max",
-        "Slots that are of no token in the block table of one sequence, at most",
+        "Largest number of allocated KV slots without a token in one sequence's block table",
         value="slots_waste_max",
     ),
     _gauge(
         "quire_kv_sharing_saved_blocks",
-        "Blocks that running sequences would need on top if they shared none",
+        "Additional blocks that running sequences would need without sharing",
         value="sharing_saved_blocks",
     ),
     _gauge(
-        "quire_kv_sharing_saved_ratio", "The same, as a share of what they would need", value="sharing_saved_fraction"
+        "quire_kv_sharing_saved_ratio",
+        "Fraction of the blocks of running sequences that is saved by sharing",
+        value="sharing_saved_fraction",
     ),
     _gauge(
         "quire_host_blocks",
@@ -80,7 +82,7 @@ FAMILIES = (
     ),
     _gauge(
         "quire_sequences",
-        "Unfinished sequences in the engine",
+        "Unfinished sequences in the engine, by state",
         "state",
         running="sequences_running",
         waiting="sequences_waiting",
@@ -88,21 +90,25 @@ FAMILIES = (
     ),
     _gauge(
         "quire_prefill_limit_tokens",
-        "Prompt tokens that the next step may take beside decodes",
+        "Prompt tokens that the next step may compute in addition to decodes",
         value="max_prefill_tokens",
     ),
     _counter("quire_engine_steps", "Steps of the engine", value="steps"),
     _counter("quire_engine_tokens", "Tokens computed", "phase", prefill="prefill_tokens", decode="decode_tokens"),
-    _counter("quire_prefix_cache_query_tokens", "Prompt tokens that were looked up", value="prefix_query_tokens"),
+    _counter(
+        "quire_prefix_cache_query_tokens",
+        "Prompt tokens that were looked up in the prefix cache",
+        value="prefix_query_tokens",
+    ),
     _counter(
         "quire_prefix_cache_hit_tokens",
-        "Prompt tokens that were found and not computed again",
+        "Prompt tokens that were found in the prefix cache and not computed again",
         value="prefix_hit_tokens",
     ),
-    _counter("quire_prefix_cache_evictions", "Cached blocks that made room", value="evictions"),
+    _counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to make room", value="evictions"),
     _counter(
         "quire_preemptions",
-        "Requests that gave way, by how they come back",
+        "Requests that were preempted, by how they are restored",
         "kind",
         recompute="preemptions_recompute",
         swap="preemptions_swap",
@@ -118,7 +124,9 @@ FAMILIES = (
     _counter(
         "quire_block_copies", "Blocks copied because they were shared and written (copy on write)", value="copies"
     ),
-    _counter("quire_forks", "Sequences that began with the blocks of another", value="forks"),
+    _counter(
+        "quire_forks", "Sequences that were forked: they began with the blocks of another sequence", value="forks"
+    ),
 )
 
 
@@ -153,7 +161,7 @@ class WorkerMetrics:
         self._committer = committer
         self._lag = lag
         labels, values = tuple(info), {tuple(info.values()): 1.0}
-        self._info = gauge("quire_worker_info", "Always 1; its labels say how this worker computes", values, labels)
+        self._info = gauge("quire_worker_info", "Constant 1; the labels say how this worker computes", values, labels)
         self._exposition = Exposition("worker")
 
     def render(self, reading: EngineReading) -> bytes:
@@ -172,33 +180,39 @@ class WorkerMetrics:
     def _queue(self) -> Iterator[Metric]:
         claims = self._claims
         yield counter("quire_attempts", "Requests that this worker took to run", claims.first + claims.migrated)
-        yield counter("quire_migrations", "Of these, requests that another attempt had begun", claims.migrated)
+        yield counter("quire_migrations", "Claimed requests that continue an earlier attempt", claims.migrated)
         corrupt = self._broker.corrupt
         yield counter(
             "quire_corrupt_messages",
-            "What could not be decoded, by where it was",
+            "Messages that could not be decoded, by where they were found",
             {"entry": corrupt["queue entry"], "request": corrupt["request"], "notice": corrupt["notice"]},
             ("where",),
         )
         yield histogram(
             "quire_queue_wait_seconds",
-            "From acceptance to the first claim, by priority class",
+            "Time from acceptance to the first claim, by priority class",
             claims.waited_s,
             ("class",),
         )
 
     def _commits(self) -> Iterator[Metric]:
         counts, committer = self._committer.counts, self._committer
-        yield gauge("quire_leases", "Requests that this worker holds the lease of", committer.num_running)
-        yield counter("quire_leases_lost", "Leases that were found to be another's when renewed", counts.leases_lost)
-        yield counter("quire_fenced_commits", "Attempts that a commit found overtaken", counts.fenced)
+        yield gauge("quire_leases", "Requests whose lease this worker holds", committer.num_running)
+        yield counter(
+            "quire_leases_lost", "Leases that turned out to be another worker's when renewed", counts.leases_lost
+        )
+        yield counter(
+            "quire_fenced_commits", "Attempts that a commit found superseded by another attempt", counts.fenced
+        )
         yield counter(
             "quire_worker_requests", "Requests that this worker ended, by outcome", counts.ended, ("outcome",)
         )
-        yield histogram("quire_commit_seconds", "A commit to Redis, of those that were answered", counts.seconds)
-        yield counter("quire_commit_requests", "Requests in these commits", counts.requests)
+        yield histogram("quire_commit_seconds", "Duration of commits to Redis that were answered", counts.seconds)
+        yield counter("quire_commit_requests", "Requests in commits that were answered", counts.requests)
         yield counter("quire_commit_failures", "Commits that Redis did not answer; they are repeated", counts.failed)
-        yield counter("quire_log_resends", "Requests whose log had lost its end and got it again", counts.resent)
+        yield counter(
+            "quire_log_resends", "Requests whose output log had lost its tail and was sent again", counts.resent
+        )
         yield gauge(
             "quire_uncommitted_requests",
             "Requests with tokens that wait for the next commit",
@@ -206,11 +220,9 @@ class WorkerMetrics:
         )
 
     def _threads(self) -> Iterator[Metric]:
-        yield histogram(
-            "quire_engine_gap_seconds", "Between two steps while there is work for the engine", self._loop.gaps
-        )
-        yield counter("quire_engine_idle_seconds", "Time in which the engine had nothing to do", self._loop.idle_s)
-        yield histogram("quire_event_loop_lag_seconds", "How late the event loop wakes up", self._lag.seconds)
+        yield histogram("quire_engine_gap_seconds", "Time between two steps while the engine has work", self._loop.gaps)
+        yield counter("quire_engine_idle_seconds", "Time in which the engine had no work", self._loop.idle_s)
+        yield histogram("quire_event_loop_lag_seconds", "Delay with which the event loop wakes up", self._lag.seconds)
 
 
 def _engine(usage: EngineUsage) -> Iterator[Metric]:
@@ -222,9 +234,12 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
 
 
 def _steps(times: StepTimes) -> Iterator[Metric]:
-    yield histogram("quire_step_seconds", "Steps, by what they computed", times.seconds, ("kind",))
-    yield histogram("quire_step_phase_seconds", "Parts of steps", times.phases, ("phase",))
-    yield histogram("quire_step_sequences", "Sequences in a step: the batch size", times.sequences)
+    yield histogram("quire_step_seconds", "Duration of steps, by what they computed", times.seconds, ("kind",))
+    yield histogram("quire_step_phase_seconds", "Duration of the phases of steps", times.phases, ("phase",))
+    yield histogram("quire_step_sequences", "Batch size: sequences in a step", times.sequences)
     yield histogram(
-        "quire_step_tokens", "Tokens of a step, of those that had any of the phase", times.tokens, ("phase",)
+        "quire_step_tokens",
+        "Tokens in a step, by phase; steps without a token of the phase are left out",
+        times.tokens,
+        ("phase",),
     )

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.shared.broker import Claim
-from quire.shared.telemetry.tracing import TraceContext
+from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import AttemptSpans
 from quire.worker.queue.commit_counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
@@ -22,8 +24,7 @@ from quire.worker.queue.engine_thread import EngineThread
 log = logging.getLogger(__name__)
 
 # Between tries of a failed commit. Nothing is lost meanwhile: the engine's tokens wait here.
-RETRY_S = 0.1
-RETRY_LIMIT_S = 2.0
+RETRY_S = (0.1, 2.0)
 # Results in one commit, beyond the first of the steps that gathered: Redis serves nobody else meanwhile.
 MAX_COMMITS = 20_000
 # Tokens that are joined to one item: of longer ones each token more would cost as much as all before it.
@@ -190,7 +191,7 @@ class Committer:
         if is_new:
             for commit, item in zip(commits, step.items, strict=True):
                 self._attempts[commit[1][0]].log.extend(item)
-        delay = RETRY_S
+        backoff = Backoff(*RETRY_S)
         while True:
             try:
                 with self.counts.timed(commits):
@@ -201,9 +202,9 @@ class Committer:
                 if self._stopping:
                     raise
                 # The effect is unknown, and the script is repeatable.
+                delay = backoff.next()
                 log.warning("commit of %d requests failed (%s); again in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RETRY_LIMIT_S)
 
     def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
         """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
@@ -224,14 +225,14 @@ class Committer:
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
-                engine.finish(request_id, "cancelled")
+                engine.finish(request_id, OutcomeName.CANCELLED)
             else:  # before its claim's reply, or after its end: then it is never asked for, and gives way
                 if len(self._early_cancels) >= MAX_EARLY_CANCELS:
                     del self._early_cancels[next(iter(self._early_cancels))]
                 self._early_cancels[request_id] = None
         for request_id in reply.expired:
             if request_id in self._attempts:
-                engine.finish(request_id, "deadline")
+                engine.finish(request_id, OutcomeName.DEADLINE)
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
     def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:

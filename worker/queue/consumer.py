@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
+from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis.clients import BLOCK_S
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import spans_of
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
@@ -38,8 +40,7 @@ log = logging.getLogger(__name__)
 # How soon a full engine is asked again for room, and how soon higher classes are looked at that may displace others.
 FULL_S = 0.01
 DISPLACE_S = 0.05
-RETRY_S = 0.2
-RETRY_LIMIT_S = 2.0
+RETRY_S = (0.2, 2.0)
 # Every so many reads a lower class comes first, with one request.
 TURNS = ((8, "batch"), (4, "standard"))
 
@@ -94,7 +95,7 @@ class Consumer:
 
     async def run(self) -> None:
         """Read until `stop`."""
-        delay = RETRY_S
+        backoff = Backoff(*RETRY_S)
         while not self._stopping.is_set():
             try:
                 if self._look_back:
@@ -113,8 +114,9 @@ class Consumer:
                     room -= 1
                 if room > 0:
                     await self._take(await self._reader.read(room, int(1000 * BLOCK_S)))
-                delay = RETRY_S
+                backoff.reset()
             except (RedisError, OSError) as error:
+                delay = backoff.next()
                 if isinstance(error, ResponseError) and "NOGROUP" not in str(error):
                     log.error("Redis refuses to serve the queue: %s", error)
                 else:
@@ -122,7 +124,6 @@ class Consumer:
                 self._look_back = True
                 self.redis_was_away()
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RETRY_LIMIT_S)
 
     async def run_reclaim(self) -> None:
         """Take over what other workers have not renewed, until `stop`."""
@@ -187,7 +188,9 @@ class Consumer:
                     raise MessageError(f"its body is that of request {request.id}")
             except MessageError as error:
                 self._broker.note_corrupt("request", claim.request_id, error)
-                item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
+                item = StepItem(
+                    claim.request_id, claim.emitted, (), Outcome(OutcomeName.ERROR, "the request cannot be read")
+                )
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
@@ -207,7 +210,7 @@ class Consumer:
                 continue
             self._start(claim, request, logged, priority)
             if not wanted:
-                self._engine.finish(request.id, "cancelled")
+                self._engine.finish(request.id, OutcomeName.CANCELLED)
 
     def _start(
         self,

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from quire.shared.model.files import ModelError, read_json
 from quire.shared.text import chat_template
 from quire.shared.text.chat_template import ChatTemplate, TemplateFailure, load_chat_template
-from quire.shared.text.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from tests.support.chat_templates import CHATS, TEMPLATES, TOKENS
 from tests.support.tokenizers import byte_fallback, byte_level
 
