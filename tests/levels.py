@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from quire.kernels.cpu import library
+from quire.kernels.cpu.levels import Level
 from quire.ops.paths import PROJECT_ROOT
 
 NONE = "none"
@@ -29,9 +29,8 @@ TORCH: dict[str, dict[str, str]] = {
 
 
 def levels() -> list[str]:
-    """Those of this processor, the best first, then none at all. Raises kernels.Unavailable without a compiler."""
-    loaded = library.load()
-    return [level.name for level in reversed(library.Level) if loaded.quire_has_level(int(level))] + [NONE]
+    """Those of this processor, the best first, then none at all. Raises KernelsUnavailable without a compiler."""
+    return [level.name for level in reversed(Level) if level.is_supported] + [NONE]
 
 
 def environment(level: str) -> dict[str, str]:

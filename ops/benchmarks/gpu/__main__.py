@@ -191,7 +191,7 @@ def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
 
 def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     # On a card all cases in every type; in a rehearsal those that are quick enough for Triton's interpreter.
-    return pytest(args, "tests/kernels", "-k", "triton or gpu", "-m", "not soak")
+    return pytest(args, "tests/kernels", "tests/ops/benchmarks/kernels", "-k", "triton or gpu", "-m", "not soak")
 
 
 def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
