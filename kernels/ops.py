@@ -58,11 +58,11 @@ class AllReduceGroup(Protocol):
 
 
 class CacheStack(Protocol):
-    """The caches of all layers, as `stack_caches` returns them. It holds a reference to the caches."""
+    """The caches of all layers, as `stack_caches` returns them. The stack keeps the caches alive."""
 
 
 class LayerStack(CacheStack, Protocol):
-    """Layers and caches, as `stack_layers` returns them. It holds a reference to both, and is a CacheStack too."""
+    """Layers and caches, as `stack_layers` returns them. The stack keeps both alive, and is a CacheStack too."""
 
 
 @runtime_checkable
@@ -239,7 +239,8 @@ class Ops(Protocol):
         uniform [R] float64 in [0, 1). p = softmax(logits / temperature). The filters keep the top_k largest; of these
         the smallest set of most probable ids whose share reaches top_p; of these the ids with p >= min_p * max p. Ids
         that tie with the last kept id are kept. The draw is the first id whose cumulative kept mass, in id order,
-        exceeds uniform * total. NaN counts as minus infinity, which is never drawn. A row of minus infinity gives 0.
+        exceeds uniform * total. NaN counts as minus infinity, and an id with minus infinity is never drawn. A row of
+        minus infinity gives 0.
         """
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -277,7 +277,7 @@ class ReferenceOps:
 
         mass = p.cumsum(dim=-1)
         drawn = (mass <= uniform[:, None] * mass[:, -1:]).sum(dim=-1)
-        last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # for uniform * total that rounds up to the total
+        last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # if uniform * total rounds up to the total
         return torch.where(mass[:, -1] > 0, torch.minimum(drawn, last), 0).int()
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -311,7 +311,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
     largest = logits.max(dim=-1, keepdim=True).values
     is_largest = logits == largest
     shifted = torch.where(is_largest, 0.0, logits.double() - largest)  # infinity minus itself would be NaN
-    # Without the largest, which is 1: where it has nearly all of the mass, the rest would be lost in the sum.
+    # The largest terms are 1 and are added by log1p: if one has nearly all of the mass, the sum would lose the rest.
     rest = shifted.exp().masked_fill(is_largest, 0).sum(dim=-1, keepdim=True)
     log_sum = torch.log1p(rest + (is_largest.sum(dim=-1, keepdim=True) - 1))
     return torch.where(logits == float("-inf"), logits, shifted - log_sum).float()

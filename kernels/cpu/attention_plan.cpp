@@ -15,7 +15,7 @@ int64_t check(const AttentionShape& s) {
         if (queries == 0) continue;
         const int32_t blocks = (length + s.block_size - 1) / s.block_size;
         if (size_t(blocks) > s.table_width) return 1 + int64_t(i);
-        // Blocks before every window may have been freed. Their entries are not read.
+        // The entries of blocks before every window are not checked, because such blocks may have been freed.
         const int32_t lowest = s.window ? std::max(0, length - queries - s.window + 1) : 0;
         for (int32_t b = lowest / s.block_size; b < blocks; ++b) {
             const int32_t block = s.block_tables[i * s.table_width + b];

@@ -1,9 +1,9 @@
 """Builds the C++ kernels into one shared library, and finds a library that was built before.
 
 The file name is a hash of the sources and the flags, so a stale library is never loaded. The file is in `_build` next
-to the sources, or in $XDG_CACHE_HOME/quire if that folder is not writable. It is renamed into place, so a process never
-loads a partly written file while another process builds. The library contains every instruction-set level, and the
-level is chosen at run time, so a library that was built on one machine runs on any other x86-64 machine.
+to the sources, or in $XDG_CACHE_HOME/quire if that folder is not writable. The build renames the file into place, so a
+process never loads a partly written file while another process builds. The library contains every instruction-set
+level, and the level is chosen at run time, so a library that was built on one machine runs on any other x86-64 machine.
 
     python -m quire.kernels.cpu.build
 """

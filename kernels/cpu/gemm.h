@@ -17,8 +17,8 @@ constexpr int kTileRows = W == 16 ? 12 : 3, kWeighRows = W == 16 ? 6 : 2;
 #endif
 constexpr int kUnitWords = 16 / kPerWord;  // words of one column of the values of 16 keys
 
-// What a tile prefetches while it computes: nothing; its own panel, a little ahead; or half of the next panel, into the
-// second-level cache.
+// The memory that a tile prefetches while it computes: nothing; its own panel, a little ahead; or half of the next
+// panel, into the second-level cache.
 enum Fetch { kFetchNothing, kFetchOwn, kFetchNext };
 
 // The division of `rows` into tiles of at most `most`. The first `larger` tiles have one row more than the rest.

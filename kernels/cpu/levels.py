@@ -24,7 +24,7 @@ class Level(IntEnum):
 
     @property
     def is_supported(self) -> bool:
-        """Whether this processor and operating system run the level. Raises KernelsUnavailable."""
+        """True if this processor and operating system run the level. Raises KernelsUnavailable without the library."""
         return bool(self.functions.is_supported())
 
 

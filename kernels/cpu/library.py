@@ -167,9 +167,9 @@ class Library:
 
 @cache
 def load() -> Library:
-    """Load the library, and build it first if needed. It starts with a thread per processor that the process may use.
+    """Load the library, after building it if needed, and set as many threads as the process may use processors.
 
-    Raises KernelsUnavailable if it cannot be built.
+    Raises KernelsUnavailable if the library cannot be built.
     """
     from quire.kernels.cpu import build  # not at the top: `python -m quire.kernels.cpu.build` imports this module first
 

@@ -7,13 +7,13 @@ import torch
 
 _SMALL_PAGE, _LARGE_PAGE = 4 << 10, 2 << 20
 _CHUNK = 64 << 20
-# The distance between the offsets, within a large page, of two successive `apart` allocations. It is the golden ratio
+# The distance between the offsets, within a large page, of two successive `apart` allocations: the golden ratio
 # of a page, so that the offsets of any number of allocations are far from each other.
 _STEP = 316 * _SMALL_PAGE
 
 
 def _map(size: int) -> tuple[torch.Tensor, int]:
-    """Map at least `size` zeroed bytes, which are freed with their last view.
+    """Map at least `size` zeroed bytes. The memory is freed with its last view.
 
     Returns the bytes and the offset of the first large page in them.
     """

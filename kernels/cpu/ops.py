@@ -1,4 +1,4 @@
-"""The operations of kernels/ops.py in C++ for x86-64 with AVX2 or AVX-512. They are row-invariant.
+"""The operations of kernels/ops.py in C++ for x86-64 with AVX2 or AVX-512. All operations are row-invariant.
 
 The sources in this folder hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h, logprobs.h.
 This module checks the arguments and passes their addresses. A cache block keeps keys and values in the order that the

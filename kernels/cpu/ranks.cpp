@@ -23,7 +23,8 @@ struct alignas(64) Line {
     std::atomic<uint64_t> turn;  // the last turn for which this rank has written
 };
 
-// The start of the shared memory, which is zeroed. The places follow: [2, in alternate turns][ranks][kPlaceBytes].
+// The start of the shared memory. The memory is zeroed at first. The places follow: [2, in alternate
+// turns][ranks][kPlaceBytes].
 struct Header {
     Line lines[kMaxRanks];
     alignas(64) std::atomic<uint32_t> given_up;

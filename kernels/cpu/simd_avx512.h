@@ -16,7 +16,7 @@ INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-// As the instruction does: if an operand is NaN, the result is the second operand.
+// If an operand is NaN, the result is the second operand, as the instruction defines it.
 INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 INLINE F round_even(F a) { return _mm512_roundscale_ps(a, 8); }

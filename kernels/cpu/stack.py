@@ -43,12 +43,12 @@ class _Step(Structure):
     ]
 
 
-# What a result of `layers` other than 0 is about: its bits from 40 on. The bits below are 1 + an index.
+# The kinds of error that `layers` returns in bits 40 and higher. The lower bits are 1 + an index.
 _BAD_TOKEN, _BAD_SEQUENCE, _BAD_ROW, _RANK_HAS_ENDED = range(4)
 
 
 class CpuCaches:
-    """The addresses of the caches of all layers. It holds a reference to the caches."""
+    """The addresses of the caches of all layers, and a reference to the caches."""
 
     def __init__(self, stack: Caches, dtype: torch.dtype) -> None:
         _, kv_heads, block_size, d = stack.check_caches(None, dtype)
@@ -60,7 +60,7 @@ class CpuCaches:
 
 
 class CpuStack(CpuCaches):
-    """The addresses of the weights and caches of all layers. It holds a reference to them."""
+    """The addresses of the weights and caches of all layers, and a reference to weights and caches."""
 
     def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
         self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype)

@@ -1,4 +1,4 @@
-"""Attention of one step: which tokens go to which kernel. It is planned at the first layer and kept for later layers.
+"""Attention of one step: the kernel of each token, planned at the first layer and kept for later layers.
 
 A step with as many tokens as sequences only decodes: every token is a row of `decode`. In any other step, sequences
 with one query are rows of `decode`, and sequences with more queries are tiles of `prefill`, in a launch of their own.
@@ -27,7 +27,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What launches of attention depend on, apart from shapes."""
+    """The properties, apart from shapes, on which launches of attention depend."""
 
     multiprocessors: int
     invariant: bool = False  # the bits of a row depend on that row alone

@@ -41,7 +41,7 @@ def move_kernel(
 class BlockMover:
     """Copies blocks of all caches. The caches are in the order of a host block: layer by layer, k before v.
 
-    It keeps the addresses of the caches, and no reference to them. Block ids are int64 [n] in host memory.
+    The mover keeps the addresses of the caches, not the caches themselves. Block ids are int64 [n] in host memory.
     """
 
     def __init__(self, caches: list[Tensor]) -> None:
@@ -49,7 +49,7 @@ class BlockMover:
         self.device = first.device
         self.words = first[0].nbytes // 8
         self.addresses = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=self.device)
-        self._host_stride = len(caches) * self.words  # words of a host block, which has a block of every cache
+        self._host_stride = len(caches) * self.words  # words of a host block: one block of every cache
         self._host: tuple[int, Tensor] | None = None  # address of the host memory of the last move; addresses in it
 
     def _host_addresses(self, host: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from quire.kernels import checks
 
 
 def _first(bad: Tensor) -> int | None:
-    """Return the first index where `bad` is true; None if there is none."""
+    """Return the first index where `bad` is true; None if it is false everywhere."""
     at = bad.nonzero()
     return int(at[0]) if len(at) else None
 

@@ -33,8 +33,8 @@ def matmul_kernel(
 ):
     """x [tokens, K], weight [N, K], bias [N] -> out [tokens, N]. grid (cdiv(tokens, ROWS) * cdiv(N, COLUMNS),).
 
-    Successive programs share a tile of weights. They go over the columns in bands of BAND tiles of rows, so that the
-    programs that run at the same time read little more than a square of tiles. Offsets are int64.
+    Successive programs share a tile of weights. Programs are ordered in bands of BAND tiles of rows over all columns,
+    so that the programs that run at the same time read little more than a square of tiles. Offsets are int64.
     """
     row_tiles = tl.cdiv(tokens, ROWS)
     of_band = tl.cdiv(N, COLUMNS) * BAND

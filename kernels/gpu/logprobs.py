@@ -88,8 +88,7 @@ def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
 def best_ids(logits: Tensor, count: int) -> Tensor:
     """Return the ids of the `count` largest logits of each row, [R, count] int32; of equal logits the lower id first.
 
-    Selects keys by radix (`topk`), without sorting whole rows. As many rows as have keys of KEY_BYTES are selected at a
-    time.
+    `topk` selects keys by radix, without sorting whole rows. The keys of at most KEY_BYTES exist at a time.
     """
     rows, vocabulary = logits.shape
     at_once = max(1, KEY_BYTES // (8 * vocabulary))

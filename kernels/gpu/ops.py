@@ -50,7 +50,7 @@ class TritonOps:
     batch_invariant: the result of a row depends on that row alone, bit for bit, whether it is computed in a prompt or
     as a decode step. Matrix products then sum over K in one order, while cuBLAS chooses by shape, and attention splits
     keys at fixed places and sums them in one order.
-    check_ids: check ids, slots, positions and block tables, which waits for the device.
+    check_ids: wait for the device and check ids, slots, positions and block tables.
     """
 
     name = "triton"

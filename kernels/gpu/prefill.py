@@ -1,8 +1,9 @@
 """Attention of sequences with several queries: over cached blocks, or over the keys and values of this step.
 
 A tile of queries is consecutive tokens times the query heads of a group, so that a key is loaded once for all of them.
-Its loop ends at the last key that any of its rows sees. Only tiles of keys on the diagonal, or at the edge of the
-window, are masked. Cached and fresh keys are two compilations of one kernel, not two branches of one compilation.
+The loop over keys ends at the last key that a row of the tile sees. Only tiles of keys on the diagonal, or at the edge
+of the window, are masked. Cached and fresh keys are two compilations of one kernel, not two branches of one
+compilation.
 
 In the batch-invariant mode tiles of keys begin at multiples of their size, also at the start of a window. Without a
 window, pieces of keys are summed separately, as chunks are in `decode`. So the bits of a row depend neither on the

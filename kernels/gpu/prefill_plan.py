@@ -1,7 +1,7 @@
 """The work lists of prefill, made once per step on the device and used by all layers.
 
 An item is a tile of queries of one sequence. Sequences with keys in the cache and sequences that begin with this step
-have separate lists, because different kernels compute them. As for decoding, planning does not wait for the device.
+have separate lists, because different kernels compute them. Planning does not wait for the device.
 """
 
 from dataclasses import dataclass

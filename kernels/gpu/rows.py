@@ -1,6 +1,6 @@
 """Kernels that compute each row (token) independently: norms, the gated activation, the embedding.
 
-A program computes a row or a part of one. It reads and writes each value once, so the memory bandwidth is the limit.
+A program computes a row or a part of one. Each value is read and written once, so the memory bandwidth is the limit.
 Sums are taken in float32; results are rounded as kernels/ops.py defines. The functions take checked arguments.
 """
 
@@ -48,7 +48,7 @@ def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     inside = column < inner
     gate = tl.load(gate_up + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
-    # If exp overflows to infinity, the quotient is zero, which is correct.
+    # If exp overflows to infinity, the quotient is zero, as it should be.
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
     tl.store(out + row * inner + column, (silu.to(tl.float32) * up).to(out.dtype.element_ty), mask=inside)
 

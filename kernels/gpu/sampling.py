@@ -21,7 +21,7 @@ from quire.kernels.gpu.logits import load_logits, ordered_bits, row_largest
 
 @triton.jit
 def _probability(value, largest, temperature):
-    """Return the probability relative to that of the largest logit, which is finite or plus infinity."""
+    """Return the probability relative to that of the largest logit. `largest` is finite or plus infinity."""
     return tl.where(value == largest, 1.0, tl.exp(tl.div_rn(value - largest, temperature)))
 
 
@@ -73,7 +73,7 @@ def _threshold(
     return low
 
 
-# The parameters have one value per row. They may be columns of a buffer, at any alignment.
+# The parameters have one value per row, and may be columns of a buffer, at any alignment.
 @triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "out"])
 def sample_kernel(
     logits,

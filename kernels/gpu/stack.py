@@ -8,7 +8,7 @@ from quire.kernels.stack import Caches, Stack
 
 
 class TritonCaches:
-    """The checked caches of all layers, and what moves their blocks. It holds a reference to the caches."""
+    """The checked caches of all layers, and the mover of their blocks."""
 
     def __init__(self, stack: Caches, kv_dtype: torch.dtype) -> None:
         shape = stack.check_caches(None, kv_dtype)

@@ -29,7 +29,7 @@ def check_cache_shape(block_size: int, head_dim: int) -> None:
 
 
 def check_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    """Raise Unsupported if a group has too many query heads for one tile of prefill, which is in shared memory."""
+    """Raise Unsupported if a group has too many query heads for one tile of prefill in shared memory."""
     most = 128 if head_dim <= 128 and dtype.itemsize == 2 else 64
     if heads > most * kv_heads:
         raise Unsupported(

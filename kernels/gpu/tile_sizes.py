@@ -60,7 +60,7 @@ def prefill_tiles(
 ) -> AttentionTiles:
     """Return the tiles of prefill.
 
-    window: of the layer, 0: none. It takes one more loop and its registers. large_shared: the device has
+    window: of the layer, 0: none. A window takes one more loop and more registers. large_shared: the device has
     LARGE_SHARED_BYTES.
     """
     width = power_of_2(head_dim) * dtype.itemsize

@@ -2,10 +2,10 @@
 
     python -m quire.ops.benchmarks.kernels.cpu --ops triton --json kernels.json
 
-Each case has a number of bytes to move and of floating-point operations to do. Its floor is the time that the card
-takes for them, the larger of the two times. Its share is the floor divided by the median of `--repeat` runs. The L2
-cache is overwritten between runs. A case that can be captured runs as a CUDA graph, so that the host's launch time does
-not count.
+Each case has a number of bytes to move and of floating-point operations to do. The floor of a case is the time that the
+card takes for them, the larger of the two times. The share is the floor divided by the median of `--repeat` runs. The
+L2 cache is overwritten between runs. A case that can be captured runs as a CUDA graph, so that the host's launch time
+does not count.
 """
 
 from __future__ import annotations
