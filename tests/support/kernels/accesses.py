@@ -1,16 +1,16 @@
-"""What a GPU does not forgive and an interpreter does: accesses of a launch that race, or miss their tensors.
+"""Finds memory accesses in Triton's interpreter that would be wrong on a GPU: races, and accesses outside of tensors.
 
-An interpreter runs the programs of a launch one after the other, and each of their operations to its end. On a GPU
-programs run at once, and so do the threads of one, which wait for each other nowhere that the kernel does not say. Here
-every address is noted, byte by byte, and an AssertionError names the kernel
+The interpreter runs the programs of a launch one after the other, and completes each operation before the next. On a
+GPU, programs run in parallel, and so do the threads of a program, which synchronise only where the kernel says so. This
+module records every address, byte by byte, and raises an AssertionError that names the kernel if
 
-- that touches what belongs to no tensor,
-- one of whose programs reads or writes what another one of the launch writes,
-- whose program reads what it has written itself (there is no barrier in these kernels), or writes it twice,
-- whose program writes where it has read with fewer values than it has threads: several threads then read the same
-  value, and one may be so late that it finds the new one.
+- a program accesses memory that belongs to no tensor,
+- a program reads or writes memory that another program of the launch writes,
+- a program reads memory that it has written (these kernels have no barrier), or writes memory twice,
+- a program writes memory that it has read with fewer values than it has threads: several threads read the same value
+  then, and a late thread may find the new value.
 
-What a load leaves out and names no other value for is garbage on a GPU, and NaN or the largest number here.
+The masked lanes of a load without `other` are undefined on a GPU. Here they are NaN or the largest number.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ THREADS_OF_WARP, DEFAULT_WARPS = 32, 4
 
 
 class Accesses:
-    """Of the launch that runs, after `install`."""
+    """The accesses of the current launch."""
 
     def __init__(self) -> None:
         self._begin(np.empty((0, 2), np.int64), 0)
 
     def install(self) -> None:
-        """Watch all launches of the interpreter from now on, in this process."""
+        """Watch all launches of the interpreter in this process from now on."""
         from triton.runtime import interpreter
         from triton.runtime.errors import InterpreterError
 
@@ -61,12 +61,12 @@ class Accesses:
 
         def watched_launch(self_: Any, *arguments: Any, **named: Any) -> Any:
             warps = named.get("num_warps", DEFAULT_WARPS)
-            self._launch_threads = THREADS_OF_WARP * warps if warps > 1 else 0  # those of one warp load together
+            self._launch_threads = THREADS_OF_WARP * warps if warps > 1 else 0  # the threads of one warp load together
             try:
                 launch(self_, *arguments, **named)
                 self.finish()
             except (AssertionError, InterpreterError) as error:
-                # The interpreter packs what happens in a kernel into errors of its own.
+                # The interpreter wraps exceptions of a kernel in its own exceptions.
                 cause: BaseException = error
                 while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
                     cause = cause.__cause__
@@ -79,12 +79,12 @@ class Accesses:
         executor._init_args_hst = watched_arguments
 
     def _begin(self, extents: np.ndarray, threads: int) -> None:
-        self._extents = extents  # [n, 2]: first byte and the one behind the last of each tensor
+        self._extents = extents  # [n, 2]: first byte of each tensor, and the byte after its last
         self._threads = threads
         self._read: list[np.ndarray] = []
-        self._shared: list[np.ndarray] = []  # of what was read, what several threads have read
+        self._shared: list[np.ndarray] = []  # the reads that several threads have made
         self._written: list[np.ndarray] = []
-        self._reads: list[np.ndarray] = []  # of each program that has ended
+        self._reads: list[np.ndarray] = []  # of each finished program
         self._writes: list[np.ndarray] = []
 
     def read(self, ptrs: Any, mask: Any) -> None:
@@ -121,7 +121,7 @@ class Accesses:
             assert not ((written[at] == read) & (writer[at] != reader)).any(), "a program reads what another one writes"
 
     def _bytes(self, ptrs: Any, mask: Any) -> np.ndarray:
-        """Addresses of all bytes that an operation touches."""
+        """Return the addresses of all bytes that an operation accesses."""
         first = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64).reshape(-1)
         size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
         self._check_owned(first, size)
@@ -132,18 +132,18 @@ class Accesses:
             return
         if _all_inside(first, size, self._extents):
             return
-        # Where a kernel finds its tensors by pointers that are in a tensor.
+        # The kernel may have read the addresses of tensors from another tensor.
         self._extents = _extents([one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)])
         assert _all_inside(first, size, self._extents), "a program touches what belongs to no tensor"
 
 
 def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """What a masked load without a value for the rest may find there."""
+    """Return values for the masked lanes of a load without `other`."""
     return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max, dtype)
 
 
 def _extents(tensors: list[Any]) -> np.ndarray:
-    """[n, 2]: the memory of tensors, in the order of addresses, none inside another."""
+    """Return the memory of tensors, [n, 2]: begin and end, in ascending order, without overlaps."""
     storages = [one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
     found = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages if one.nbytes()})
     return np.array(found, np.int64).reshape(-1, 2)
@@ -161,6 +161,6 @@ def _unique(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _flat(programs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses of all programs, and the program of each."""
+    """Return the addresses of all programs, and the program of each address."""
     owners = [np.full(len(one), number, np.int64) for number, one in enumerate(programs)]
     return np.concatenate(programs), np.concatenate(owners)

@@ -1,6 +1,6 @@
-"""Memory of weights and caches that ends, and begins, beside pages that nobody may touch.
+"""Memory for weights and caches between two inaccessible pages.
 
-A kernel that reads or writes outside ends the process with a segmentation fault; pytest says in which test.
+A kernel that reads or writes outside ends the process with a segmentation fault. pytest prints the test.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ import weakref
 import torch
 
 PAGE = 4096
-_LINE = 64  # what kernels may expect of an address
+_LINE = 64  # alignment that kernels may rely on
 _NO_ACCESS, _READ_WRITE, _PRIVATE_ANONYMOUS = 0, 3, 0x22
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,7 +20,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def guarded(size: int) -> torch.Tensor:
-    """[size] uint8, zeroed, from an address that is a multiple of 64 to less than 64 bytes before the guard."""
+    """Return zeroed [size] uint8 that begins at a multiple of 64 and ends less than 64 bytes before a guard page."""
     used = -(-size // _LINE) * _LINE
     pages = -(-used // PAGE) * PAGE
     whole = pages + 2 * PAGE

@@ -1,7 +1,8 @@
-"""Triton's interpreter, fast enough for tests.
+"""Makes Triton's interpreter fast enough for tests, and corrects its arithmetic.
 
-It replaces the functions of the language at every launch and at every call of a device function, and puts them back,
-which takes most of the time of a small launch. A test process that interprets needs the originals no more.
+The interpreter patches the functions of the language at every launch and at every call of a device function, and
+restores them afterwards, which takes most of the time of a small launch. Here they are patched once, because a test
+process does not need the originals again.
 """
 
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 
 
 def patch_once() -> None:
-    """Replace the functions of the language now, and never again. Triton must have been imported to interpret."""
+    """Patch the functions of the language once. Triton must have been imported with TRITON_INTERPRET=1."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -20,13 +21,13 @@ def patch_once() -> None:
     kept = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda function: kept
 
-    # A GPU does not say when a result is infinite.
+    # A GPU does not report infinite results.
     interpreter.GridExecutor.__call__ = np.errstate(all="ignore")(interpreter.GridExecutor.__call__)
 
-    # Tensors of the CPU are read and written in place, and need not be copied onto themselves, whole caches at a time.
+    # CPU tensors are accessed in place. Without this, the interpreter copies whole caches onto themselves.
     interpreter.GridExecutor._restore_args_dev = lambda *arguments: None
 
-    # Its own conversions lose the carry where rounding up fills the mantissa, and what a tie is.
+    # The interpreter's conversions lose the carry if rounding up overflows the mantissa, and round ties wrongly.
     convert = interpreter._convert_float
 
     def rounded(values: np.ndarray, source: tl.dtype, target: tl.dtype, mode: object) -> np.ndarray:
@@ -38,7 +39,7 @@ def patch_once() -> None:
 
     interpreter._convert_float = rounded
 
-    # It keeps numbers of bfloat16 as integers, and multiplies them as such.
+    # The interpreter stores bfloat16 values as integers, and would multiply the integers.
     dot = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self, a, b, *rest):
@@ -48,15 +49,18 @@ def patch_once() -> None:
 
 
 def matrix_values(matrix) -> np.ndarray:
-    """The numbers of a matrix of the interpreter, as float32."""
+    """Return the values of a matrix of the interpreter, as float32."""
     if str(matrix.dtype.scalar) == "bf16":
         return (matrix.data.astype(np.uint32) << 16).view(np.float32)
     return matrix.data.astype(np.float32)
 
 
 def make_dot_row_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with BLAS, whose result for a row depends on where it is in the tile; a GPU's matrix
-    instructions, and this, add each element's terms to it in one order, 16 at a time."""
+    """Make `tl.dot` of the interpreter row-invariant, as the matrix instructions of a GPU are.
+
+    The interpreter multiplies with BLAS, whose result for a row depends on its place in the tile. The replacement adds
+    the terms of each element in one order, 16 at a time.
+    """
 
     from triton.runtime import interpreter
 

@@ -1,4 +1,4 @@
-"""The operations once more, in float64, dense and without a cache, and how far from them a result may lie."""
+"""The operations in float64, dense and without a cache, and the allowed difference between a result and theirs."""
 
 import math
 
@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def assert_close(actual: Tensor, exact: Tensor, scale: Tensor | float = 1.0, rounds: int = 1) -> None:
-    """`scale` is the size of the terms that were added; 16-bit results may be rounded `rounds` times."""
+    """Assert that a result is close to the exact one.
+
+    scale: the size of the summed terms. rounds: how many times a 16-bit result may be rounded.
+    """
     relative = rounds * {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(actual.dtype, 0.0)
     difference = (actual.double() - exact).abs()
     allowed = relative * exact.abs() + 1e-5 * scale + 1e-30
@@ -16,7 +19,7 @@ def assert_close(actual: Tensor, exact: Tensor, scale: Tensor | float = 1.0, rou
 
 
 def slack(dtype: torch.dtype, bf16: float) -> float:
-    """A factor for `scale` where values are rounded on the way, from what bf16 needs; float16 is 8 times finer."""
+    """Return a factor for `scale` of operations with rounded intermediate values. bf16: the factor for bfloat16."""
     return {torch.bfloat16: bf16, torch.float16: max(1.0, bf16 / 8)}.get(dtype, 1.0)
 
 
@@ -26,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
-    """x [T, H, D]."""
+    """Rotate x [T, H, D]."""
     d = x.shape[-1]
     cos, sin = cos_sin.double()[positions.long(), None].split(d // 2, dim=-1)
     a, b = x.double().split(d // 2, dim=-1)
@@ -34,7 +37,10 @@ def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) -> Tensor:
-    """One sequence: q [queries, H, D] are the last of k's and v's [length, H_kv, D]; returns [queries, H * D]."""
+    """Return the attention of one sequence, [queries, H * D].
+
+    q [queries, H, D]: the queries of the last tokens; k, v [length, H_kv, D].
+    """
     queries, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
@@ -48,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) ->
 
 
 def kept(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Probabilities [V] of one row after the filters, as lists and a sort spell them out."""
+    """Return the probabilities [V] of one row after the filters, computed with lists and a sort."""
     values = [-math.inf if math.isnan(x) else x for x in logits.double().tolist()]
     largest = max(values)
     p = [math.exp((x - largest) / temperature) for x in values]

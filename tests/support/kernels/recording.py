@@ -1,7 +1,7 @@
-"""What a CUDA graph does, on a CPU: operations are recorded once with the memory that they work on, and replayed there.
+"""Imitates CUDA graphs on a CPU: operations are recorded once, and replayed on the same memory.
 
-As on a device, a replay runs no Python of the model: what the host decided while recording stays decided. Memory that
-was allocated and not yet written holds rubbish in every replay, as that of a shared pool does.
+As on a device, a replay runs no Python of the model: decisions of the host during recording are final. Allocated memory
+that is not yet written holds garbage in every replay, as in a pool that graphs share.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Recorded(TorchDispatchMode):
             self._operations += [lambda one=one: _poison(one) for one in made]
         elif function._schema.is_mutable:
             self._operations.append(lambda: function(*args, **kwargs))
-        elif not all(one.untyped_storage().data_ptr() in known for one in made):  # a view stays where it is
+        elif not all(one.untyped_storage().data_ptr() in known for one in made):  # a view needs no operation
             self._operations.append(lambda: self._again(function, args, kwargs, made))
         elif not made:
-            raise AssertionError(f"{function} gives the host a value: a graph cannot")
+            raise AssertionError(f"{function} returns a value to the host: a graph cannot")
         return results
 
     @staticmethod
@@ -55,7 +55,7 @@ class Recorded(TorchDispatchMode):
 
     @contextmanager
     def launches(self):
-        """Kernels that are launched within are recorded as one operation each."""
+        """Record each kernel launch inside the context as one operation."""
         run = InterpretedFunction.run
 
         def recorded(kernel: Any, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +76,7 @@ class Recorded(TorchDispatchMode):
 
 
 def record(launch: Callable[[], None], pool: Any) -> tuple[Recorded, Any]:
-    """Stands where `quire.worker.device.graphs.record_on_cuda` stands."""
+    """Replace `quire.worker.device.graphs.record_on_cuda`."""
     recorded = Recorded()
     with recorded.launches(), recorded:
         launch()

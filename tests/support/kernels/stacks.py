@@ -1,4 +1,4 @@
-"""Stacks of small random layers with full caches, and a step over them."""
+"""Stacks of small random layers with full caches, and a step of them."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def make_layers(
     ops: kernels.Ops, windows: list[int], norms: bool, biases: bool, times: int = 1
 ) -> list[SimpleNamespace]:
-    """times: that of what `o` and `down` give."""
+    """Make a layer for each window. times: factor of the outputs of `o` and `down`."""
 
     def linear(pack, n: int, k: int, times: int = 1):
         return pack(random(n, k, dtype=ops.dtype) * times, random(n, dtype=ops.dtype) * times if biases else None)
@@ -42,7 +42,7 @@ def make_layers(
 
 def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     caches = [ops.alloc_kv_cache(BLOCKS, KV_HEADS, BLOCK, D) for _ in range(count)]
-    generator = torch.Generator("cpu").manual_seed(0)  # each call makes the same
+    generator = torch.Generator("cpu").manual_seed(0)  # each call makes the same caches
     for cache in (cache for pair in caches for cache in pair):
         cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(ops.dtype))
     return caches
@@ -50,7 +50,7 @@ def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.
 
 def step() -> dict[str, torch.Tensor]:
     tables = torch.randperm(BLOCKS)[:18].view(3, 6)
-    tables = torch.cat([tables, torch.randperm(BLOCKS)[:12].view(3, 4)], dim=1)  # blocks may be shared, to read from
+    tables = torch.cat([tables, torch.randperm(BLOCKS)[:12].view(3, 4)], dim=1)  # sequences may share blocks
     positions = [torch.arange(n - q, n) for n, q in zip(LENGTHS, QUERIES, strict=True)]
     slots = [tables[s, p // BLOCK] * BLOCK + p % BLOCK for s, p in enumerate(positions)]
     return {
@@ -74,7 +74,7 @@ def make_stack(ops: kernels.Ops, windows: list[int]) -> tuple[LayerStack, list[t
 
 
 class Alike:
-    """Two ranks that have the same: what is added up is doubled."""
+    """Two ranks with equal values: their sum is twice the value."""
 
     rank, size = 0, 2
 
@@ -83,9 +83,9 @@ class Alike:
 
 
 def alone_and_added_up(ops: kernels.Ops) -> list[torch.Tensor]:
-    """The same in two ways: by layers whose `o` and `down` give twice as much, and by two ranks that are alike.
+    """Return the outputs of layers whose `o` and `down` are doubled, and of two equal ranks. Both should be equal.
 
-    A token behind others in a cached block, and a prompt of three.
+    The step has one token after cached ones, and a prompt of three tokens.
     """
     numbers = {
         "positions": [7, 0, 1, 2],

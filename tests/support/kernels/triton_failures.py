@@ -1,8 +1,8 @@
-"""Makes Triton raise one of its errors, and prints its type and `kernels.triton_failure` of it as JSON.
+"""Makes Triton raise an error, and prints the type of the error and its `kernels.triton_failure` as JSON.
 
     python -m tests.support.kernels.triton_failures static_assert|called|ptxas|shared|libcuda
 
-TRITON_INTERPRET must not be set. Kernels are compiled for a GPU of compute capability 9.0 that need not be there.
+TRITON_INTERPRET must not be set. Kernels are compiled for compute capability 9.0; this machine needs no such GPU.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def calling_kernel(x, BLOCK: tl.constexpr):
 def right_kernel(x):
     at = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + at)
-    tl.store(x + at, tl.trans(values))  # by way of 4 KiB of shared memory
+    tl.store(x + at, tl.trans(values))  # through 4 KiB of shared memory
 
 
 class Card:
-    """A driver of a card that is not there. shared_bytes: the shared memory that a program may have."""
+    """The driver of an imaginary card. shared_bytes: the shared memory of a program."""
 
     def __init__(self, shared_bytes: int) -> None:
         self.utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": shared_bytes})
@@ -66,7 +66,7 @@ class Card:
 
 
 class CardWithoutLibrary(Card):
-    """What initialises the driver looks for libcuda, and finds none."""
+    """A driver whose initialisation does not find libcuda."""
 
     def get_current_device(self) -> int:
         nvidia.library_dirs()
@@ -85,7 +85,7 @@ def main(case: str) -> None:
     x, card = torch.zeros(1024), Card(1000)
     if case == "libcuda":
         card = CardWithoutLibrary(1000)
-        subprocess.check_output = lambda *_, **__: b""  # what ldconfig knows
+        subprocess.check_output = lambda *_, **__: b""  # the output of ldconfig
         os.environ.pop("LD_LIBRARY_PATH", None)
     triton.runtime.driver.set_active(card)
     launches: dict[str, Callable[[], object]] = {
