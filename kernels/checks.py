@@ -1,6 +1,7 @@
-"""What every implementation demands of its arguments: a wrong call gets an exception that names the argument.
+"""Argument checks that all implementations share. A wrong argument raises an exception that names it.
 
-These run on each call, some hundred times per model step, so the good case is a few comparisons.
+Errors: TypeError for a dtype, ValueError for a shape, layout, device or parameter, IndexError for an id. The checks run
+on each call, some hundred times per model step, so a correct argument costs a few comparisons only.
 """
 
 import torch
@@ -10,6 +11,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Check that `value` is contiguous and has this dtype and shape. `name` is for the message."""
     if value.dtype is dtype and value.shape == shape and value.is_contiguous():
         return
     if value.dtype is not dtype:
@@ -20,21 +22,23 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...])
 
 
 def integers(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    """Check a contiguous int32 or int64 tensor of this shape."""
     if value.dtype not in _INTEGERS:
         raise TypeError(f"{name} is {value.dtype}, not torch.int32 or torch.int64")
     tensor(name, value, value.dtype, shape)
 
 
 def address(value: Tensor | None) -> int | None:
-    """Where a tensor's values lie, for a C function."""
+    """Return the address of a tensor's values, for a C function; None for None. Raises ValueError off the CPU."""
     if value is None:
         return None
     if not value.is_cpu:
-        raise ValueError(f"a tensor lies on {value.device}, not on the CPU")
+        raise ValueError(f"a tensor is on {value.device}, not on the CPU")
     return value.data_ptr()
 
 
 def linear_weights(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, halves: bool = False) -> None:
+    """Check weight [N, K] and bias [N]. halves: N is even, I gate rows and then I up rows."""
     if weight.dim() != 2 or 0 in weight.shape or (halves and weight.shape[0] % 2):
         raise ValueError(f"weight has shape {tuple(weight.shape)}, not [{'2I' if halves else 'N'}, K]")
     tensor("weight", weight, dtype, weight.shape)
@@ -43,27 +47,30 @@ def linear_weights(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, halv
 
 
 def rows(x: Tensor, width: int, dtype: torch.dtype) -> None:
+    """Check x [T, width]."""
     tensor("x", x, dtype, (x.shape[0], width))
 
 
 def token_ids(ids: Tensor, table: Tensor, dtype: torch.dtype) -> None:
+    """Check ids [T] of any value, and table [V, H]."""
     integers("token_ids", ids, (ids.shape[0],))
     tensor("table", table, dtype, (table.shape[0], table.shape[-1]))
 
 
 def norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+    """Check x [..., H] and weight [H]."""
     tensor("x", x, dtype, x.shape)
     tensor("weight", weight, dtype, (x.shape[-1],))
 
 
 def same_rows(x: Tensor, residual: Tensor, dtype: torch.dtype) -> None:
+    """Check that x and residual have the same shape and dtype."""
     tensor("x", x, dtype, x.shape)
     tensor("residual", residual, dtype, x.shape)
 
 
-def cache_shape(block_size: int, head_dim: int, dtype: torch.dtype | None, own: torch.dtype) -> None:
-    if dtype not in (None, own):
-        raise TypeError(f"the cache is asked for as {dtype}, but these operations compute in {own}")
+def cache_shape(block_size: int, head_dim: int) -> None:
+    """Check that the contract allows caches of this block size and head dimension."""
     if block_size not in (8, 16, 32, 64, 128):
         raise ValueError(f"block_size is {block_size}: it must be 8, 16, 32, 64 or 128")
     if head_dim % 16 or not 16 <= head_dim <= 512:
@@ -71,13 +78,13 @@ def cache_shape(block_size: int, head_dim: int, dtype: torch.dtype | None, own: 
 
 
 def caches(k: Tensor, v: Tensor, kv_heads: int | None, dtype: torch.dtype) -> torch.Size:
-    """Returns (blocks, H_kv, block_size, D)."""
+    """Check k and v [blocks, H_kv, block_size, D] and return their shape. kv_heads: H_kv, None for any number."""
     shape = k.shape
     if len(shape) != 4 or kv_heads not in (None, shape[1]):
         raise ValueError(f"k_cache has shape {tuple(shape)}, not [blocks, {kv_heads or 'H_kv'}, block_size, D]")
     tensor("k_cache", k, dtype, shape)
     tensor("v_cache", v, dtype, shape)
-    cache_shape(shape[2], shape[3], None, dtype)
+    cache_shape(shape[2], shape[3])
     return shape
 
 
@@ -93,6 +100,7 @@ def rope(
     k_norm: Tensor | None,
     dtype: torch.dtype,
 ) -> None:
+    """Check the arguments of `Ops.rope_and_cache`, other than its caches. d: the head dimension."""
     count = qkv.shape[0]
     tensor("qkv", qkv, dtype, (count, (heads + 2 * kv_heads) * d))
     tensor("positions", positions, torch.int32, (count,))
@@ -115,6 +123,7 @@ def attention(
     window: int,
     dtype: torch.dtype,
 ) -> None:
+    """Check the arguments of `Ops.paged_attention`, other than its caches. kv_heads, d: of the caches."""
     shape = q.shape
     if len(shape) != 3 or shape[1] % kv_heads or shape[2] != d:
         raise ValueError(f"q has shape {tuple(shape)}, not [T, a multiple of {kv_heads}, {d}]")
@@ -126,7 +135,19 @@ def attention(
         raise ValueError(f"sliding_window is {window}: it must be 0 (none) or positive")
 
 
+def step(
+    residual: Tensor, hidden: int, dtype: torch.dtype, positions: Tensor, slot_mapping: Tensor, rows: Tensor
+) -> None:
+    """Check the arguments of `Ops.decoder_layers` that have a value per token, and `rows`. residual [T, hidden]."""
+    tokens = residual.shape[0]
+    tensor("residual", residual, dtype, (tokens, hidden))
+    tensor("positions", positions, torch.int32, (tokens,))
+    integers("slot_mapping", slot_mapping, (tokens,))
+    tensor("rows", rows, torch.int64, (rows.shape[0],))
+
+
 def sequences(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
+    """Check block_tables [S, max_blocks], seq_lens [S] and query_start_loc [S + 1], all int32."""
     count = seq_lens.shape[0]
     tensor("seq_lens", seq_lens, torch.int32, (count,))
     tensor("query_start_loc", query_start_loc, torch.int32, (count + 1,))
@@ -134,6 +155,7 @@ def sequences(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -
 
 
 def no_such_slot(token: int, positions: Tensor, max_position: int, slots: Tensor, slot_count: int) -> str:
+    """Return the message for a token whose position or slot is out of range."""
     return (
         f"token {token}: position {int(positions[token])} of {max_position} or "
         f"slot {int(slots[token])} of {slot_count} does not exist"
@@ -141,11 +163,12 @@ def no_such_slot(token: int, positions: Tensor, max_position: int, slots: Tensor
 
 
 def no_such_blocks(sequence: int, block_count: int) -> str:
+    """Return the message for a sequence whose lengths or blocks are out of range."""
     return f"sequence {sequence}: its lengths or its block table do not fit the cache of {block_count} blocks"
 
 
 def block_moves(src: Tensor, dst: Tensor, src_count: int, dst_count: int) -> tuple[list[int], list[int]]:
-    """Returns src and dst as lists."""
+    """Check block ids [n] int64 and return them as lists. src_count, dst_count: blocks that exist on each side."""
     tensor("src", src, torch.int64, (src.shape[0],))
     tensor("dst", dst, torch.int64, (src.shape[0],))
     sources, destinations = src.tolist(), dst.tolist()
@@ -158,24 +181,28 @@ def block_moves(src: Tensor, dst: Tensor, src_count: int, dst_count: int) -> tup
 
 
 def block_copies(src: Tensor, dst: Tensor, count: int) -> None:
+    """Check block ids of a copy within caches of `count` blocks."""
     sources, destinations = block_moves(src, dst, count, count)
     if not set(destinations).isdisjoint(sources):
         raise ValueError("dst names a block that src names too")
 
 
 def host_blocks(host: Tensor, block_shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Check host memory for swapped blocks: [num_blocks, *block_shape] on the CPU."""
     tensor("host", host, dtype, (host.shape[0], *block_shape))
     if not host.is_cpu:
-        raise ValueError(f"host lies on {host.device}, not in host memory")
+        raise ValueError(f"host is on {host.device}, not in host memory")
 
 
 def logits(value: Tensor) -> None:
+    """Check logits [R, V] float32."""
     if value.dim() != 2 or value.shape[1] == 0:
         raise ValueError(f"logits has shape {tuple(value.shape)}, not [R, V]")
     tensor("logits", value, torch.float32, value.shape)
 
 
 def sampling(value: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> None:
+    """Check logits [R, V] and the parameters [R] of `Ops.sample`."""
     logits(value)
     count = (len(value),)
     tensor("temperature", temperature, torch.float32, count)
@@ -186,15 +213,18 @@ def sampling(value: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, m
 
 
 def top_logprobs(value: Tensor, count: int) -> None:
+    """Check logits [R, V], and count in 1..V."""
     logits(value)
     if not 1 <= count <= value.shape[1]:
         raise ValueError(f"count is {count}: it must be 1..{value.shape[1]}")
 
 
 def logprobs_of(value: Tensor, ids: Tensor) -> None:
+    """Check logits [R, V], and ids [R] of any value."""
     logits(value)
     integers("ids", ids, (value.shape[0],))
 
 
 def no_such_id(row: int, ids: Tensor, vocabulary: int) -> str:
+    """Return the message for an id out of range."""
     return f"ids[{row}] is {int(ids[row])}, outside 0..{vocabulary - 1}"

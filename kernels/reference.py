@@ -1,8 +1,8 @@
-"""The operations in plain torch: the definition of what is right, on any device and in any floating type.
+"""The operations of kernels/ops.py in plain torch: the definition of correct results, on any device.
 
-Clarity comes first; `paged_attention` walks the sequences one by one. Sums are taken in float32, or in float64 for
-float64 tensors, which makes this an oracle for the others. Results are not row-invariant: torch chooses its algorithms
-by shape.
+The code prefers clarity to speed: `paged_attention` computes one sequence at a time. Sums are taken in float32, or in
+float64 for float64 tensors, against which tests compare other implementations. Results are not row-invariant, because
+torch chooses algorithms by shape.
 """
 
 import math
@@ -14,13 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import checks
-from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
-from quire.kernels.layers import Caches, Stack, run
-from quire.kernels.ops import AllReduceGroup, DecoderLayer
+from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.layers import run_layers
+from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.stack import Caches, Stack
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ReferenceLinear:
+    """Weights as torch.nn.Linear keeps them."""
+
     weight: Tensor  # [N, K]
     bias: Tensor | None
 
@@ -38,6 +41,11 @@ class ReferenceLinear:
 
 
 class ReferenceOps:
+    """The operations in plain torch.
+
+    dtype: of weights and activations, any floating type.
+    """
+
     name = "reference"
     row_invariant = False
 
@@ -56,20 +64,23 @@ class ReferenceOps:
         checks.linear_weights(weight, bias, self.dtype, halves=True)
         return ReferenceLinear(weight, bias)
 
-    def linear(self, x: Tensor, packed: ReferenceLinear, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, ReferenceLinear)
         checks.rows(x, packed.in_features, self.dtype)
         return _into(out, F.linear(x, packed.weight, packed.bias))
 
-    def linear_silu_mul(self, x: Tensor, packed: ReferenceLinear, out: Tensor | None = None) -> Tensor:
+    def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, ReferenceLinear)
         checks.rows(x, packed.in_features, self.dtype)
         gate, up = F.linear(x, packed.weight, packed.bias).chunk(2, dim=-1)
         return _into(out, F.silu(gate) * up)
 
-    def linear_logits(self, x: Tensor, packed: ReferenceLinear, out: Tensor | None = None) -> Tensor:
+    def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, ReferenceLinear)
         checks.rows(x, packed.in_features, self.dtype)
         wide = x.to(self.sum_dtype)
-        # In pieces: a wide copy of the whole head would double the largest weight of a small model.
-        pieces = [F.linear(wide, rows.to(self.sum_dtype)) for rows in packed.weight.split(8192)]
+        # In pieces: a float32 copy of the whole head would double the memory of the largest weight of a small model.
+        pieces = [F.linear(wide, rows.to(self.sum_dtype)) for rows in torch.split(packed.weight, 8192)]
         logits = torch.cat(pieces, dim=-1)
         return _into(out, (logits if packed.bias is None else logits + packed.bias).float())
 
@@ -106,7 +117,8 @@ class ReferenceOps:
     ) -> Tensor:
         _, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
-        q, k, v = qkv.view(len(qkv), -1, d).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        heads = [num_heads, num_kv_heads, num_kv_heads]
+        q, k, v = torch.split(qkv.view(len(qkv), -1, d), heads, dim=1)
         q = q if q_norm is None else self._normalise(q, q_norm, eps)
         k = k if k_norm is None else self._normalise(k, k_norm, eps)
         cos, sin = cos_sin[positions.long()].to(self.sum_dtype)[:, None].chunk(2, dim=-1)  # [T, 1, D/2] each
@@ -158,7 +170,7 @@ class ReferenceOps:
             grouped = queries.view(len(queries), kv_heads, -1, d)  # [queries, H_kv, G, D]
             scores = torch.einsum("qhgd,hkd->hgqk", grouped, k) * scale
             weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
-            # Keys that no query of the tile sees may be unwritten memory: zero times NaN must not count.
+            # A key that no query sees may be unwritten memory, and its weight of zero times NaN would be NaN.
             v = v.masked_fill(~seen.any(dim=0)[:, None], 0)
             mixed = torch.einsum("hgqk,hkd->qhgd", weights, v)
             out[starts[s] : starts[s + 1]] = mixed.reshape(len(queries), -1, d).to(out.dtype)
@@ -176,14 +188,14 @@ class ReferenceOps:
         scale: float,
         ranks: AllReduceGroup | None = None,
     ) -> Stack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         stack.check(self.dtype)
         return stack
 
     def decoder_layers(
         self,
         residual: Tensor,
-        stack: Stack,
+        stack: LayerStack,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -191,13 +203,13 @@ class ReferenceOps:
         query_start_loc: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return run(self, residual, stack, *step)
+        assert isinstance(stack, Stack)
+        return run_layers(self, residual, stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows)
 
     def alloc_kv_cache(
-        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None
+        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
-        checks.cache_shape(block_size, head_dim, dtype, self.dtype)
+        checks.cache_shape(block_size, head_dim)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         k, v = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
         return k, v
@@ -210,31 +222,32 @@ class ReferenceOps:
         caches.check_caches(None, self.dtype)
         return caches
 
-    def copy_blocks(self, stack: Caches | Stack, src: Tensor, dst: Tensor) -> None:
+    def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, Caches)
         checks.block_copies(src, dst, stack.num_blocks)
-        for pair in stack.kv_cache:
-            for cache in pair:
-                cache[dst] = cache[src]
+        for cache in stack.tensors:
+            cache[dst] = cache[src]
 
-    def alloc_host_blocks(self, stack: Caches | Stack, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
+        assert isinstance(stack, Caches)
         shape = (num_blocks, *stack.block_shape)
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=self.dtype)
         return pinned_bytes(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
 
-    def swap_out(self, stack: Caches | Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, Caches)
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
-        for layer, pair in enumerate(stack.kv_cache):
-            for which, cache in enumerate(pair):
-                host[dst, layer, which] = cache[src].to(host.device)
+        for blocks, cache in zip(host.flatten(1, 2).unbind(1), stack.tensors, strict=True):
+            blocks[dst] = cache[src].to(host.device)
 
-    def swap_in(self, stack: Caches | Stack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, Caches)
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
-        for layer, pair in enumerate(stack.kv_cache):
-            for which, cache in enumerate(pair):
-                cache[dst] = host[src, layer, which].to(cache.device)
+        for blocks, cache in zip(host.flatten(1, 2).unbind(1), stack.tensors, strict=True):
+            cache[dst] = blocks[src].to(cache.device)
 
     def argmax(self, logits: Tensor) -> Tensor:
         checks.logits(logits)
@@ -264,7 +277,7 @@ class ReferenceOps:
 
         mass = p.cumsum(dim=-1)
         drawn = (mass <= uniform[:, None] * mass[:, -1:]).sum(dim=-1)
-        last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # for uniform * total that rounds up to the total
+        last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # if uniform * total rounds up to the total
         return torch.where(mass[:, -1] > 0, torch.minimum(drawn, last), 0).int()
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -298,7 +311,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
     largest = logits.max(dim=-1, keepdim=True).values
     is_largest = logits == largest
     shifted = torch.where(is_largest, 0.0, logits.double() - largest)  # infinity minus itself would be NaN
-    # Without the largest, which is 1: where it has nearly all of the mass, the rest would be lost in the sum.
+    # The largest terms are 1 and are added by log1p: if one has nearly all of the mass, the sum would lose the rest.
     rest = shifted.exp().masked_fill(is_largest, 0).sum(dim=-1, keepdim=True)
     log_sum = torch.log1p(rest + (is_largest.sum(dim=-1, keepdim=True) - 1))
     return torch.where(logits == float("-inf"), logits, shifted - log_sum).float()

@@ -1,9 +1,10 @@
 // Paged attention. Included inside a level's namespace; see level_*.cpp.
 //
-// Keys are walked in chunks of 128 that start at multiples of 128. Each chunk gives each row its own (maximum, sum of
-// weights, weighted values), and those are merged in order. A row's arithmetic therefore depends on its own position
-// only: a prefill tile, a decode row and a tile that was cut along the keys give the same bits. Keys that a row does
-// not see have weight zero, which changes nothing; memory beyond the last key of a tile is never used.
+// Keys are processed in chunks of 128 that start at multiples of 128. Each chunk gives each row a result of its own
+// (maximum, sum of weights, weighted values), and these results are merged in order. The arithmetic of a row therefore
+// depends on its position only: a prefill tile, a decode row and a tile that was cut along the keys give the same bits.
+// Keys that a row does not see have weight zero, which changes nothing. Memory beyond the last key of a tile is never
+// used.
 
 using quire::AttentionItem;
 
@@ -17,7 +18,7 @@ struct Attention {
     float scale;
 };
 
-// Running result of some rows: the largest score, the sum of the weights and the weighted sum of the values [rows, D].
+// The running result of some rows: the largest score, the sum of the weights and the weighted sum of values [rows, D].
 struct State {
     float *maximum, *total, *values;
 };
@@ -26,9 +27,9 @@ INLINE State state_at(float* memory, size_t rows) { return {memory, memory + row
 INLINE size_t state_size(size_t rows, size_t d) { return rows * (d + 2); }
 
 struct Workspace {
-    uint32_t *queries, *weights;  // tiles of packed rows; those of a chunk
-    uint32_t *keys, *values;      // one chunk of them in groups of 16, where blocks are smaller
-    float* scores;                       // [rows, 128]
+    uint32_t *queries, *weights;  // tiles of packed rows; the weights are of one chunk
+    uint32_t *keys, *values;      // one chunk in groups of 16, for blocks of 8 keys
+    float* scores;                // [rows, 128]
     State chunk, running;
 };
 
@@ -48,12 +49,12 @@ INLINE Workspace workspace(size_t rows, size_t d) {
     return w;
 }
 
-// Where the keys and values of one chunk lie, and which of them this tile needs.
+// The addresses of the keys and values of one chunk, and which of them this tile needs.
 struct Chunk {
     int start, end;           // positions; `end` is one after the last key that any row of the tile sees
     int first_group, groups;  // groups of 16 keys
     int skipped;              // keys at the start that no row sees
-    bool halves;              // blocks of 8 keys: groups have to be gathered
+    bool halves;              // blocks have 8 keys: groups must be gathered
     const uint32_t *keys[kChunkGroups], *values[kChunkGroups];
 };
 
@@ -81,7 +82,7 @@ INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index) 
     return c;
 }
 
-// Blocks of 8 keys: copies two into a group of 16. A missing half is zero; its scores are masked.
+// Copies two blocks of 8 keys into each group of 16. A missing half is filled with zeros, and its scores are masked.
 INLINE void gather(const Attention& job, const AttentionItem& item, const Workspace& w, Chunk& c) {
     const auto& s = job.shape;
     const size_t d = size_t(s.head_dim), words = word_count(d), half_words = 4 * d * 2 / kPerWord;
@@ -105,8 +106,8 @@ INLINE void gather(const Attention& job, const AttentionItem& item, const Worksp
     }
 }
 
-// Which of a chunk's scores a row sees, counted from the start of the chunk: [low, high). Vectors outside [from, to)
-// hold none of them.
+// The scores of a chunk that a row sees, counted from the start of the chunk: [low, high). All of them are in the
+// vectors of [from, to).
 struct Visible {
     int low, high, from, to;
 };
@@ -121,7 +122,7 @@ INLINE Visible visible(const Attention& job, const Chunk& c, int position) {
     return v;
 }
 
-// The largest score that a row sees; the others in its vectors become minus infinity.
+// Returns the largest score that a row sees. Other scores in its vectors become minus infinity.
 INLINE float mask_and_max(const Visible& seen, float* scores) {
     const F masked = set1(kMinusInfinity);
     F largest = masked;
@@ -136,7 +137,8 @@ INLINE float mask_and_max(const Visible& seen, float* scores) {
     return max_of(largest);
 }
 
-// Scores of one row to weights, as packed rows: subtracts the maximum, exponentiates, rounds. Returns their sum.
+// Converts the scores of one row to weights, as packed rows: subtracts the maximum, exponentiates and rounds. Returns
+// the sum of the weights.
 INLINE float soften(const Attention& job, const Chunk& c, const Visible& seen, float maximum, const float* scores,
                     act* weights, size_t line) {
     const F base = set1(maximum == kMinusInfinity ? 0.f : maximum), scale = set1(job.scale * kLog2E);
@@ -156,13 +158,13 @@ INLINE Lookahead look_ahead(const Chunk& now, const Chunk& next, size_t d) {
     for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.keys[g];
     for (int g = next.first_group; g < next.groups; ++g) ahead.pieces[ahead.count++] = next.values[g];
     ahead.words = 16 * word_count(d);
-    // One share per pair of key groups and one per group of values.
+    // One share for each pair of groups of keys, and one for each group of values.
     const size_t groups = now.groups - now.first_group, shares = (groups + 1) / 2 + groups;
     ahead.share = (ahead.count * ahead.words / 16 + shares - 1) / shares;
     return ahead;
 }
 
-// The state of some rows after one chunk. While it is computed, the memory of the next chunk is asked for.
+// Computes the result of some rows for one chunk, and prefetches the next chunk at the same time.
 INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const Workspace& w, AttentionState& state,
                          Chunk& c, Lookahead& ahead, const State& out) {
     const int d = job.shape.head_dim, group = job.shape.heads / job.shape.kv_heads;
@@ -185,7 +187,7 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
     for (size_t t = 0; t < weigh_tiling.tiles; ++t) {
         const int start = int(weigh_tiling.start(t)), count = int(weigh_tiling.rows(t));
         uint32_t* weights = w.weights + start * kChunkWords;
-        // Two loops: each row is a long chain of dependent steps, and this way the chains of several rows overlap.
+        // Two loops, because each row is a long chain of dependent steps: the chains of several rows overlap here.
         Visible seen[kWeighRows];
         for (int r = 0; r < count; ++r) {
             seen[r] = visible(job, c, item.first + (start + r) / group);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pool.h"
+#include "thread_pool.h"
 
 namespace quire {
 namespace {
@@ -15,7 +15,7 @@ int64_t check(const AttentionShape& s) {
         if (queries == 0) continue;
         const int32_t blocks = (length + s.block_size - 1) / s.block_size;
         if (size_t(blocks) > s.table_width) return 1 + int64_t(i);
-        // Blocks that lie wholly before every window may be gone: nobody reads their entries.
+        // The entries of blocks before every window are not checked, because such blocks may have been freed.
         const int32_t lowest = s.window ? std::max(0, length - queries - s.window + 1) : 0;
         for (int32_t b = lowest / s.block_size; b < blocks; ++b) {
             const int32_t block = s.block_tables[i * s.table_width + b];
@@ -25,7 +25,7 @@ int64_t check(const AttentionShape& s) {
     return 0;
 }
 
-// Calls with every tile: (sequence, first query position, positions, first chunk, end chunk).
+// Calls use(sequence, first query position, number of positions, first chunk, end of chunks) for every tile.
 template <class Use>
 void each_tile(const AttentionShape& s, Use use) {
     const int32_t group = s.heads / s.kv_heads, per_tile = std::max(1, kQueryRows / group);
@@ -52,7 +52,7 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
         total += cost * s.kv_heads;
         largest = std::max(largest, cost);
     });
-    // A tile that is more than its share is cut along the keys, so that one long sequence occupies every thread.
+    // A tile that costs more than a share is cut along the keys, so that one long sequence occupies all threads.
     const int threads = thread_count();
     const int64_t share = threads == 1 ? INT64_MAX : std::max<int64_t>(1, total / (threads * 4));
     size_t count = 0, partial_rows = 0;
@@ -81,7 +81,7 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
                 }
             }
     });
-    // The long ones first: the short ones then fill the gaps. (Cut tiles keep their place in the list of leaders.)
+    // Long items first, so that short items fill the gaps. The sort is stable, so parts of a tile stay in order.
     if (count > 1 && largest * 4 > total / threads)
         std::stable_sort(items, items + count,
                          [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });

@@ -1,9 +1,9 @@
-"""Builds the C++ kernels into one shared library, and finds it again.
+"""Builds the C++ kernels into one shared library, and finds a library that was built before.
 
-The library is named after the hash of the sources, the compiler and the flags, so that a stale one is never loaded. It
-lies beside the sources, or below $XDG_CACHE_HOME/quire where the tree cannot be written. It is renamed into place, so
-that processes that build at the same time cannot see half a file. It holds every instruction-set level: the one that
-fits is chosen at run time, and a library built on one machine runs on any other x86-64.
+The file name is a hash of the sources and the flags, so a stale library is never loaded. The file is in `_build` next
+to the sources, or in $XDG_CACHE_HOME/quire if that folder is not writable. The build renames the file into place, so a
+process never loads a partly written file while another process builds. The library contains every instruction-set
+level, and the level is chosen at run time, so a library that was built on one machine runs on any other x86-64 machine.
 
     python -m quire.kernels.cpu.build
 """
@@ -20,12 +20,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire.kernels.cpu.library import KernelsUnavailable
+from quire.kernels.unavailable import KernelsUnavailable
 
 log = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
-# Contraction would fuse a multiplication and an addition in one tile size and not in another: rows must not differ.
+# The instruction set of each level is in its source file (level_*.cpp), not here. -ffp-contract=off: the compiler would
+# fuse a multiplication and an addition for one tile size and not for another, and rows would differ.
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread"),
     *("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
@@ -33,6 +34,7 @@ FLAGS = [
 
 
 def compiler() -> str:
+    """Return the path of the C++ compiler: $CXX or g++. Raises KernelsUnavailable if it is missing."""
     wanted = os.environ.get("CXX", "g++")
     found = shutil.which(wanted)
     if found is None:
@@ -70,13 +72,16 @@ def _writable(directory: Path) -> bool:
 
 
 def find() -> Path | None:
-    """The library that was built from these sources, or None."""
+    """Return the path of the library that was built from these sources, or None."""
     name = f"{_digest()}.so"
     return next((d / name for d in _cache_dirs() if (d / name).is_file()), None)
 
 
 def build() -> Path:
-    """Compiles the library if it is missing and returns its path. Raises Unavailable where that cannot be done."""
+    """Compile the library if it is missing, and return its path.
+
+    Raises KernelsUnavailable without a compiler, without a writable folder, or on a platform other than x86-64 Linux.
+    """
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         raise KernelsUnavailable(f"the C++ kernels need Linux on x86-64, not {sys.platform} on {platform.machine()}")
     if (built := find()) is not None:
@@ -105,6 +110,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> int:
+    """Build the library and print one line. Returns 0 also if it cannot be built: plain torch computes then."""
     start = time.monotonic()
     try:
         path = build()

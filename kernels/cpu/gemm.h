@@ -1,8 +1,8 @@
-// Matrix products y = x W^T + b with packed weights. Included inside a level's namespace; see level_*.cpp.
+// Matrix multiplication y = x W^T + b with packed weights: layouts, and the output of a tile. gemm_simd.h and
+// gemm_amx.h have the inner loops, linear.h the outer ones. Included inside a level's namespace; see level_*.cpp.
 //
-// Every output is one chain of products over the words of its row, in order, from zero: the number of rows in the call,
-// the tile a row falls into and the threads never change a bit of it. Here are layouts and results; the products are in
-// products_vectors.h and products_amx.h, the loops around them in linear.h.
+// Each output is one chain of products over the words of its row, in order, from zero. The number of rows in the call,
+// the tile of a row and the number of threads never change a bit of it.
 //
 // Packed weights: panels of 32 output columns, [ceil(N/32)][words][32] words, so that each thread reads its columns as
 // one stream. Packed rows: tiles of at most kTileRows rows, [ceil(words/16)][rows][16] words, so that one pointer and
@@ -11,17 +11,17 @@
 constexpr int kPanel = 32;
 constexpr int NV = kPanel / W;  // vectors in a panel
 #if defined(LEVEL_AMX)
-constexpr int kTileRows = 32, kWeighRows = 32;  // of a linear layer and of scores; of weights times values
+constexpr int kTileRows = 32, kWeighRows = 32;  // rows of a tile: of linear layers and scores; of weights times values
 #else
 constexpr int kTileRows = W == 16 ? 12 : 3, kWeighRows = W == 16 ? 6 : 2;
 #endif
-constexpr int kUnitWords = 16 / kPerWord;  // values of 16 keys, which lie side by side
+constexpr int kUnitWords = 16 / kPerWord;  // words of one column of the values of 16 keys
 
-// What a tile asks the memory for while it computes: nothing; its own panel, a little ahead; or half of the next panel,
-// into the second-level cache.
+// The memory that a tile prefetches while it computes: nothing; its own panel, a little ahead; or half of the next
+// panel, into the second-level cache.
 enum Fetch { kFetchNothing, kFetchOwn, kFetchNext };
 
-// How `rows` fall into tiles of at most `most`: the first `larger` tiles have one row more than the rest.
+// The division of `rows` into tiles of at most `most`. The first `larger` tiles have one row more than the rest.
 struct Tiling {
     size_t tiles, size, larger;
     explicit Tiling(size_t rows, size_t most = kTileRows) {
@@ -40,7 +40,7 @@ struct Tiling {
 INLINE size_t word_count(size_t k) { return (k + kPerWord - 1) / kPerWord; }
 INLINE size_t line_count(size_t k) { return (word_count(k) + 15) / 16; }
 
-// The `row`th of all rows of the tiles at `out`, filled up with zeros.
+// Packs one row, padded with zeros, into the tiles at `out`.
 INLINE void pack_row(const Tiling& tiling, size_t row, const act* x, size_t k, uint32_t* out) {
     const size_t lines = line_count(k), per_line = 16 * kPerWord, tile = tiling.tile_of(row);
     const size_t start = tiling.start(tile), rows = tiling.rows(tile);
@@ -56,7 +56,7 @@ enum Output { kAct, kFloat, kSiluMul };
 struct Linear {
     const act* x;  // [T, K]
     size_t T, K;
-    const uint32_t* weight;  // panels; for kSiluMul a panel is 16 gate columns, then the same 16 up columns
+    const uint32_t* weight;  // panels; for kSiluMul a panel has 16 gate columns and then the same 16 up columns
     const float* bias;       // [32 * panels] in panel order, or null
     size_t N;                // columns of `out`
     void* out;               // [T, N]

@@ -1,8 +1,7 @@
-// All layers of a decoder in one call: some hundred operations without a return to Python between them.
-// Included inside a level's namespace; see level_*.cpp. The operations and their order are those of
-// kernels/layers.py, bit for bit.
+// All layers of a decoder in one call: some hundred operations without a return to Python. The operations, their order
+// and their bits are those of kernels/layers.py. Included inside a level's namespace; see level_*.cpp.
 
-// Mirrored by `_Layer` in layers.py: pointers, then the window.
+// `_Layer` in stack.py has the same fields in the same order.
 struct Layer {
     const act* input_norm;
     const uint32_t* qkv;
@@ -19,7 +18,7 @@ struct Layer {
     int64_t window;
 };
 
-// Mirrored by `_Step` in layers.py.
+// `_Step` in stack.py has the same fields in the same order.
 struct Step {
     const Layer* layers;
     const act* final_norm;
@@ -33,10 +32,12 @@ struct Step {
     int64_t layer_count, tokens, row_count, sequences, table_width, max_position, block_count, wide_slots;
     int64_t hidden, intermediate, heads, kv_heads, head_dim, block_size;
     double eps, scale;
-    quire::Ranks* ranks;  // with which the layers are shared, or null
+    quire::Ranks* ranks;  // the ranks that share the layers, or null
 };
 
-constexpr int64_t kBadSequence = int64_t(1) << 40, kBadRow = int64_t(2) << 40;  // added to 1 + the index
+// Results other than 0, read in stack.py: 1 + the index of an invalid token, sequence (plus kBadSequence) or wanted row
+// (plus kBadRow), or kGivenUp.
+constexpr int64_t kBadSequence = int64_t(1) << 40, kBadRow = int64_t(2) << 40;
 constexpr int64_t kGivenUp = (int64_t(3) << 40) + 1;
 
 INLINE void gather_rows(const Step& s, const act* from, size_t width, act* to) {
@@ -83,7 +84,7 @@ INLINE int64_t run_layers(const Step& s) {
         if (last && s.row_count == 0) return 0;
         paged_attention(attention, plan);
 
-        // After the last attention no token needs another: only the wanted rows go on.
+        // After the last attention no token needs another one: only the wanted rows go on.
         const size_t rows = last ? size_t(s.row_count) : t;
         act *residual = s.residual, *attended = mixed;
         if (last) {

@@ -1,27 +1,18 @@
-// float activations on AVX2 with FMA.
-//
-// The pragma gives every function below it these instructions; only calls that are made after the processor was asked
-// need them. Nothing from the standard library may be instantiated below it (see plain.h).
-#include <immintrin.h>
+// The instruction-set level avx2: float activations on AVX2 with FMA.
+#include "level_prelude.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "attention_plan.h"
-#include "plain.h"
-#include "pool.h"
-#include "ranks.h"
-
-#pragma GCC target("avx2,fma")
-#define INLINE static inline __attribute__((always_inline))
 #define LEVEL avx2
 #define LEVEL_AVX2
+
+EXPORT(int, _is_supported)() { return quire::supports_avx2(); }
+
+// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+#pragma GCC target("avx2,fma")
 
 namespace quire_avx2 {
 
 #include "simd_avx2.h"
 
-#include "kernels.h"
+#include "level_body.h"
 
 }  // namespace quire_avx2

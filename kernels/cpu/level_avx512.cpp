@@ -1,26 +1,17 @@
-// float activations on AVX-512.
-//
-// The pragma gives every function below it these instructions; only calls that are made after the processor was asked
-// need them. Nothing from the standard library may be instantiated below it (see plain.h).
-#include <immintrin.h>
+// The instruction-set level avx512: float activations on AVX-512.
+#include "level_prelude.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "attention_plan.h"
-#include "plain.h"
-#include "pool.h"
-#include "ranks.h"
-
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
-#define INLINE static inline __attribute__((always_inline))
 #define LEVEL avx512
+
+EXPORT(int, _is_supported)() { return quire::supports_avx512(); }
+
+// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 
 namespace quire_avx512 {
 
 #include "simd_avx512.h"
 
-#include "kernels.h"
+#include "level_body.h"
 
 }  // namespace quire_avx512

@@ -1,27 +1,18 @@
-// bf16 activations on AVX-512 with BF16 dot products.
-//
-// The pragma gives every function below it these instructions; only calls that are made after the processor was asked
-// need them. Nothing from the standard library may be instantiated below it (see plain.h).
-#include <immintrin.h>
+// The instruction-set level avx512bf16: bf16 activations on AVX-512 with BF16 dot products.
+#include "level_prelude.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "attention_plan.h"
-#include "plain.h"
-#include "pool.h"
-#include "ranks.h"
-
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
-#define INLINE static inline __attribute__((always_inline))
 #define LEVEL avx512bf16
 #define ACT_BF16
+
+EXPORT(int, _is_supported)() { return quire::supports_avx512bf16(); }
+
+// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
 namespace quire_avx512bf16 {
 
 #include "simd_avx512.h"
 
-#include "kernels.h"
+#include "level_body.h"
 
 }  // namespace quire_avx512bf16

@@ -1,102 +1,190 @@
-"""The C++ library as Python sees it: instruction-set levels, and functions with their C types.
+"""The C++ library and its functions with their C types, read from the annotations below.
 
-Pointers cross as integers (`Tensor.data_ptr()`); ctypes releases the GIL for the length of a call.
+Tensors cross as addresses (`Tensor.data_ptr()`). ctypes releases the GIL during a call. Functions that check ids, slots
+or block tables return 0, or 1 + the index of the first invalid one, and have then written nothing.
 """
 
 import ctypes
 import os
-from ctypes import c_float, c_int, c_int64, c_size_t, c_void_p
-from enum import IntEnum
 from functools import cache
+from pathlib import Path
+from types import NoneType, SimpleNamespace
+from typing import Annotated, Protocol, cast, get_type_hints
 
-import torch
-
-
-class KernelsUnavailable(RuntimeError):
-    """The C++ kernels cannot be had here; the message names the remedy."""
-
-
-class Level(IntEnum):
-    """Instruction-set levels, in the order in which the library numbers them."""
-
-    avx2 = 0
-    avx512 = 1
-    avx512bf16 = 2
-    amx = 3
+Pointer = Annotated[int | ctypes.Array[ctypes.c_void_p] | None, ctypes.c_void_p]
+Size = Annotated[int, ctypes.c_size_t]
+Int = Annotated[int, ctypes.c_int]
+Int64 = Annotated[int, ctypes.c_int64]
+Float = Annotated[float, ctypes.c_float]
 
 
-# Best first. Each level computes with one type of activation.
-LEVELS = {torch.bfloat16: [Level.amx, Level.avx512bf16], torch.float32: [Level.avx512, Level.avx2]}
+class LevelFunctions(Protocol):
+    """The functions that each instruction-set level has, `LEVEL_name` in the library; level_body.h defines them."""
 
-_SIZE, _POINTER = c_size_t, c_void_p
-_SIGNATURES = {
-    "linear": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, c_int]),
-    "rms_norm": (None, [_POINTER, _POINTER, _POINTER, c_float, _SIZE, _SIZE, _POINTER]),
-    "embed": (c_int64, [_POINTER, c_int, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER]),
-    "rope_and_cache": (c_int64, [_POINTER] * 9 + [_SIZE] * 7 + [c_float, c_int]),
-    "paged_attention": (c_int64, [_POINTER] * 7 + [_SIZE] * 4 + [c_int] * 5 + [c_float]),
-    "layers": (c_int64, [_POINTER]),
-    "argmax": (None, [_POINTER, _SIZE, _SIZE, _POINTER]),
-    "sample": (None, [_POINTER, _SIZE, _SIZE] + [_POINTER] * 6),
-    "top_logprobs": (None, [_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER]),
-    "logprobs_of": (c_int64, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER]),
-}
-# Moves of bytes are the same at every level: caches and how many, bytes of a block, src, dst and how many.
-_BLOCKS = [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE]
+    def is_supported(self) -> Int: ...
 
-_RANKS = {
-    "bytes": (_SIZE, [_SIZE]),
-    "open": (_POINTER, [_POINTER, _SIZE, _SIZE]),
-    "give_up": (None, [_POINTER]),
-    "all_reduce": (c_int, [_POINTER, _POINTER, _SIZE, _SIZE]),
-    "broadcast": (c_int, [_POINTER, _POINTER, _SIZE]),
-    "gather": (c_int, [_POINTER, _POINTER, _SIZE, _POINTER]),
-}
+    def linear(
+        self, x: Pointer, t: Size, k: Size, weight: Pointer, bias: Pointer, n: Size, out: Pointer, output: Int
+    ) -> None: ...
+
+    def rms_norm(
+        self, x: Pointer, residual: Pointer, weight: Pointer, eps: Float, rows: Size, n: Size, out: Pointer
+    ) -> None: ...
+
+    def embed(
+        self, ids: Pointer, wide: Int, rows: Size, table: Pointer, vocabulary: Size, n: Size, out: Pointer
+    ) -> Int64: ...
+
+    def rope_and_cache(
+        self,
+        qkv: Pointer,
+        positions: Pointer,
+        cos_sin: Pointer,
+        slots: Pointer,
+        k_cache: Pointer,
+        v_cache: Pointer,
+        q: Pointer,
+        q_norm: Pointer,
+        k_norm: Pointer,
+        tokens: Size,
+        max_position: Size,
+        block_count: Size,
+        block_size: Size,
+        heads: Size,
+        kv_heads: Size,
+        head_dim: Size,
+        eps: Float,
+        wide_slots: Int,
+    ) -> Int64: ...
+
+    def paged_attention(
+        self,
+        q: Pointer,
+        k_cache: Pointer,
+        v_cache: Pointer,
+        block_tables: Pointer,
+        seq_lens: Pointer,
+        query_start: Pointer,
+        out: Pointer,
+        table_width: Size,
+        sequences: Size,
+        tokens: Size,
+        block_count: Size,
+        heads: Int,
+        kv_heads: Int,
+        head_dim: Int,
+        block_size: Int,
+        window: Int,
+        scale: Float,
+    ) -> Int64: ...
+
+    def layers(self, step: Pointer) -> Int64: ...
+
+    def argmax(self, logits: Pointer, rows: Size, n: Size, out: Pointer) -> None: ...
+
+    def sample(
+        self,
+        logits: Pointer,
+        rows: Size,
+        n: Size,
+        temperature: Pointer,
+        top_k: Pointer,
+        top_p: Pointer,
+        min_p: Pointer,
+        uniform: Pointer,
+        out: Pointer,
+    ) -> None: ...
+
+    def top_logprobs(
+        self, logits: Pointer, rows: Size, n: Size, count: Size, values: Pointer, ids: Pointer
+    ) -> None: ...
+
+    def logprobs_of(self, logits: Pointer, rows: Size, n: Size, ids: Pointer, out: Pointer) -> Int64: ...
+
+
+class CommonFunctions(Protocol):
+    """The functions that need no level, `quire_name` in the library."""
+
+    def set_threads(self, count: Int) -> None: ...
+
+    def get_threads(self) -> Int: ...
+
+    def pack(self, weight: Pointer, n: Size, k: Size, value_size: Int, gate_up: Int, out: Pointer) -> None: ...
+
+    def copy_blocks(
+        self, caches: Pointer, count: Size, block_bytes: Size, src: Pointer, dst: Pointer, n: Size
+    ) -> None: ...
+
+    def swap_out(
+        self, caches: Pointer, count: Size, block_bytes: Size, src: Pointer, dst: Pointer, n: Size, host: Pointer
+    ) -> None: ...
+
+    def swap_in(
+        self, caches: Pointer, count: Size, block_bytes: Size, src: Pointer, dst: Pointer, n: Size, host: Pointer
+    ) -> None: ...
+
+    def ranks_bytes(self, size: Size) -> Size: ...
+
+    def ranks_open(self, memory: Pointer, rank: Size, size: Size) -> Pointer: ...
+
+    def ranks_give_up(self, ranks: Pointer) -> None: ...
+
+    def ranks_all_reduce(self, ranks: Pointer, values: Pointer, count: Size, element_bytes: Size) -> Int: ...
+
+    def ranks_broadcast(self, ranks: Pointer, values: Pointer, size: Size) -> Int: ...
+
+    def ranks_gather(self, ranks: Pointer, values: Pointer, size: Size, out: Pointer) -> Int: ...
+
+
+class Library:
+    """The loaded library: `common` functions, and those of each instruction-set level."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self.common = cast(CommonFunctions, self._bind("quire", CommonFunctions))
+        self._levels: dict[str, LevelFunctions] = {}
+
+    def level(self, name: str) -> LevelFunctions:
+        """Return the functions of the level that level_NAME.cpp defines."""
+        if name not in self._levels:
+            self._levels[name] = cast(LevelFunctions, self._bind(name, LevelFunctions))
+        return self._levels[name]
+
+    def _bind(self, prefix: str, signatures: type) -> SimpleNamespace:
+        """Return the functions `PREFIX_NAME` for all methods of `signatures`, with the C types of their annotations."""
+        bound = SimpleNamespace()
+        for name, method in vars(signatures).items():
+            if name.startswith("_"):
+                continue
+            types = get_type_hints(method, include_extras=True)
+            result = types.pop("return")
+            function = getattr(self._library, f"{prefix}_{name}")
+            function.restype = None if result is NoneType else result.__metadata__[0]
+            function.argtypes = [kind.__metadata__[0] for kind in types.values()]
+            setattr(bound, name, function)
+        return bound
 
 
 @cache
-def load() -> ctypes.CDLL:
-    """Builds if needed, and loads. Raises Unavailable."""
-    from quire.kernels.cpu import build  # not above: `python -m quire.kernels.cpu.build` imports this package first
+def load() -> Library:
+    """Load the library, after building it if needed, and set as many threads as the process may use processors.
 
-    library = ctypes.CDLL(str(build.build()))
-    library.quire_pack.argtypes = [_POINTER, _SIZE, _SIZE, c_int, c_int, _POINTER]
-    library.quire_pack.restype = None
-    library.quire_copy_blocks.argtypes = _BLOCKS
-    library.quire_swap_out.argtypes = library.quire_swap_in.argtypes = [*_BLOCKS, _POINTER]
-    for function in (library.quire_copy_blocks, library.quire_swap_out, library.quire_swap_in):
-        function.restype = None
-    for name, (result, arguments) in _RANKS.items():
-        function = getattr(library, f"quire_ranks_{name}")
-        function.restype, function.argtypes = result, arguments
-    library.quire_set_threads.argtypes = [c_int]
-    library.quire_set_threads.restype = None
-    library.quire_set_threads(len(os.sched_getaffinity(0)))
-    for level in Level:
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, f"{level.name}_{name}")
-            function.restype, function.argtypes = result, arguments
+    Raises KernelsUnavailable if the library cannot be built.
+    """
+    from quire.kernels.cpu import build  # not at the top: `python -m quire.kernels.cpu.build` imports this module first
+
+    library = Library(build.build())
+    library.common.set_threads(len(os.sched_getaffinity(0)))
     return library
 
 
-def best_level(dtype: torch.dtype) -> Level:
-    """The best level that this processor runs for activations of `dtype`. Raises Unavailable where there is none.
+def num_threads() -> int:
+    """Return the number of threads of the C++ kernels. Raises KernelsUnavailable."""
+    return load().common.get_threads()
 
-    The environment variable KERNELS_CPU_ISA names a level above which none is used, or `none`.
-    """
-    limit = os.environ.get("KERNELS_CPU_ISA", "")
-    if limit == "none":
-        raise KernelsUnavailable("KERNELS_CPU_ISA is none: unset it")
-    if limit and limit not in Level.__members__:
-        raise ValueError(f"KERNELS_CPU_ISA is {limit!r}: it must be one of {', '.join(Level.__members__)} or none")
-    if dtype not in LEVELS:
-        raise KernelsUnavailable(f"there are none for {dtype}: use {' or '.join(map(str, LEVELS))}")
-    library = load()
-    highest = Level[limit] if limit else max(Level)
-    for level in LEVELS[dtype]:
-        if level <= highest and library.quire_has_level(int(level)):
-            return level
-    needed = " or ".join(level.name for level in LEVELS[dtype])
-    raise KernelsUnavailable(
-        f"{dtype} needs {needed}, which this processor lacks: use torch.float32 where it is bfloat16"
-    )
+
+def set_num_threads(count: int) -> None:
+    """Set the number of threads of the C++ kernels, for the whole process. Raises KernelsUnavailable or ValueError."""
+    if count < 1:
+        raise ValueError(f"count is {count}: it must be at least 1")
+    load().common.set_threads(count)

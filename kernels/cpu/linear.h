@@ -1,6 +1,7 @@
-// The loops of a linear layer around its tiles. Included inside a level's namespace; see level_*.cpp.
+// The outer loops of a linear layer. Included inside a level's namespace; see level_*.cpp.
 
-// The panels of one range times all rows: rows in blocks that stay in the second-level cache, then panel by panel.
+// Computes the columns of the panels [begin, end) for all rows: block by block of rows that fit into the second-level
+// cache, and panel by panel within a block.
 INLINE void linear_range(const Linear& job, const Tiling& tiling, const uint32_t* packed, size_t begin, size_t end) {
     const size_t words = word_count(job.K), row_words = line_count(job.K) * 16;
     LinearState state;
@@ -10,7 +11,7 @@ INLINE void linear_range(const Linear& job, const Tiling& tiling, const uint32_t
         const size_t t1 = t0 + block < tiling.tiles ? t0 + block : tiling.tiles;
         for (size_t panel = begin; panel < end; ++panel)
             for (size_t t = t0; t < t1; ++t) {
-                // While the first two tiles use this panel they fetch the next one, half each.
+                // The first two tiles that use this panel prefetch the next one, half each.
                 Fetch fetch = kFetchNothing;
                 const uint32_t* next = nullptr;
                 if (t1 - t0 == 1 || (panel == begin && t == t0)) {

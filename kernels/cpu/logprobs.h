@@ -1,14 +1,14 @@
-// Log-probabilities of rows of float logits: log(softmax). Included inside a level's namespace; see level_*.cpp.
+// Log-probabilities, log(softmax), of rows of float logits. Included inside a level's namespace; see level_*.cpp.
 //
-// NaN counts as minus infinity; a row of nothing else has minus infinity everywhere.
+// NaN counts as minus infinity. In a row without other logits, all log-probabilities are minus infinity.
 
 struct LogSum {
     float largest;
-    double log;  // of the sum of exp(x - largest); of nothing but NaN, minus infinity
+    double log;  // of the sum of exp(x - largest); minus infinity for a row of NaN
 };
 
-// One of the largest is left out of the sum, where it is 1: if it has nearly all of the mass, the rest would be lost in
-// a sum with it.
+// The sum leaves out one of the largest logits, whose term is 1, and log1p adds it: if that logit has nearly all of the
+// mass, a sum with it would lose the rest.
 INLINE LogSum log_sum(const float* x, size_t n, float largest) {
     const F base = set1(largest), nan = set1(__builtin_nanf(""));
     double rest = 0;
@@ -32,12 +32,12 @@ INLINE float logprob(float x, LogSum sum) {
     return float((x == sum.largest ? 0. : double(x) - double(sum.largest)) - sum.log);
 }
 
-// Candidates for the k best, in a buffer of the thread: the k best come first, in order.
+// Returns candidates in a buffer of the thread. The first k of them are the k best, in order.
 INLINE const quire::Candidate* best_of_row(const float* x, size_t n, size_t k) {
     auto* found = (quire::Candidate*)quire::scratch(quire::kProbabilities, n * sizeof(quire::Candidate));
     const float bound = kth_largest_bound(x, n, k);
     size_t count = 0;
-    if (bound == -__builtin_inff()) {  // of which there may be too few: all are candidates, and NaN like it
+    if (bound == -__builtin_inff()) {  // all are candidates; NaN counts as minus infinity
         for (; count < n; ++count) found[count] = {x[count] > bound ? x[count] : bound, int32_t(count)};
     } else {
         const F nan = set1(__builtin_nanf(""));

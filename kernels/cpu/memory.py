@@ -1,4 +1,4 @@
-"""Memory on large pages: weights and caches are streamed, and small pages would cost a table walk every 4 KiB."""
+"""Memory on large pages for weights and caches. Kernels stream them; small pages cost a page-table walk every 4 KiB."""
 
 import contextlib
 import mmap
@@ -7,14 +7,17 @@ import torch
 
 _SMALL_PAGE, _LARGE_PAGE = 4 << 10, 2 << 20
 _CHUNK = 64 << 20
-# What is taken `apart` begins one step further in a large page than the one before: by the golden ratio of a page, so
-# that the places of any number of them are far from each other.
+# The distance between the offsets, within a large page, of two successive `apart` allocations: the golden ratio
+# of a page, so that the offsets of any number of allocations are far from each other.
 _STEP = 316 * _SMALL_PAGE
 
 
 def _map(size: int) -> tuple[torch.Tensor, int]:
-    """`size` zeroed private bytes, freed with the last view of them, and the offset of the first large page in them."""
-    size = -(-size // _LARGE_PAGE) * _LARGE_PAGE + _LARGE_PAGE  # room to align
+    """Map at least `size` zeroed bytes. The memory is freed with its last view.
+
+    Returns the bytes and the offset of the first large page in them.
+    """
+    size = -(-size // _LARGE_PAGE) * _LARGE_PAGE + _LARGE_PAGE  # one page more, to align
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages: slower, not wrong
@@ -24,7 +27,7 @@ def _map(size: int) -> tuple[torch.Tensor, int]:
 
 
 class Arena:
-    """Hands out bytes, small ones side by side in a shared chunk. A chunk lives as long as any tensor in it."""
+    """Allocates memory; small allocations share a chunk. A chunk is freed with the last tensor in it."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -32,10 +35,10 @@ class Arena:
         self._place = 0
 
     def take(self, size: int, apart: bool = False) -> torch.Tensor:
-        """[size] uint8, zeroed, 4 KiB-aligned.
+        """Return [size] uint8, zeroed and aligned to 4 KiB.
 
-        apart: for what fills up together, like the caches of all layers. They come to pages that were never touched,
-        which take their time, one after the other, and not all in the same step.
+        apart: for memory that fills up at the same rate, such as the caches of all layers. Each allocation begins at
+        another offset in a large page, so that the page faults of first writes come in different steps.
         """
         at = self._next
         if apart:

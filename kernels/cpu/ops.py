@@ -1,11 +1,10 @@
-"""The operations in C++ for x86-64 with AVX2 or AVX-512, row-invariant (see kernels/ops.py for the contract).
+"""The operations of kernels/ops.py in C++ for x86-64 with AVX2 or AVX-512. All operations are row-invariant.
 
-The sources beside this file hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h, logprobs.h.
-Here every argument is checked and handed over as an address. A block of the cache keeps keys and values in the order in
-which the dot-product instructions want them (rows.h); `plain_kv_cache` undoes that.
+The sources in this folder hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h, logprobs.h.
+This module checks the arguments and passes their addresses. A cache block keeps keys and values in the order that the
+dot-product instructions read (rows.h); `plain_kv_cache` returns them in plain order.
 """
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -14,19 +13,20 @@ from torch import Tensor
 from quire.kernels import checks
 from quire.kernels.checks import address
 from quire.kernels.cpu import library
-from quire.kernels.cpu.layers import CpuCaches, CpuStack
-from quire.kernels.cpu.library import Level
+from quire.kernels.cpu.levels import best_level
 from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.ranks import CpuRanks
-from quire.kernels.layers import Caches, Stack, run
-from quire.kernels.ops import AllReduceGroup, DecoderLayer
+from quire.kernels.cpu.stack import CpuCaches, CpuStack
+from quire.kernels.layers import run_layers
+from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.stack import Caches, Stack
 
-_PANEL = 32  # columns, as in gemm.h
+_PANEL = 32  # columns, `kPanel` in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
 
 
 class CpuLinear:
-    """Weights in panels of 32 columns, for gate and up projections 16 of each; the bias likewise, as float32."""
+    """Weights in panels of 32 columns (16 gates and 16 ups for `pack_gate_up`); the bias likewise, in float32."""
 
     __slots__ = (
         "bias",
@@ -49,7 +49,7 @@ class CpuLinear:
         words = -(-k * weight.element_size() // 4)
         self.weight = arena.take(panels * words * _PANEL * 4)
         self.weight_address = self.weight.data_ptr()
-        library.load().quire_pack(weight.data_ptr(), n, k, weight.element_size(), gate_up, self.weight_address)
+        library.load().common.pack(weight.data_ptr(), n, k, weight.element_size(), gate_up, self.weight_address)
         self.bias = None if bias is None else _panels(bias.float(), width, gate_up)
         self.bias_address = None if self.bias is None else self.bias.data_ptr()
         self.nbytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
@@ -62,77 +62,67 @@ def _panels(bias: Tensor, width: int, gate_up: bool) -> Tensor:
 
 
 class CpuOps:
-    """Raises Unavailable where there is neither a library nor a compiler, or where the processor is of another kind."""
+    """The C++ kernels at the best instruction-set level of this processor.
+
+    dtype: of weights and activations, bfloat16 or float32.
+    Raises KernelsUnavailable if the library cannot be built or the processor runs no level for the dtype.
+    """
 
     name = "cpu"
     row_invariant = True
     device = torch.device("cpu")
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.dtype, self.level = dtype, library.best_level(dtype)
+        self.dtype, self.level = dtype, best_level(dtype)
         self._values_per_word = 4 // dtype.itemsize
         self._arena = Arena()
-        self._bind(self.level)
-
-    def _bind(self, level: Level) -> None:
-        functions = library.load()
-        self._linear: ctypes._CFuncPtr = getattr(functions, f"{level.name}_linear")
-        self._rms_norm = getattr(functions, f"{level.name}_rms_norm")
-        self._embed = getattr(functions, f"{level.name}_embed")
-        self._rope_and_cache = getattr(functions, f"{level.name}_rope_and_cache")
-        self._paged_attention = getattr(functions, f"{level.name}_paged_attention")
-        self._layers = getattr(functions, f"{level.name}_layers")
-        self._argmax = getattr(functions, f"{level.name}_argmax")
-        self._sample = getattr(functions, f"{level.name}_sample")
-        self._top_logprobs = getattr(functions, f"{level.name}_top_logprobs")
-        self._logprobs_of = getattr(functions, f"{level.name}_logprobs_of")
-        self._copy_blocks = functions.quire_copy_blocks
-        self._swap_out, self._swap_in = functions.quire_swap_out, functions.quire_swap_in
+        self._common, self._functions = library.load().common, self.level.functions
 
     # Linear layers
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
-        checks.linear_weights(weight, bias, self.dtype)
-        address(weight)
-        return CpuLinear(weight, bias, False, self._arena)
+        return self._pack(weight, bias, gate_up=False)
 
     def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
-        checks.linear_weights(weight, bias, self.dtype, halves=True)
+        return self._pack(weight, bias, gate_up=True)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, gate_up: bool) -> CpuLinear:
+        checks.linear_weights(weight, bias, self.dtype, halves=gate_up)
         address(weight)
-        return CpuLinear(weight, bias, True, self._arena)
+        return CpuLinear(weight, bias, gate_up, self._arena)
 
-    def linear(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
-        return self._multiply(x, packed, out, packed.out_features, _ACT, self.dtype)
+    def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._matmul(x, packed, out, packed.out_features, _ACT, self.dtype)
 
-    def linear_silu_mul(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
-        return self._multiply(x, packed, out, packed.out_features // 2, _SILU_MUL, self.dtype)
+    def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._matmul(x, packed, out, packed.out_features // 2, _SILU_MUL, self.dtype)
 
-    def linear_logits(self, x: Tensor, packed: CpuLinear, out: Tensor | None = None) -> Tensor:
-        return self._multiply(x, packed, out, packed.out_features, _FLOAT, torch.float32)
+    def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._matmul(x, packed, out, packed.out_features, _FLOAT, torch.float32)
 
-    def _multiply(
-        self, x: Tensor, packed: CpuLinear, out: Tensor | None, width: int, output: int, dtype: torch.dtype
+    def _matmul(
+        self, x: Tensor, packed: PackedLinear, out: Tensor | None, width: int, output: int, dtype: torch.dtype
     ) -> Tensor:
-        rows = x.shape[0]
         checks.rows(x, packed.in_features, self.dtype)
-        if packed.gate_up != (output == _SILU_MUL) or packed.dtype is not self.dtype:
+        if (
+            not isinstance(packed, CpuLinear)
+            or packed.gate_up != (output == _SILU_MUL)
+            or packed.dtype is not self.dtype
+        ):
             raise ValueError(
                 "weights of pack_gate_up are for linear_silu_mul alone, and for the dtype they were packed in"
             )
+        rows = x.shape[0]
+        out = self._out(out, (rows, width), dtype)
+        weight, bias = packed.weight_address, packed.bias_address
+        self._functions.linear(address(x), rows, packed.in_features, weight, bias, width, address(out), output)
+        return out
+
+    def _out(self, out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Return the checked `out`, or a new tensor."""
         if out is None:
-            out = torch.empty((rows, width), dtype=dtype)
-        else:
-            checks.tensor("out", out, dtype, (rows, width))
-        self._linear(
-            address(x),
-            rows,
-            packed.in_features,
-            packed.weight_address,
-            packed.bias_address,
-            width,
-            address(out),
-            output,
-        )
+            return torch.empty(shape, dtype=dtype)
+        checks.tensor("out", out, dtype, shape)
         return out
 
     # Rows
@@ -141,27 +131,24 @@ class CpuOps:
         checks.token_ids(token_ids, table, self.dtype)
         vocabulary, width = table.shape
         out = torch.empty((token_ids.shape[0], width), dtype=self.dtype)
-        wide = token_ids.dtype is torch.int64
-        bad = self._embed(
-            address(token_ids), wide, token_ids.shape[0], address(table), vocabulary, width, out.data_ptr()
-        )
+        wide, count = token_ids.dtype is torch.int64, token_ids.shape[0]
+        bad = self._functions.embed(address(token_ids), wide, count, address(table), vocabulary, width, out.data_ptr())
         if bad:
             raise IndexError(f"token_ids[{bad - 1}] is {int(token_ids[bad - 1])}, outside 0..{vocabulary - 1}")
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        checks.norm(x, weight, self.dtype)
-        out = torch.empty_like(x)
-        width = x.shape[-1]
-        self._rms_norm(address(x), None, address(weight), eps, x.numel() // width, width, out.data_ptr())
-        return out
+        return self._norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         checks.same_rows(x, residual, self.dtype)
+        return self._norm(x, residual, weight, eps)
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         checks.norm(x, weight, self.dtype)
-        out = torch.empty_like(x)
-        width = x.shape[-1]
-        self._rms_norm(address(x), address(residual), address(weight), eps, x.numel() // width, width, out.data_ptr())
+        out, width = torch.empty_like(x), x.shape[-1]
+        rows = x.numel() // width
+        self._functions.rms_norm(address(x), address(residual), address(weight), eps, rows, width, out.data_ptr())
         return out
 
     # Attention
@@ -183,7 +170,7 @@ class CpuOps:
         blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         q = torch.empty((qkv.shape[0], num_heads, d), dtype=self.dtype)
-        bad = self._rope_and_cache(
+        bad = self._functions.rope_and_cache(
             address(qkv),
             address(positions),
             address(cos_sin),
@@ -191,8 +178,8 @@ class CpuOps:
             address(k_cache),
             address(v_cache),
             q.data_ptr(),
-            None if q_norm is None else address(q_norm),
-            None if k_norm is None else address(k_norm),
+            address(q_norm),
+            address(k_norm),
             qkv.shape[0],
             cos_sin.shape[0],
             blocks,
@@ -228,11 +215,8 @@ class CpuOps:
         blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
         tokens, heads, _ = q.shape
-        if out is None:
-            out = torch.empty((tokens, heads * d), dtype=self.dtype)
-        else:
-            checks.tensor("out", out, self.dtype, (tokens, heads * d))
-        bad = self._paged_attention(
+        out = self._out(out, (tokens, heads * d), self.dtype)
+        bad = self._functions.paged_attention(
             address(q),
             address(k_cache),
             address(v_cache),
@@ -267,13 +251,13 @@ class CpuOps:
         scale: float,
         ranks: AllReduceGroup | None = None,
     ) -> CpuStack:
-        stack = Stack(layers, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
         return CpuStack(stack, self.dtype)
 
     def decoder_layers(
         self,
         residual: Tensor,
-        stack: CpuStack,
+        stack: LayerStack,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -281,17 +265,21 @@ class CpuOps:
         query_start_loc: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        if not isinstance(stack.stack.ranks, CpuRanks | None):  # all layers in one call know no others
-            return run(self, residual, stack.stack, *step)
-        return stack.run(self._layers, residual, *step)
+        assert isinstance(stack, CpuStack)
+        if not isinstance(stack.stack.ranks, CpuRanks | None):  # the library cannot call another all-reduce
+            return run_layers(
+                self, residual, stack.stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+            )
+        return stack.run(
+            self._functions, residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        )
 
     # The cache
 
     def alloc_kv_cache(
-        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None
+        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
-        checks.cache_shape(block_size, head_dim, dtype, self.dtype)
+        checks.cache_shape(block_size, head_dim)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         size = num_blocks * num_kv_heads * block_size * head_dim * self.dtype.itemsize
         k, v = (self._arena.take(size, apart=True).view(self.dtype).view(shape) for _ in range(2))
@@ -307,25 +295,30 @@ class CpuOps:
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> CpuCaches:
         return CpuCaches(Caches(kv_cache), self.dtype)
 
-    def copy_blocks(self, stack: CpuCaches, src: Tensor, dst: Tensor) -> None:
+    def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, CpuCaches)
         checks.block_copies(src, dst, stack.num_blocks)
-        self._copy_blocks(stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src))
+        caches, count = stack.caches, len(stack.caches)
+        self._common.copy_blocks(caches, count, stack.block_bytes, address(src), address(dst), len(src))
 
-    def alloc_host_blocks(self, stack: CpuCaches, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
+        assert isinstance(stack, CpuCaches)
         size = num_blocks * len(stack.caches) * stack.block_bytes
         return self._arena.take(size).view(self.dtype).view(num_blocks, *stack.block_shape)
 
-    def swap_out(self, stack: CpuCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, CpuCaches)
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
-        blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
-        self._swap_out(*blocks, address(host))
+        caches, count, size = stack.caches, len(stack.caches), stack.block_bytes
+        self._common.swap_out(caches, count, size, address(src), address(dst), len(src), address(host))
 
-    def swap_in(self, stack: CpuCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, CpuCaches)
         checks.host_blocks(host, stack.block_shape, self.dtype)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
-        blocks = stack.caches, len(stack.caches), stack.block_bytes, address(src), address(dst), len(src)
-        self._swap_in(*blocks, address(host))
+        caches, count, size = stack.caches, len(stack.caches), stack.block_bytes
+        self._common.swap_in(caches, count, size, address(src), address(dst), len(src), address(host))
 
     # Logits
 
@@ -333,7 +326,7 @@ class CpuOps:
         checks.logits(logits)
         rows, vocabulary = logits.shape
         out = torch.empty(rows, dtype=torch.int32)
-        self._argmax(address(logits), rows, vocabulary, out.data_ptr())
+        self._functions.argmax(address(logits), rows, vocabulary, out.data_ptr())
         return out
 
     def sample(
@@ -342,7 +335,7 @@ class CpuOps:
         checks.sampling(logits, temperature, top_k, top_p, min_p, uniform)
         rows, vocabulary = logits.shape
         out = torch.empty(rows, dtype=torch.int32)
-        self._sample(
+        self._functions.sample(
             address(logits),
             rows,
             vocabulary,
@@ -359,13 +352,13 @@ class CpuOps:
         checks.top_logprobs(logits, count)
         rows, vocabulary = logits.shape
         values, ids = torch.empty((rows, count)), torch.empty((rows, count), dtype=torch.int32)
-        self._top_logprobs(address(logits), rows, vocabulary, count, values.data_ptr(), ids.data_ptr())
+        self._functions.top_logprobs(address(logits), rows, vocabulary, count, values.data_ptr(), ids.data_ptr())
         return values, ids
 
     def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
         checks.logprobs_of(logits, ids)
         rows, vocabulary = logits.shape
         out, wide = torch.empty(rows), ids.long()
-        if bad := self._logprobs_of(address(logits), rows, vocabulary, address(wide), out.data_ptr()):
+        if bad := self._functions.logprobs_of(address(logits), rows, vocabulary, address(wide), out.data_ptr()):
             raise IndexError(checks.no_such_id(bad - 1, ids, vocabulary))
         return out

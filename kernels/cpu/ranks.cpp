@@ -7,23 +7,24 @@
 #include <cstdint>
 #include <cstring>
 
-#include "pool.h"
+#include "thread_pool.h"
 
 namespace quire {
 namespace {
 
-constexpr size_t kPlaceBytes = 1 << 20;  // what is longer goes in pieces
+constexpr size_t kPlaceBytes = 1 << 20;  // longer tensors are exchanged in pieces
 constexpr int kMaxRanks = 64;
-constexpr unsigned kSpins = 4'000, kYields = 2'000;  // tens of microseconds, then milliseconds
+constexpr unsigned kSpins = 4'000, kYields = 2'000;  // for tens of microseconds, then for milliseconds
 constexpr long kNapNs = 100'000;
-constexpr size_t kAtOnce = 512;  // elements that are added up together
-constexpr size_t kWorthAThread = 16 << 10;  // elements
+constexpr size_t kAtOnce = 512;             // elements whose sums are kept in float32 at a time
+constexpr size_t kWorthAThread = 16 << 10;  // least elements for another thread
 
 struct alignas(64) Line {
-    std::atomic<uint64_t> turn;  // the last one for which this rank has written
+    std::atomic<uint64_t> turn;  // the last turn for which this rank has written
 };
 
-// At the beginning of the memory, which is zeroed. The places follow: [2 by turns][ranks][kPlaceBytes].
+// The start of the shared memory. The memory is zeroed at first. The places follow: [2, in alternate
+// turns][ranks][kPlaceBytes].
 struct Header {
     Line lines[kMaxRanks];
     alignas(64) std::atomic<uint32_t> given_up;
@@ -36,7 +37,7 @@ float widen(uint16_t bits) {
     return value;
 }
 
-// Of a sum of bfloat16: if it is a NaN, the bits that are cut off are zero, and rounding makes no number of it.
+// Rounds a sum of bfloat16 values to even. In a NaN the lower 16 bits of such a sum are zero, so it stays a NaN.
 uint16_t round_to_bfloat16(float value) {
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
@@ -68,7 +69,8 @@ struct Ranks {
         return true;
     }
 
-    // Returns once every rank has written for a new turn; this one has `bytes` to write, or none.
+    // Begins a turn: writes `bytes` of this rank, which may be 0, and waits until every rank has written. Returns false
+    // if a rank has given up.
     bool meet(const char* mine, size_t bytes) {
         ++turn;
         if (header->given_up.load(std::memory_order_relaxed)) return false;
@@ -89,10 +91,10 @@ struct Ranks {
 
 namespace {
 
-// Compiled for two kinds of processors; the order of additions is the same in both.
+// The function is compiled for two kinds of processors, with the same order of additions.
 #define ON_VECTORS __attribute__((target_clones("arch=x86-64-v3", "default")))
 
-// out[i] = what all ranks have written there, added up.
+// out[i] = the sum of element i over all ranks, in their order.
 ON_VECTORS void sum(const Ranks& ranks, float* out, size_t begin, size_t end) {
     for (size_t rank = 0; rank < ranks.size; ++rank) {
         const auto* from = reinterpret_cast<const float*>(ranks.place(rank));
@@ -145,7 +147,7 @@ EXPORT int quire_ranks_all_reduce(quire::Ranks* ranks, void* values, size_t coun
     return quire::all_reduce(ranks, values, count, element_bytes);
 }
 
-// Everybody gets what rank 0 has.
+// Copies the values of rank 0 to all ranks.
 EXPORT int quire_ranks_broadcast(quire::Ranks* ranks, char* values, size_t bytes) {
     return ranks->in_pieces(bytes, [&](size_t at, size_t count) {
         if (!ranks->meet(values + at, ranks->rank == 0 ? count : 0)) return false;
@@ -154,7 +156,7 @@ EXPORT int quire_ranks_broadcast(quire::Ranks* ranks, char* values, size_t bytes
     });
 }
 
-// Rank 0 gets what everybody has, [ranks][bytes]; for the others `out` is null.
+// Copies the values of all ranks to `out` [ranks][bytes] of rank 0. On other ranks `out` is null.
 EXPORT int quire_ranks_gather(quire::Ranks* ranks, const char* values, size_t bytes, char* out) {
     return ranks->in_pieces(bytes, [&](size_t at, size_t count) {
         if (!ranks->meet(values + at, count)) return false;

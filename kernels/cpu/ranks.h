@@ -1,9 +1,9 @@
-// Sums over ranks: processes of one machine that have a part of each layer, and a piece of memory that all of them map.
+// Collective operations of ranks: processes of one machine that hold a part of each layer each, and share memory.
 //
-// One primitive does everything: each rank writes what it has into a place of its own, waits until all have written, and
-// reads what it needs. There are two places per rank, used in turn: who writes the next but one knows that all have read
-// this one. All ranks call the same in the same order. Sums are taken in the order of the ranks, so that a row's result
-// does not depend on how many rows there are.
+// All operations use one primitive: each rank writes its values into its place, waits until all ranks have written, and
+// reads what it needs. A rank has two places, for alternate turns: when a rank writes to a place again, two turns
+// later, all ranks have read it. All ranks call the same operations in the same order. Sums are taken in the order of
+// the ranks, so that the result of a row does not depend on the number of rows.
 #pragma once
 #include <cstddef>
 
@@ -11,8 +11,8 @@ namespace quire {
 
 struct Ranks;
 
-// values[i] becomes its sum over all ranks; float32, or bfloat16 where an element has two bytes (added up in float32,
-// rounded once). False if the ranks were told to give up.
+// Replaces values[i] by its sum over all ranks. element_bytes: 4 for float32, 2 for bfloat16, which is summed in
+// float32 and rounded once. Returns false if a rank has given up.
 bool all_reduce(Ranks* ranks, void* values, size_t count, size_t element_bytes);
 
 }  // namespace quire

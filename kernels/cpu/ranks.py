@@ -1,4 +1,4 @@
-"""Ranks on CPUs: processes that exchange through memory which all of them map (ranks.h)."""
+"""Collective operations of ranks on CPUs: processes that exchange tensors through shared memory (ranks.h)."""
 
 import ctypes
 import mmap
@@ -8,59 +8,63 @@ from torch import Tensor
 
 from quire.kernels import checks
 from quire.kernels.cpu import library
+from quire.kernels.cpu.levels import LEVELS
 
 
 class GivenUp(RuntimeError):
-    """Another rank has ended; nobody waits for the others any more."""
+    """A rank has ended: collective operations fail on all ranks from now on."""
 
 
 class CpuRanks:
-    """One rank's side. All ranks call the same operations in the same order, with tensors of the same shapes."""
+    """The collective operations of one rank.
+
+    All ranks call the same operations in the same order, with contiguous tensors of the same shapes. An operation
+    raises GivenUp if a rank has called `give_up`.
+    """
 
     def __init__(self, rank: int, size: int, file: int) -> None:
-        """file: descriptor of a file that all ranks have open, zeroed and of `bytes_for(size)`; may be closed then."""
+        """Map the shared memory.
+
+        rank: 0..size - 1. file: descriptor of a zeroed file of `bytes_for(size)` bytes that all ranks have open. The
+        caller may close it afterwards.
+        """
         self.rank, self.size = rank, size
-        self._library = library.load()
-        self._memory = mmap.mmap(file, self.bytes_for(size))  # until nobody refers to it
+        self._functions = library.load().common
+        self._memory = mmap.mmap(file, self.bytes_for(size))  # keeps the mapping alive
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.address = self._library.quire_ranks_open(start, rank, size)
+        self.address = self._functions.ranks_open(start, rank, size)
 
     @staticmethod
     def bytes_for(size: int) -> int:
-        """ValueError for more ranks than there can be."""
-        size_in_bytes: int = library.load().quire_ranks_bytes(size)
+        """Return the bytes of shared memory for `size` ranks. Raises ValueError for more ranks than are supported."""
+        size_in_bytes = library.load().common.ranks_bytes(size)
         if not size_in_bytes:
             raise ValueError(f"{size} ranks are more than there can be")
         return size_in_bytes
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """In place, the sum over all ranks, taken in their order; float32 or bfloat16. GivenUp."""
-        if values.dtype not in library.LEVELS:
+        """Sum float32 or bfloat16 values over all ranks in place, in the order of the ranks, and return them."""
+        if values.dtype not in LEVELS:
             raise TypeError(f"values are {values.dtype}, not float32 or bfloat16")
-        checks.tensor("values", values, values.dtype, values.shape)
-        self._check(
-            self._library.quire_ranks_all_reduce(self.address, checks.address(values), values.numel(), values.itemsize)
-        )
+        address, count = _address(values), values.numel()
+        self._check(self._functions.ranks_all_reduce(self.address, address, count, values.itemsize))
         return values
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """In place, what rank 0 has. GivenUp."""
-        checks.tensor("values", values, values.dtype, values.shape)
-        self._check(self._library.quire_ranks_broadcast(self.address, checks.address(values), values.nbytes))
+        """Replace the values by those of rank 0, in place, and return them."""
+        self._check(self._functions.ranks_broadcast(self.address, _address(values), values.nbytes))
         return values
 
     def gather(self, values: Tensor) -> Tensor | None:
-        """[...] of each rank -> [ranks, ...] on rank 0, None elsewhere. GivenUp."""
-        checks.tensor("values", values, values.dtype, values.shape)
+        """Return the values of all ranks as [ranks, ...] on rank 0, and None on other ranks."""
         out = values.new_empty((self.size, *values.shape)) if self.rank == 0 else None
-        self._check(
-            self._library.quire_ranks_gather(self.address, checks.address(values), values.nbytes, checks.address(out))
-        )
+        address = _address(values)
+        self._check(self._functions.ranks_gather(self.address, address, values.nbytes, checks.address(out)))
         return out
 
     def give_up(self) -> None:
-        """End every operation that waits now or later, on all ranks."""
-        self._library.quire_ranks_give_up(self.address)
+        """Make every current and later operation fail, on all ranks."""
+        self._functions.ranks_give_up(self.address)
 
     @staticmethod
     def _check(done: int) -> None:
@@ -68,8 +72,13 @@ class CpuRanks:
             raise GivenUp("another rank has ended")
 
 
+def _address(values: Tensor) -> int | None:
+    checks.tensor("values", values, values.dtype, values.shape)
+    return checks.address(values)
+
+
 def shared_file(size: int) -> int:
-    """Descriptor of a file in memory for so many ranks."""
+    """Return the descriptor of a new file in memory, as `CpuRanks` needs it for `size` ranks."""
     file = os.memfd_create("quire-ranks")
     os.ftruncate(file, CpuRanks.bytes_for(size))
     return file

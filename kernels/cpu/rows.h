@@ -1,5 +1,6 @@
-// Operations on one row (token) at a time: norms, embedding, rotary embedding with the cache write.
-// Included inside a level's namespace; see level_*.cpp. Return 0, or 1 + the index of the first bad token.
+// Operations that compute each row (token) independently: norms, embedding, rotary embedding with the cache write.
+// Included inside a level's namespace; see level_*.cpp. Functions that return an int64_t return 0, or 1 + the index of
+// the first invalid token.
 
 constexpr int kMaxHeadDim = 512;
 
@@ -7,7 +8,7 @@ INLINE float inverse_rms(F squares, size_t n, float eps) {
     return 1.f / __builtin_sqrtf(sum(squares) / float(n) + eps);
 }
 
-// out = round(x / rms(x)) * weight, as Hugging Face's LlamaRMSNorm rounds it.
+// out = round(x / rms(x)) * weight, rounded as Hugging Face's LlamaRMSNorm.
 INLINE void norm_row(const act* x, const act* weight, float eps, size_t n, act* out) {
     F squares = zero();
     size_t i = 0;
@@ -34,7 +35,7 @@ INLINE void add_row(const act* x, act* residual, size_t n) {
     }
 }
 
-// residual += x (where there is a residual), then the norm of the sum.
+// Computes the norm of x, or of the residual after residual += x if it is not null.
 INLINE void rms_norm(const act* x, act* residual, const act* weight, float eps, size_t rows, size_t n, act* out) {
     quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
         for (size_t r = begin; r < end; ++r) {
@@ -54,9 +55,9 @@ INLINE int64_t embed(const Id* ids, size_t rows, const act* table, size_t vocab,
     return 0;
 }
 
-// The cache inside one (block, kv head), which holds block_size * D values either way:
-//   K: [block_size / G][D / kPerWord][G][kPerWord], G = min(16, block_size): words of G keys side by side, so that one
-//      vector load serves 16 keys;
+// The layout of block_size * D cached values of one block and one kv head:
+//   K: [block_size / G][D / kPerWord][G][kPerWord], G = min(16, block_size): the same word of G keys is contiguous, so
+//      that one vector load reads a word of 16 keys;
 //   V: [block_size / kPerWord][D][kPerWord]: for bf16, keys in pairs, so that one word holds two keys.
 INLINE void write_key(act* block, size_t block_size, size_t offset, size_t d, const act* row) {
     const size_t group = block_size < 16 ? block_size : 16;

@@ -1,10 +1,10 @@
 // argmax and sampling over rows of float logits. Included inside a level's namespace; see level_*.cpp.
 //
-// NaN counts as minus infinity. A row without any finite or infinite value gives token 0.
+// NaN counts as minus infinity. A row of minus infinity gives token 0.
 
-constexpr size_t kBlock = 256;         // probabilities whose sum is kept, so that a draw scans few of them
-constexpr size_t kFewEnough = 2048;    // probabilities that may be sorted
-constexpr int kCuts = 8;               // thresholds that one pass over the vocabulary tries
+constexpr size_t kBlock = 256;       // probabilities of a block, whose sum is kept so that a draw scans one block only
+constexpr size_t kFewEnough = 2048;  // probabilities that are few enough to sort
+constexpr int kCuts = 8;             // thresholds that one pass over the vocabulary tries
 
 INLINE F load_or(const float* x, size_t i, size_t n, F other) {
     if (i + W <= n) return load(x + i);
@@ -31,7 +31,7 @@ INLINE int32_t argmax_row(const float* x, size_t n) {
     return 0;
 }
 
-// A lower bound of the k-th largest value that few values reach: the k-th largest of many partial maxima.
+// Returns a lower bound of the k-th largest value that few values reach: the k-th largest of many partial maxima.
 INLINE float kth_largest_bound(const float* x, size_t n, size_t k) {
     const F lowest = set1(-__builtin_inff());
     const size_t vectors = (n + W - 1) / W;
@@ -62,7 +62,7 @@ INLINE float kth_largest(const float* x, size_t n, size_t k) {
     return count < k ? -__builtin_inff() : quire::kth_largest_of(found, count, k);
 }
 
-// Mass of the probabilities that are at least each cut, and how many they are; p holds whole blocks.
+// Computes the mass and the number of the probabilities that are at least each cut. p has whole blocks.
 INLINE void masses(const float* p, size_t blocks, const float* cuts, double* mass, size_t* count) {
     for (int c = 0; c < kCuts; ++c) mass[c] = 0, count[c] = 0;
     for (size_t b = 0; b < blocks; ++b, p += kBlock) {
@@ -83,7 +83,8 @@ INLINE void masses(const float* p, size_t blocks, const float* cuts, double* mas
     }
 }
 
-// The largest t for which the probabilities >= t have at least `target` of mass. The largest probability is 1.
+// Returns the largest t for which the probabilities >= t have a mass of at least `target`. The largest probability is
+// 1.
 INLINE float nucleus(const float* p, size_t blocks, double target) {
     float low = 0.f, high = 2.f;  // mass(>= low) reaches the target, mass(>= high) does not
     double above = 0;             // mass(>= high)
@@ -131,7 +132,7 @@ INLINE float nucleus(const float* p, size_t blocks, double target) {
     return low;
 }
 
-// Sums of the blocks' probabilities that are at least `lowest`; returns their sum.
+// Computes, for each block, the sum of the probabilities that are at least `lowest`. Returns the total.
 INLINE double sum_blocks(const float* p, size_t blocks, float lowest, double* sums) {
     double total = 0;
     for (size_t b = 0; b < blocks; ++b) {

@@ -1,4 +1,5 @@
-// AVX2 vectors of 8 floats, float activations only. The same names as simd_avx512.h; see level_*.cpp.
+// AVX2 vectors of 8 floats, for float activations only. The names and their meaning are those of simd_avx512.h.
+// Included inside a level's namespace; see level_*.cpp.
 
 constexpr int W = 8;
 using F = __m256;

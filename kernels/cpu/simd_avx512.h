@@ -1,5 +1,7 @@
-// AVX-512 vectors of 16 floats. Included inside a namespace and under a target pragma; see level_*.cpp.
-// A "word" is 4 bytes of matrix operand: two bf16 values or one float. `dot` multiplies words and adds to floats.
+// AVX-512 vectors of 16 floats. Included inside a level's namespace; see level_*.cpp.
+//
+// A "word" is 4 bytes of a matrix operand: two bf16 values or one float. `dot` multiplies words and adds the products
+// to floats.
 
 constexpr int W = 16;
 using F = __m512;
@@ -14,7 +16,7 @@ INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-// Like the instruction: where either is NaN the second operand is the result.
+// If an operand is NaN, the result is the second operand, as the instruction defines it.
 INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 INLINE F round_even(F a) { return _mm512_roundscale_ps(a, 8); }
@@ -35,7 +37,7 @@ INLINE unsigned bits(Mask m) { return m; }
 INLINE F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 INLINE F load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 INLINE void store(float* p, F v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
-// Stores the chosen lanes one after the other; the caller leaves room for W.
+// Stores the selected lanes contiguously and returns their number. The memory at p must have room for W floats.
 INLINE int compress(float* p, F v, Mask m) {
     _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, v));
     return __builtin_popcount(m);

@@ -1,10 +1,5 @@
-"""The operations of kernels/ops.py in Triton for CUDA devices.
+"""The operations of kernels/ops.py in Triton, and the rest of the package that is for CUDA devices.
 
-Importing this package needs Triton; nothing else of the project does. The folder is not called `triton`, so that no
-path can shadow the compiler.
+`cuda` and `triton_support` import no Triton, so that a machine without it can import them; `ops` and the modules of
+kernels need Triton. The folder is not called `triton`, so that no path can shadow the compiler.
 """
-
-from quire.kernels.gpu.limits import Unsupported
-from quire.kernels.gpu.ops import TritonOps
-
-__all__ = ["TritonOps", "Unsupported"]

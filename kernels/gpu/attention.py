@@ -1,12 +1,13 @@
-"""Attention of one step: which tokens go to which kernel, planned at the first layer and kept for the others.
+"""Attention of one step: the kernel of each token, planned at the first layer and kept for later layers.
 
-A step of as many tokens as sequences is decoding: every token is a row of `decode`. In any other step sequences with
-one query are rows, and the others are tiles of `prefill`, in a launch of their own; those that begin with this step may
-be handed their keys and values directly. Which is which is decided on the device.
+A step with as many tokens as sequences only decodes: every token is a row of `decode`. In any other step, sequences
+with one query are rows of `decode`, and sequences with more queries are tiles of `prefill`, in a launch of their own.
+Sequences that begin with this step may bring their keys and values along instead of reading them from the cache. The
+device decides which sequence goes where.
 
-In the batch-invariant mode a row has the same bits from both: tiles of keys and the pieces that are summed up lie where
-they lie in the context, whatever else is in the step. With a window all rows go through `prefill`, in one piece, and so
-does float32, in which two tiles of this size are more than the registers hold.
+In the batch-invariant mode both kernels give a row the same bits: tiles of keys, and the pieces that are summed
+separately, begin at fixed places of the context, whatever else is in the step. With a window all rows go through
+`prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
 """
 
 import math
@@ -19,48 +20,51 @@ from quire.kernels.gpu.decode import decode
 from quire.kernels.gpu.decode_plan import DecodePlan, plan_decode
 from quire.kernels.gpu.prefill import prefill
 from quire.kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
-from quire.kernels.gpu.tiles import INVARIANT_PIECE, Tiles, decode_tiles, invariant_tiles, prefill_tiles
+from quire.kernels.gpu.tile_sizes import INVARIANT_PIECE, AttentionTiles, decode_tiles, invariant_tiles, prefill_tiles
 
 LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class Device:
-    """What the launches depend on beside shapes."""
+class LaunchOptions:
+    """The properties, apart from shapes, on which launches of attention depend."""
 
     multiprocessors: int
     invariant: bool = False  # the bits of a row depend on that row alone
-    k_scale: float = 1.0  # a cached key times this is the key
-    v_scale: float = 1.0
-    roomy: bool = True  # has as much shared memory as the largest tiles need
+    large_shared_memory: bool = True  # the device has as much shared memory as the largest tiles need
 
 
 class LayerAttention(NamedTuple):
-    """Of one layer: q, out [T, H, D]; caches [blocks, H_kv, block size, D]; scale: of the scores, in base 2."""
+    """The attention of one layer. The scores are in base 2."""
 
-    q: Tensor
-    k_cache: Tensor
+    q: Tensor  # [T, H, D]
+    k_cache: Tensor  # [blocks, H_kv, block_size, D]
     v_cache: Tensor
     scale: float
-    window: int
-    out: Tensor
+    window: int  # 0: none
+    out: Tensor  # [T, H, D]
 
     @property
     def group(self) -> int:
+        """Query heads per key-value head."""
         return self.q.shape[1] // self.k_cache.shape[1]
 
 
 @dataclass
 class AttentionPlan:
-    """block_tables, seq_lens, query_start_loc as in kernels/ops.py; split: fresh sequences bring their keys along."""
+    """The attention of all layers of one step: block tables and lengths as in `Ops.paged_attention`, and work lists.
 
-    device: Device
+    split: sequences that begin with this step bring their keys and values along. The work lists are made at the first
+    layer that needs them. A layer with another window or another shape has lists of its own.
+    """
+
+    options: LaunchOptions
     block_tables: Tensor
     seq_lens: Tensor
     query_start: Tensor
     split: bool = False
-    _decode: dict[tuple, DecodePlan] = field(default_factory=dict)
-    _prefill: dict[tuple, PrefillPlan] = field(default_factory=dict)
+    _decode: dict[tuple[object, ...], DecodePlan] = field(default_factory=dict)
+    _prefill: dict[tuple[object, ...], PrefillPlan] = field(default_factory=dict)
 
     def attend(
         self,
@@ -72,56 +76,87 @@ class AttentionPlan:
         out: Tensor,
         fresh: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step, with `split` only."""
+        """Compute the attention of one layer into `out`.
+
+        q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step; required with `split`, and only then.
+        """
         tokens, _, d = q.shape
         if tokens == 0 or len(self.seq_lens) == 0:
             return
-        only_rows = tokens <= len(self.seq_lens)
+        options, only_rows = self.options, tokens <= len(self.seq_lens)
         call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out)
-        shape = d, call.group, q.dtype
-        if not self.device.invariant:
-            self._rows(call, decode_tiles(*shape), 0, only_rows)
+        if not options.invariant:
+            self._attend_rows(call, decode_tiles(d, call.group, q.dtype), 0, only_rows)
             if not only_rows:
-                self._prompts(call, prefill_tiles(*shape, window, self.device.roomy), 0, 1, fresh)
+                tiles = prefill_tiles(d, call.group, q.dtype, window, options.large_shared_memory)
+                self._attend_prompts(call, tiles, 0, 1, fresh)
             return
-        of_rows, of_prompts = invariant_tiles(*shape, window, self.device.roomy)
+        row_tiles, prompt_tiles = invariant_tiles(d, call.group, q.dtype, window, options.large_shared_memory)
         piece = 0 if window else INVARIANT_PIECE
         if window or q.dtype.itemsize == 4:
-            self._prompts(call, of_rows if only_rows and call.group <= of_rows.rows else of_prompts, piece, 0)
+            fits = only_rows and call.group <= row_tiles.rows
+            self._attend_prompts(call, row_tiles if fits else prompt_tiles, piece, 0)
             return
-        self._rows(call, of_rows, piece, only_rows)
+        self._attend_rows(call, row_tiles, piece, only_rows)
         if not only_rows:
-            self._prompts(call, of_prompts, piece, 1)
+            self._attend_prompts(call, prompt_tiles, piece, 1)
 
-    def _rows(self, call: LayerAttention, tiles: Tiles, piece: int, each_token: bool) -> None:
-        """Every token, or the sequences with one query."""
-        device, kv_heads = self.device, call.k_cache.shape[1]
-        lengths = self._lengths(call)
-        key = (*lengths[2:], kv_heads, tiles)
+    def _attend_rows(self, call: LayerAttention, tiles: AttentionTiles, piece: int, each_token: bool) -> None:
+        """Compute every token, or only the sequences with one query. piece: keys summed separately, 0: any number."""
+        kv_heads, multiprocessors = call.k_cache.shape[1], self.options.multiprocessors
+        tokens, capacity = len(call.q), self._capacity(call)
+        key = tokens, capacity, call.window, kv_heads, tiles
         if (plan := self._decode.get(key)) is None:
-            plan = plan_decode(*lengths, each_token, tiles, kv_heads, device.multiprocessors, piece)
-            self._decode[key] = plan
-        where = call.k_cache, call.v_cache, self.block_tables, plan
-        scales = call.scale * device.k_scale, device.v_scale
-        decode(call.q, *where, call.out, tiles, *scales, device.multiprocessors)
+            plan = self._decode[key] = plan_decode(
+                self.seq_lens,
+                self.query_start,
+                tokens=tokens,
+                capacity=capacity,
+                window=call.window,
+                each_token=each_token,
+                tiles=tiles,
+                kv_heads=kv_heads,
+                multiprocessors=multiprocessors,
+                piece=piece,
+            )
+        decode(
+            call.q, call.k_cache, call.v_cache, self.block_tables, plan, call.out, tiles, call.scale, multiprocessors
+        )
 
-    def _prompts(
-        self, call: LayerAttention, tiles: Tiles, piece: int, longest: int, fresh: tuple[Tensor, Tensor] | None = None
+    def _attend_prompts(
+        self,
+        call: LayerAttention,
+        tiles: AttentionTiles,
+        piece: int,
+        longest: int,
+        fresh: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Sequences with more queries than `longest`."""
-        device, lengths = self.device, self._lengths(call)
-        split = self.split and not device.invariant  # one kernel for all
-        key = (*lengths[2:], call.group, tiles)
+        """Compute the sequences with more queries than `longest`."""
+        invariant = self.options.invariant
+        split = self.split and not invariant  # the batch-invariant mode has one kernel for all
+        tokens, capacity = len(call.q), self._capacity(call)
+        key = tokens, capacity, call.window, call.group, tiles
         if (plan := self._prefill.get(key)) is None:
-            plan = self._prefill[key] = plan_prefill(*lengths, longest, tiles.rows // call.group, split)
-        where = self.block_tables, self.seq_lens, self.query_start, plan
-        paged = call.k_cache, call.v_cache, *where, CACHED, call.out, tiles
-        prefill(call.q, *paged, call.scale * device.k_scale, device.v_scale, call.window, device.invariant, piece)
+            plan = self._prefill[key] = plan_prefill(
+                self.seq_lens,
+                self.query_start,
+                tokens=tokens,
+                capacity=capacity,
+                window=call.window,
+                longest=longest,
+                block_q=tiles.rows // call.group,
+                split=split,
+            )
+        sequences = self.block_tables, self.seq_lens, self.query_start
+        prefill(
+            call.q, call.k_cache, call.v_cache, *sequences, plan, CACHED, call.out, tiles, call.scale, call.window,
+            aligned=invariant, piece=piece,
+        )  # fmt: skip
         if split:
             assert fresh is not None
-            prefill(call.q, *fresh, *where, FRESH, call.out, tiles, call.scale, 1.0, call.window)
+            k, v = fresh
+            prefill(call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window)
 
-    def _lengths(self, call: LayerAttention) -> tuple[Tensor, Tensor, int, int, int]:
-        """What a plan is made of. The host knows the last three: tokens, keys that a table has room for, the window."""
-        capacity = self.block_tables.shape[1] * call.k_cache.shape[2]
-        return self.seq_lens, self.query_start, len(call.q), capacity, call.window
+    def _capacity(self, call: LayerAttention) -> int:
+        """Return the number of keys that a row of the block table has room for."""
+        return self.block_tables.shape[1] * call.k_cache.shape[2]

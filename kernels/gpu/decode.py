@@ -1,7 +1,7 @@
 """Attention of decode rows: a persistent grid over the chunks of a plan, and a sum over the chunks of a row.
 
 The query heads of a group are one tile of at least 16 rows, so that keys are loaded once for the group and multiplied
-by matrix instructions; the padding costs nothing, since the cache's bandwidth sets the pace.
+by matrix instructions. Padding the tile costs no time, because the bandwidth of the cache is the limit.
 """
 
 import torch
@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
-from quire.kernels.gpu.tile import fold, load_tile, merge, page_rows
-from quire.kernels.gpu.tiles import Tiles, dot_precision, power_of_2
+from quire.kernels.gpu.online_softmax import fold, load_tile, merge, page_rows
+from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 
 @triton.jit(do_not_specialize=["table_width"])
@@ -27,7 +27,6 @@ def decode_kernel(
     partial_weights,
     table_width,
     scale,
-    v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -40,10 +39,11 @@ def decode_kernel(
 ):
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
-    A row of one chunk goes to out; others leave weighted values in partial [slots, heads, D], and in partial_weights
-    [slots, heads, 2] the largest score and the sum of weights, all float32, as `fold` has them. scale includes log2(e)
-    and the scale of the keys.
-    grid (programs,): each takes every programs-th piece of work. Only the last tile of a chunk is masked.
+    A row of one chunk is written to out. Other chunks write their weighted values to partial [slots, heads, D], and the
+    largest score and the sum of weights to partial_weights [slots, heads, 2], all float32, as `fold` returns them.
+    scale includes log2(e).
+    grid (programs,): program p computes pieces p, p + programs, ... of the work. Only the last tile of a chunk is
+    masked.
     """
     PARTS: tl.constexpr = (GROUP + ROWS - 1) // ROWS  # tiles of a group
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -52,7 +52,7 @@ def decode_kernel(
     lane = tl.arange(0, KEYS)
     work = tl.load(counts) * (KV_HEADS * PARTS)
     for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
-        # Neighbouring programs take the heads of one chunk, which lie side by side in the cache.
+        # Neighbouring programs compute the heads of one chunk, which are neighbours in the cache.
         kv_head = index % KV_HEADS
         part = index // KV_HEADS % PARTS
         item = items + index // (KV_HEADS * PARTS) * FIELDS
@@ -83,7 +83,7 @@ def decode_kernel(
             most, total, mixed = fold(queries, k, v, (token < end)[None, :], most, total, mixed, scale, True, PRECISION)
 
         if slot < 0:
-            result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
+            result = mixed * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
             at_out = out + query * (HEADS * D) + head[:, None] * D + d[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=mine)
         else:
@@ -99,16 +99,16 @@ def reduce_kernel(
     partial,
     partial_weights,
     out,
-    v_scale,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     PADDED_D: tl.constexpr,
     PIECES: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Adds up what the chunks of a row have left. grid (R, HEADS). One chunk needs no sum.
+    """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped. grid (R, HEADS).
 
-    PIECES at a time, or 1: one by one in the order of the keys, as a row in the kernel of prompts does.
+    PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as `prefill_kernel` sums
+    them.
     """
     row, head = rows + tl.program_id(0) * FIELDS, tl.program_id(1)
     pieces = tl.load(row + 6)
@@ -133,7 +133,7 @@ def reduce_kernel(
             sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
             values = tl.sum(values * weights[:, None], axis=0)[None, :]
         most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
-    result = mixed * (v_scale / total)[:, None]
+    result = mixed * (1.0 / total)[:, None]
     at = out + (token * HEADS + head) * D + d[None, :]
     tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
 
@@ -145,12 +145,11 @@ def decode(
     block_tables: Tensor,
     plan: DecodePlan,
     out: Tensor,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     scale: float,
-    v_scale: float,
     multiprocessors: int,
 ) -> None:
-    """Fills the rows of out that the plan names. scale: of the scores, in base 2."""
+    """Compute the rows of out [T, H, D] that the plan names. scale: of the scores, in base 2."""
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)
@@ -170,7 +169,6 @@ def decode(
         partial_weights,
         block_tables.shape[1],
         scale,
-        v_scale,
         KV_HEADS=kv_heads,
         GROUP=group,
         D=d,
@@ -189,7 +187,6 @@ def decode(
             partial,
             partial_weights,
             out,
-            v_scale,
             HEADS=heads,
             D=d,
             PADDED_D=padded,

@@ -1,12 +1,12 @@
 """The work list of decoding, made once per step on the device and used by all layers.
 
-Nothing here waits for the device: sizes of buffers and grids follow from shapes alone, contents from the lengths on the
-device. So a captured graph adapts to the lengths of each replay.
+Planning does not wait for the device: the sizes of buffers and grids follow from shapes, and their contents from the
+lengths on the device. So a captured graph adapts to the lengths of each replay.
 
-A row is one query with a context of its own: every token of a step that only decodes, and in any other step each
-sequence with one query. The keys of a row are cut into chunks; an item is one chunk (split keys: FlashDecoding, PyTorch
-blog 2023-10). The cut follows from the sum of all lengths, so that the items fill the device; in the batch-invariant
-mode it is at multiples of a constant, and sums are taken in the order of the keys.
+A row is one query with its context: every token of a step that only decodes, and in any other step each sequence with
+one query. The keys of a row are cut into chunks; an item is one chunk (split keys: FlashDecoding, PyTorch blog
+2023-10). The size of a chunk follows from the sum of all lengths, so that the items fill the device. In the
+batch-invariant mode the size is a constant, and sums are taken in the order of the keys.
 """
 
 from dataclasses import dataclass
@@ -17,33 +17,35 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.search import owner
-from quire.kernels.gpu.tiles import Tiles
+from quire.kernels.gpu.tile_sizes import AttentionTiles
 
-# Keys of a chunk: below, the partial results cost more than the parallelism brings, unless programs have nothing to do.
+# Keys of a chunk, unless programs would be idle: with fewer keys, partial results cost more than parallelism saves.
 MIN_CHUNK = 256
-ITEMS_PER_PROGRAM = 4  # of the persistent grid: evens out chunks of unequal length
+ITEMS_PER_PROGRAM = 4  # of the persistent grid: several, to even out chunks of unequal length
 FIELDS = 8  # int32 of a row or an item: 32 bytes, one sector of memory
 
 
 @dataclass(frozen=True)
 class DecodePlan:
+    """The work list of decoding; see the module."""
+
     items: Tensor  # [bound, 8] int32: token, sequence, first key, end of keys, slot for the result or -1
     rows: Tensor  # [R, 8] int32: sequence, first key, end, keys per chunk, first item, first slot, chunks, token
     counts: Tensor  # [1] int32: items
     partials: int  # slots for results of rows with several chunks; 0: no row can have several
-    in_order: bool  # chunks are cut at multiples of a constant, and summed up one by one
+    in_order: bool  # chunks have a constant size, and are summed one after the other
 
 
 @triton.jit
 def _row_keys(seq_lens, query_start, row, count, sequences, steps, window, capacity, EACH_TOKEN: tl.constexpr):
-    """Sequence, token, first key and end of keys of each row, and which rows there are."""
+    """Return sequence, token, first key and end of keys of each row, and whether the row exists."""
     inside = row < count
     if EACH_TOKEN:
         token = row
         last = tl.load(query_start + sequences)
         s = owner(query_start, tl.minimum(token, tl.maximum(last - 1, 0)), sequences, steps, 1)
         length = tl.load(seq_lens + s) - (tl.load(query_start + s + 1) - 1 - token)
-        # Tokens beyond the last sequence fill up a captured batch: rows without keys.
+        # Tokens beyond the last sequence pad a captured batch: they are rows without keys.
         length = tl.where(inside & (token < last), length, 0)
     else:
         s = tl.minimum(row, sequences - 1)
@@ -75,8 +77,10 @@ def plan_rows_kernel(
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Fills `rows` and `counts` of a DecodePlan. grid (1,): two passes, for the sum and for the cuts. piece: keys of a
-    chunk, 0: as many as follow from the sum."""
+    """Fill `rows` and `counts` of a DecodePlan. grid (1,): one pass for the sum of keys, one for the chunks.
+
+    piece: keys of a chunk. 0: the number follows from the sum.
+    """
     lane = tl.arange(0, BLOCK)
     keys_in_all = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
@@ -118,7 +122,7 @@ def plan_rows_kernel(
 
 @triton.jit(do_not_specialize=["count", "steps", "bound"])
 def plan_items_kernel(rows, counts, items, count, steps, bound, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Fills `items` of a DecodePlan, in the order of the rows. grid (cdiv(bound, BLOCK),)."""
+    """Fill `items` of a DecodePlan, in the order of the rows. grid (cdiv(bound, BLOCK),)."""
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = item < tl.minimum(tl.load(counts), bound)
     row = owner(rows + 4, item, count, steps, FIELDS)
@@ -142,17 +146,21 @@ def plan_decode(
     capacity: int,
     window: int,
     each_token: bool,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     kv_heads: int,
     multiprocessors: int,
     piece: int = 0,
 ) -> DecodePlan:
-    """capacity: keys that a row of the block table can hold; each_token: every token is a row, otherwise those of
-    sequences with one query; piece: keys of every chunk but the last, 0: as many as fill the device."""
+    """Plan the decoding of one step, for layers with this window.
+
+    seq_lens [S], query_start [S + 1] int32. tokens: of the step. capacity: keys that a row of the block table has room
+    for. each_token: every token is a row; otherwise only sequences with one query are. piece: keys of every chunk but
+    the last; 0: a number that fills the device.
+    """
     sequences, device = seq_lens.shape[0], seq_lens.device
     most = -(-capacity // (piece or min(tiles.keys, MIN_CHUNK)))  # chunks of one row
     target = max(1, -(-multiprocessors * tiles.per_sm * ITEMS_PER_PROGRAM // kv_heads))
-    # Rows of several chunks have at most twice as many as the sum of their keys holds; see plan_rows_kernel.
+    # Rows with several chunks have at most twice as many chunks as the sum of their keys needs; see plan_rows_kernel.
     count = tokens if each_token else sequences
     decoding = min(tokens, count)
     partials = decoding * most if piece else min(2 * target, decoding * most)
@@ -181,7 +189,7 @@ def plan_decode(
         FIELDS=FIELDS,
         BLOCK=512,
     )
-    plan_items_kernel[(-(-bound // 256),)](
+    plan_items_kernel[(triton.cdiv(bound, 256),)](
         rows, counts, items, count, count.bit_length(), bound, FIELDS=FIELDS, BLOCK=256
     )
     return DecodePlan(items, rows, counts, partials, piece > 0)

@@ -1,90 +1,50 @@
-"""`decoder_layers` of the Triton kernels: attention is planned once, and the keys of new prompts stay at hand."""
+"""`decoder_layers` of the Triton kernels: attention is planned once, and new prompts need not read the cache."""
 
 import torch
 from torch import Tensor
 
-from quire.kernels import checks
 from quire.kernels.gpu.attention import AttentionPlan
-from quire.kernels.gpu.blocks import BlockTable
-from quire.kernels.gpu.limits import check_cache_shape, check_group
-from quire.kernels.layers import Caches, Stack, identity
+from quire.kernels.gpu.rope import rope_and_cache
+from quire.kernels.layers import run_layers_with
+from quire.kernels.ops import DecoderLayer, Ops
+from quire.kernels.stack import Stack
 
 
-class TritonCaches:
-    """Checked caches, and their addresses."""
-
-    def __init__(self, stack: Caches | Stack, kv_dtype: torch.dtype) -> None:
-        caches = [cache for pair in stack.kv_cache for cache in pair]
-        if any(cache.dtype is not kv_dtype for cache in caches):
-            raise TypeError(f"a cache is {next(c.dtype for c in caches if c.dtype is not kv_dtype)}, not {kv_dtype}")
-        shape = stack.check_caches(None, kv_dtype)
-        check_cache_shape(shape[2], shape[3])
-        self.num_blocks, self.block_shape = stack.num_blocks, stack.block_shape
-        self._kept = stack
-        self.blocks = BlockTable(caches)
-
-
-class TritonStack(TritonCaches):
-    """A checked stack, and the addresses of its caches."""
-
-    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-        super().__init__(stack, kv_dtype)
-        likeness = stack
-        if kv_dtype is not dtype:  # the checks know one dtype: show them the shapes alone
-            shapes = [tuple(torch.empty_like(c, dtype=dtype, device="meta") for c in pair) for pair in stack.kv_cache]
-            rest = stack.cos_sin, stack.num_heads, stack.num_kv_heads, stack.eps, stack.scale
-            likeness = Stack(stack.layers, stack.final_norm, shapes, *rest)
-        self.hidden, shape = likeness.check(dtype)
-        check_group(stack.num_heads, stack.num_kv_heads, shape[3], dtype)
-        for name in ("qkv", "o", "gate_up", "down"):
-            for layer in stack.layers:
-                packed = getattr(layer, name)
-                if packed.gate_up != (name == "gate_up") or packed.weight.dtype is not dtype:
-                    raise ValueError(f"{name} was packed for another use or another dtype")
-        self.stack = stack
-
-
-def run(
-    ops,  # TritonOps, which imports this
+def run_layers(
+    ops: Ops,
     residual: Tensor,
-    packed: TritonStack,
+    stack: Stack,
     positions: Tensor,
     slot_mapping: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     rows: Tensor,
 ) -> Tensor:
-    """The operations of kernels.layers.run, in its order."""
-    stack = packed.stack
-    all_reduce = stack.ranks.all_reduce if stack.ranks else identity
-    heads, kv_heads, eps = stack.num_heads, stack.num_kv_heads, stack.eps
-    d = stack.kv_cache[0][0].shape[3]
+    """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
+    heads, kv_heads, d = stack.num_heads, stack.num_kv_heads, stack.block_shape[-1]
     tokens = residual.shape[0]
-    step.split = tokens > len(step.seq_lens) and not step.device.invariant
-    hidden = ops.rms_norm(residual, stack.layers[0].input_norm, eps)
-    last = len(stack.layers) - 1
-    for index, (layer, caches) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
-        qkv = ops.linear(hidden, layer.qkv)
-        norms = layer.q_norm, layer.k_norm, eps
-        where = positions, stack.cos_sin, slot_mapping
-        q = ops.rope_and_cache_kernel(qkv, *where, *caches, heads, kv_heads, *norms, keep_k=step.split)
-        fresh = tuple(qkv.view(tokens, -1, d)[:, heads:].split(kv_heads, dim=1)) if step.split else None
-        mixed = torch.empty_like(q)
-        step.attend(q, *caches, stack.scale, layer.sliding_window, mixed, fresh)
-        hidden = mixed.view(tokens, heads * d)
-        if index == last:  # no token attends to what follows: only the wanted rows go on
-            hidden, residual = hidden[rows], residual[rows]
-        hidden = all_reduce(ops.linear(hidden, layer.o))
-        hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-        hidden = all_reduce(ops.linear(ops.linear_silu_mul(hidden, layer.gate_up), layer.down))
-        next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
-        hidden = ops.add_rms_norm(hidden, residual, next_norm, eps)
-    return hidden
+    plan.split = tokens > len(plan.seq_lens) and not plan.options.invariant
 
+    def attend(qkv: Tensor, layer: DecoderLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        q = rope_and_cache(
+            qkv,
+            positions,
+            stack.cos_sin,
+            slot_mapping,
+            k_cache,
+            v_cache,
+            heads,
+            kv_heads,
+            layer.q_norm,
+            layer.k_norm,
+            stack.eps,
+            keep_k=plan.split,
+        )
+        fresh = None
+        if plan.split:
+            k, v = torch.split(qkv.view(tokens, -1, d)[:, heads:], kv_heads, dim=1)
+            fresh = k, v
+        out = torch.empty_like(q)
+        plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh)
+        return out.view(tokens, heads * d)
 
-def check_step(
-    packed: TritonStack, dtype: torch.dtype, residual: Tensor, positions: Tensor, slot_mapping: Tensor, rows: Tensor
-) -> None:
-    checks.tensor("residual", residual, dtype, (residual.shape[0], packed.hidden))
-    checks.tensor("positions", positions, torch.int32, (residual.shape[0],))
-    checks.integers("slot_mapping", slot_mapping, (residual.shape[0],))
-    checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
+    return run_layers_with(ops, residual, stack, rows, attend)

@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS through torch, which has no rival for dense products, and what surrounds it."""
+"""Linear layers: cuBLAS through torch, or `invariant_matmul` in the batch-invariant mode."""
 
 from dataclasses import dataclass
 
@@ -6,32 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.gpu.matmul import matmul
+from quire.kernels.gpu.invariant_matmul import invariant_matmul
+from quire.kernels.reference import ReferenceLinear
 
 
 @dataclass(frozen=True, eq=False)
-class TritonLinear:
-    weight: Tensor  # [N, K]
-    bias: Tensor | None
+class TritonLinear(ReferenceLinear):
+    """Weights as torch.nn.Linear keeps them. gate_up: I rows of the gate, then I rows of the up projection."""
+
     gate_up: bool = False
 
     @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
 
 
-def multiply(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
-    """x [T, K] -> [T, N] of x's type. The bias is added before the rounding, in cuBLAS' epilogue."""
+def linear(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
+    """Return x [T, K] times the weights as [T, N] of x's dtype. cuBLAS adds the bias before it rounds."""
     if invariant:
-        return matmul(x, packed.weight, packed.bias, out, x.dtype)
+        return invariant_matmul(x, packed.weight, packed.bias, out, x.dtype)
     if out is None:
         return F.linear(x, packed.weight, packed.bias)
     if packed.bias is None:
@@ -39,14 +32,15 @@ def multiply(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: boo
     return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
-def multiply_to_float(x: Tensor, packed: TritonLinear, invariant: bool = False) -> Tensor:
-    """x [R, K] -> [R, N] float32, straight from the accumulators."""
+def linear_float32(x: Tensor, packed: TritonLinear, invariant: bool = False) -> Tensor:
+    """Return x [R, K] times the weights as [R, N] float32, without rounding to x's dtype in between."""
     if invariant:
-        return matmul(x, packed.weight, packed.bias, None, torch.float32)
+        return invariant_matmul(x, packed.weight, packed.bias, None, torch.float32)
     if x.dtype == torch.float32:
         return F.linear(x, packed.weight, packed.bias)
     if x.is_cuda:
         product = torch.mm(x, packed.weight.T, out_dtype=torch.float32)
-    else:  # torch multiplies into a wider type on CUDA only; in pieces, as a wide copy of the head would be large
-        product = torch.cat([F.linear(x.float(), rows.float()) for rows in packed.weight.split(8192)], dim=-1)
+    else:  # torch has out_dtype on CUDA only. In pieces: a float32 copy of the whole head would be large
+        pieces = torch.split(packed.weight, 8192)
+        product = torch.cat([F.linear(x.float(), rows.float()) for rows in pieces], dim=-1)
     return product if packed.bias is None else product.add_(packed.bias)

@@ -1,7 +1,7 @@
-"""Log-probabilities: the normaliser of a row in float64, the best ids through one key per logit.
+"""Log-probabilities: the normaliser of a row in float64, and the best ids by one int64 key per logit.
 
-The key of a logit is its value in integer order above its id, inverted: keys differ, and the larger key is the larger
-logit or, of equals, the lower id. So a selection of keys needs no care for ties.
+The upper 32 bits of a key are the logit in integer order, the lower bits the inverted id. Keys are distinct, and the
+larger key has the larger logit or, of equal logits, the lower id. So a selection of keys has no ties.
 """
 
 import torch
@@ -12,14 +12,15 @@ from torch import Tensor
 from quire.kernels.gpu.logits import load_logits, ordered_bits, row_largest
 
 BLOCK = 4096
-KEY_BYTES = 1 << 25
+KEY_BYTES = 1 << 25  # memory for keys: of 256 rows of 152k logits all keys would take 311 MB
 
 
 @triton.jit
 def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.constexpr):
-    """logits [R, vocabulary] -> the largest logit [R] float32, log(sum(exp(logit - largest))) [R] float64. grid (R,).
+    """Compute the largest logit [R] float32 and log(sum(exp(logit - largest))) [R] float64 of logits [R, vocabulary].
 
-    The terms equal to 1 are counted apart: where one logit has nearly all of the mass, the rest would be lost.
+    Terms equal to 1 are counted separately: if one logit has nearly all of the mass, the sum of the rest would be lost.
+    grid (R,).
     """
     row = logits + tl.program_id(0).to(tl.int64) * vocabulary
     largest = row_largest(row, vocabulary, BLOCK)
@@ -30,7 +31,7 @@ def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.co
         value = load_logits(row, column, vocabulary)
         is_largest = (value == largest) & (column < vocabulary)
         shifted = tl.where(is_largest, 0.0, value.to(tl.float64) - largest.to(tl.float64))
-        # Where all are minus infinity, the lanes beyond the vocabulary would be infinity minus itself.
+        # If all logits are minus infinity, lanes beyond the vocabulary would compute infinity minus itself.
         rest += tl.where(is_largest | (value == float("-inf")), 0.0, tl.exp(shifted))
         equals += is_largest.to(tl.int32)
     x = tl.sum(rest, axis=0) + (tl.sum(equals, axis=0) - 1).to(tl.float64)
@@ -43,7 +44,7 @@ def normaliser_kernel(logits, largest_out, log_sum_out, vocabulary, BLOCK: tl.co
 
 @triton.jit(do_not_specialize=["count"])
 def pick_kernel(logits, ids, largest, log_sum, out, vocabulary, count, BLOCK: tl.constexpr):
-    """out [R, count] float32: log-probabilities of ids [R, count]; NaN for an id outside 0..vocabulary - 1.
+    """Compute out [R, count] float32: the log-probabilities of ids [R, count]; NaN for an id outside 0..vocabulary - 1.
 
     grid (R, cdiv(count, BLOCK)).
     """
@@ -62,7 +63,7 @@ def pick_kernel(logits, ids, largest, log_sum, out, vocabulary, count, BLOCK: tl
 
 @triton.jit
 def keys_kernel(logits, keys, vocabulary, BLOCK: tl.constexpr):
-    """keys [R, vocabulary] int64. grid (R, cdiv(vocabulary, BLOCK))."""
+    """Compute keys [R, vocabulary] int64 of logits of the same shape. grid (R, cdiv(vocabulary, BLOCK))."""
     at = tl.program_id(0).to(tl.int64) * vocabulary
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = ordered_bits(load_logits(logits + at, column, vocabulary)).to(tl.int64)
@@ -70,7 +71,7 @@ def keys_kernel(logits, keys, vocabulary, BLOCK: tl.constexpr):
 
 
 def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """ids [R, count] -> [R, count] float32."""
+    """Return the log-probabilities of ids [R, count] as [R, count] float32."""
     rows, vocabulary = logits.shape
     count = ids.shape[1]
     out = torch.empty((rows, count), dtype=torch.float32, device=logits.device)
@@ -78,23 +79,23 @@ def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
         largest = torch.empty(rows, dtype=torch.float32, device=logits.device)
         log_sum = torch.empty(rows, dtype=torch.float64, device=logits.device)
         normaliser_kernel[(rows,)](logits, largest, log_sum, vocabulary, BLOCK=BLOCK, num_warps=8)
-        pick_kernel[(rows, -(-count // 256))](
+        pick_kernel[(rows, triton.cdiv(count, 256))](
             logits, ids, largest, log_sum, out, vocabulary, count, BLOCK=256, num_warps=2
         )
     return out
 
 
 def best_ids(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int32, by descending logit, of equals the lower id first. Selects, by radix, without sorting rows.
+    """Return the ids of the `count` largest logits of each row, [R, count] int32; of equal logits the lower id first.
 
-    The keys of so many rows at once as KEY_BYTES hold: of 256 rows of 152k logits they would take 311 MB.
+    `topk` selects keys by radix, without sorting whole rows. The keys of at most KEY_BYTES exist at a time.
     """
     rows, vocabulary = logits.shape
     at_once = max(1, KEY_BYTES // (8 * vocabulary))
     best = torch.empty((rows, count), dtype=torch.int64, device=logits.device)
     keys = torch.empty((min(rows, at_once), vocabulary), dtype=torch.int64, device=logits.device)
-    for part, found in zip(logits.split(at_once), best.split(at_once), strict=True):
+    for part, found in zip(torch.split(logits, at_once), torch.split(best, at_once), strict=True):
         if len(part):
-            keys_kernel[(len(part), -(-vocabulary // BLOCK))](part, keys, vocabulary, BLOCK=BLOCK)
+            keys_kernel[(len(part), triton.cdiv(vocabulary, BLOCK))](part, keys, vocabulary, BLOCK=BLOCK)
             found.copy_(keys[: len(part)].topk(count, dim=-1, sorted=True).values)
     return (0x7FFFFFFF - (best & 0x7FFFFFFF)).int()

@@ -1,16 +1,15 @@
-"""The operations in Triton for CUDA devices (see kernels/ops.py for the contract).
+"""The operations of kernels/ops.py in Triton for CUDA devices.
 
-Here arguments are checked by what the host knows: dtypes, shapes, layouts. Ids, slots, positions and lengths lie on the
-device, and to look at them would stop it: `check_ids` does, and raises as the contract says. Without it a bad slot is
-not written, a bad token id gives NaN, and block tables and lengths must be right.
+The arguments are checked as far as the host knows them: dtypes, shapes, layouts. Ids, slots, positions and lengths are
+on the device, and reading them would wait for it. With `check_ids` they are read, and checked as the contract says.
+Without it, a bad slot is not written, a bad token id gives NaN, and block tables and lengths must be correct.
 
-Everything is done in the order of the current stream, without waiting for it, and may be captured in a graph, except
-moves of blocks, whose ids come from the host. Sizes of grids and of temporary memory follow from shapes, never from
-values on the device, so a captured step adapts to the lengths of each replay; `check_ids` must be off. A step may be
-filled up to the shape of a graph with sequences of no tokens, and with tokens behind the last sequence whose slot is
--1: they write nothing that another row reads, and their own rows of results may hold anything. A kernel is
-compiled at its first launch with a dtype, alignment or constant that is new, so each must have run once before it is
-captured.
+All operations are enqueued on the current stream without waiting for it, and can be captured in a CUDA graph, except
+moves of blocks, whose ids are on the host. The sizes of grids and of temporary memory follow from shapes, never from
+values on the device, so a captured step adapts to the lengths of each replay. `check_ids` must be off. A step may be
+padded to the shape of a graph with sequences without tokens, and with tokens after the last sequence whose slot is -1:
+they write nothing that another row reads, and their own rows of results are undefined. A kernel is compiled at the
+first launch with a new dtype, alignment or constant, so each kernel must have run once before it is captured.
 """
 
 import math
@@ -21,25 +20,37 @@ import triton
 from torch import Tensor
 
 from quire.kernels import checks
-from quire.kernels.cuda import accumulate_in_float32, pinned_bytes
-from quire.kernels.gpu import bounds, layers, limits, logprobs, penalties
-from quire.kernels.gpu.attention import AttentionPlan, Device
-from quire.kernels.gpu.linear import TritonLinear, multiply, multiply_to_float
-from quire.kernels.gpu.logits import argmax_kernel
-from quire.kernels.gpu.rope import rope_and_cache_kernel
-from quire.kernels.gpu.rows import embed_kernel, rms_norm_kernel, silu_mul_kernel
-from quire.kernels.gpu.sampling import sample_kernel
-from quire.kernels.gpu.tiles import ROOMY_BYTES, power_of_2
-from quire.kernels.layers import Caches, Stack
-from quire.kernels.ops import AllReduceGroup, DecoderLayer
+from quire.kernels.gpu import (
+    id_checks,
+    linear,
+    logprobs,
+    penalties,
+    rope,
+    rows,
+    sampling,
+    supported,
+)
+from quire.kernels.gpu import (
+    logits as logit_kernels,
+)
+from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
+from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.gpu.layers import run_layers
+from quire.kernels.gpu.linear import TritonLinear
+from quire.kernels.gpu.stack import TritonCaches, TritonStack
+from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
+from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.stack import Caches, Stack
 
 
 class TritonOps:
-    """kv_dtype: float8_e4m3fn halves the cache; k_scale and v_scale are what its values are multiplied with.
+    """The Triton kernels on a CUDA device, or in Triton's interpreter (TRITON_INTERPRET=1) on the CPU.
 
+    dtype: of weights and activations. kv_dtype: of the cache, `dtype` if None; float8_e4m3fn halves its memory.
     batch_invariant: the result of a row depends on that row alone, bit for bit, whether it is computed in a prompt or
-    as a decode step. Products then add up K in one order instead of cuBLAS' choice by shape, and attention splits keys
-    at fixed places and adds them up in one order.
+    as a decode step. Matrix products then sum over K in one order, while cuBLAS chooses by shape, and attention splits
+    keys at fixed places and sums them in one order.
+    check_ids: wait for the device and check ids, slots, positions and block tables.
     """
 
     name = "triton"
@@ -49,26 +60,24 @@ class TritonOps:
         device: str | torch.device = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         kv_dtype: torch.dtype | None = None,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
         batch_invariant: bool = False,
         check_ids: bool = False,
     ) -> None:
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
-        limits.check_dtypes(dtype, self.kv_dtype)
+        supported.check_dtypes(dtype, self.kv_dtype)
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
             found = torch.cuda.get_device_properties(self.device)
-            multiprocessors, shared_bytes = found.multi_processor_count, found.shared_memory_per_block_optin
+            multiprocessors = found.multi_processor_count
+            shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
         elif triton.knobs.runtime.interpret:
-            multiprocessors, shared_bytes = 3, ROOMY_BYTES
+            multiprocessors, shared_bytes = 3, LARGE_SHARED_BYTES
         else:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
-        scales = (k_scale, v_scale) if self.kv_dtype == limits.FP8 else (1.0, 1.0)
-        self._launch = Device(multiprocessors, batch_invariant, *scales, shared_bytes >= ROOMY_BYTES)
+        self.launch_options = LaunchOptions(multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES)
         self.row_invariant = batch_invariant
         self.check_ids = check_ids
 
@@ -82,68 +91,47 @@ class TritonOps:
         checks.linear_weights(weight, bias, self.dtype, halves=True)
         return TritonLinear(weight, bias, gate_up=True)
 
-    def linear(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
-        self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
-        return multiply(x, packed, out, self.row_invariant)
+    def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
+        return linear.linear(x, weights, out, self.row_invariant)
 
-    def linear_silu_mul(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
+    def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         inner = packed.out_features // 2
-        self._check_linear(x, packed, True, out, inner, self.dtype)
+        weights = self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        return self.silu_mul(multiply(x, packed, None, self.row_invariant), out)
+        return rows.silu_mul(linear.linear(x, weights, None, self.row_invariant), out)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
-        """gate_up [T, 2I] -> out [T, I]: the second half of `linear_silu_mul`."""
-        rows, inner = out.shape
-        if rows:
-            silu_mul_kernel[(rows, triton.cdiv(inner, 1024))](gate_up, out, inner, BLOCK=1024)
-        return out
-
-    def linear_logits(self, x: Tensor, packed: TritonLinear, out: Tensor | None = None) -> Tensor:
-        self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
-        logits = multiply_to_float(x, packed, self.row_invariant)
+    def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        weights = self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
+        logits = linear.linear_float32(x, weights, self.row_invariant)
         return logits if out is None else out.copy_(logits)
 
     def _check_linear(
-        self, x: Tensor, packed: TritonLinear, gate_up: bool, out: Tensor | None, width: int, dtype: torch.dtype
-    ) -> None:
-        if packed.gate_up != gate_up:
+        self, x: Tensor, packed: PackedLinear, gate_up: bool, out: Tensor | None, width: int, dtype: torch.dtype
+    ) -> TritonLinear:
+        if not isinstance(packed, TritonLinear) or packed.gate_up != gate_up:
             raise ValueError("weights of pack_gate_up are for linear_silu_mul, and no others are")
         checks.rows(x, packed.in_features, self.dtype)
         if out is not None:
             checks.tensor("out", out, dtype, (x.shape[0], width))
+        return packed
 
     # Rows
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         checks.token_ids(token_ids, table, self.dtype)
         if self.check_ids:
-            bounds.token_ids(token_ids, table)
-        vocabulary, width = table.shape
-        out = table.new_empty((len(token_ids), width))
-        if len(token_ids):
-            grid = len(token_ids), triton.cdiv(width, 1024)
-            embed_kernel[grid](token_ids, table, out, vocabulary, WIDTH=width, BLOCK=1024)
-        return out
+            id_checks.token_ids(token_ids, table)
+        return rows.embed(token_ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         checks.norm(x, weight, self.dtype)
-        return self._norm(x, x, weight, eps, False)
+        return rows.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         checks.same_rows(x, residual, self.dtype)
         checks.norm(x, weight, self.dtype)
-        return self._norm(x, residual, weight, eps, True)
-
-    def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, add: bool) -> Tensor:
-        out, width = torch.empty_like(x), x.shape[-1]
-        if x.numel():
-            padded = power_of_2(width)
-            # In place: were there more threads than values, several would read one, and one of them perhaps the sum.
-            warps = max(1, min(4, padded // 32)) if padded <= 2048 else 8 if padded <= 8192 else 16
-            grid = (x.numel() // width,)
-            rms_norm_kernel[grid](x, residual, weight, out, eps, WIDTH=width, PADDED=padded, ADD=add, num_warps=warps)
-        return out
+        return rows.rms_norm(x, residual, weight, eps)
 
     # Attention
 
@@ -164,64 +152,14 @@ class TritonOps:
         blocks, _, block_size, d = self._check_caches(k_cache, v_cache, num_kv_heads)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         if self.check_ids:
-            bounds.slots(positions, len(cos_sin), slot_mapping, blocks * block_size)
-        where = positions, cos_sin, slot_mapping, k_cache, v_cache
-        return self.rope_and_cache_kernel(qkv, *where, num_heads, num_kv_heads, q_norm, k_norm, eps)
-
-    def rope_and_cache_kernel(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor,
-        slot_mapping: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        keep_k: bool = False,
-    ) -> Tensor:
-        """`rope_and_cache` without its checks; with keep_k the rotated k takes the place of k in qkv."""
-        tokens = len(qkv)
-        blocks, _, block_size, d = k_cache.shape
-        q = qkv.new_empty((tokens, num_heads, d))
-        if tokens == 0:
-            return q
-        block_heads = min(8, power_of_2(num_heads + 2 * num_kv_heads))
-        rope_and_cache_kernel[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, block_heads))](
-            qkv,
-            positions,
-            cos_sin,
-            slot_mapping,
-            k_cache,
-            v_cache,
-            q,
-            qkv if q_norm is None else q_norm,
-            qkv if k_norm is None else k_norm,
-            eps,
-            self._launch.k_scale,
-            self._launch.v_scale,
-            len(cos_sin),
-            blocks * block_size,
-            HEADS=num_heads,
-            KV_HEADS=num_kv_heads,
-            D=d,
-            HALF=power_of_2(d // 2),
-            BLOCK_SIZE=block_size,
-            BLOCK_HEADS=block_heads,
-            Q_NORM=q_norm is not None,
-            K_NORM=k_norm is not None,
-            KEEP_K=keep_k,
-            FP8=self.kv_dtype == limits.FP8,
-            num_warps=2,
+            id_checks.slots(positions, len(cos_sin), slot_mapping, blocks * block_size)
+        return rope.rope_and_cache(
+            qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps
         )
-        return q
 
     def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> AttentionPlan:
         checks.sequences(block_tables, seq_lens, query_start_loc)
-        return AttentionPlan(self._launch, block_tables, seq_lens, query_start_loc)
+        return AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
 
     def paged_attention(
         self,
@@ -234,25 +172,26 @@ class TritonOps:
         scale: float,
         sliding_window: int = 0,
         out: Tensor | None = None,
-        plan: AttentionPlan | None = None,
+        plan: object = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
         checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
-        limits.check_group(q.shape[1], kv_heads, d, self.dtype)
+        supported.check_group(q.shape[1], kv_heads, d, self.dtype)
         if out is None:
             out = q.new_empty((len(q), q.shape[1] * d))
         else:
             checks.tensor("out", out, self.dtype, (len(q), q.shape[1] * d))
-        tables = block_tables, seq_lens, query_start_loc
         if self.check_ids:
-            bounds.blocks(*tables, len(q), block_size, blocks, sliding_window)
-        step = AttentionPlan(self._launch, *tables) if plan is None else plan
-        step.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
+            id_checks.blocks(block_tables, seq_lens, query_start_loc, len(q), block_size, blocks, sliding_window)
+        if plan is None:
+            plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
+        assert isinstance(plan, AttentionPlan)
+        plan.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
         return out
 
     def stack_layers(
         self,
-        layers_: Sequence[DecoderLayer],
+        layers: Sequence[DecoderLayer],
         final_norm: Tensor,
         kv_cache: Sequence[tuple[Tensor, Tensor]],
         cos_sin: Tensor,
@@ -261,14 +200,14 @@ class TritonOps:
         eps: float,
         scale: float,
         ranks: AllReduceGroup | None = None,
-    ) -> layers.TritonStack:
-        stack = Stack(layers_, final_norm, kv_cache, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
-        return layers.TritonStack(stack, self.dtype, self.kv_dtype)
+    ) -> TritonStack:
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
+        return TritonStack(stack, self.dtype, self.kv_dtype)
 
     def decoder_layers(
         self,
         residual: Tensor,
-        stack: layers.TritonStack,
+        stack: LayerStack,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -276,29 +215,31 @@ class TritonOps:
         query_start_loc: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        layers.check_step(stack, self.dtype, residual, positions, slot_mapping, rows)
+        assert isinstance(stack, TritonStack)
+        checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)
         checks.sequences(block_tables, seq_lens, query_start_loc)
-        tables = block_tables, seq_lens, query_start_loc
         if self.check_ids:
-            blocks, _, block_size, _ = stack.stack.kv_cache[0][0].shape
-            bounds.slots(positions, len(stack.stack.cos_sin), slot_mapping, blocks * block_size)
+            blocks, tokens, block_size = stack.num_blocks, len(residual), stack.block_shape[3]
             windows = {layer.sliding_window for layer in stack.stack.layers}
-            bounds.blocks(*tables, len(residual), block_size, blocks, 0 if 0 in windows else max(windows))
-            bounds.rows(rows, len(residual))
-        return layers.run(self, residual, stack, positions, slot_mapping, AttentionPlan(self._launch, *tables), rows)
+            window = 0 if 0 in windows else max(windows)
+            id_checks.slots(positions, len(stack.stack.cos_sin), slot_mapping, blocks * block_size)
+            id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
+            id_checks.rows(rows, tokens)
+        plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
+        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows)
 
     # The cache
 
     def _check_caches(self, k_cache: Tensor, v_cache: Tensor, kv_heads: int | None) -> torch.Size:
         shape = checks.caches(k_cache, v_cache, kv_heads, self.kv_dtype)
-        limits.check_cache_shape(shape[2], shape[3])
+        supported.check_cache_shape(shape[2], shape[3])
         return shape
 
     def alloc_kv_cache(
-        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype | None = None
+        self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
-        checks.cache_shape(block_size, head_dim, dtype, self.kv_dtype)
-        limits.check_cache_shape(block_size, head_dim)
+        checks.cache_shape(block_size, head_dim)
+        supported.check_cache_shape(block_size, head_dim)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         k, v = (torch.zeros(shape, dtype=self.kv_dtype, device=self.device) for _ in range(2))
         return k, v
@@ -306,31 +247,35 @@ class TritonOps:
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
         return k_cache.clone(), v_cache.clone()
 
-    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> layers.TritonCaches:
-        return layers.TritonCaches(Caches(kv_cache), self.kv_dtype)
+    def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> TritonCaches:
+        return TritonCaches(Caches(kv_cache), self.kv_dtype)
 
-    def copy_blocks(self, stack: layers.TritonCaches, src: Tensor, dst: Tensor) -> None:
+    def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, TritonCaches)
         checks.block_copies(src, dst, stack.num_blocks)
-        stack.blocks.copy(src, dst)
+        stack.mover.copy(src, dst)
 
-    def alloc_host_blocks(self, stack: layers.TritonCaches, num_blocks: int) -> Tensor:
+    def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
+        assert isinstance(stack, TritonCaches)
         shape = (num_blocks, *stack.block_shape)
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=self.kv_dtype, device="cpu")
         size = math.prod(shape) * self.kv_dtype.itemsize
         return pinned_bytes(size).view(self.kv_dtype).view(shape)
 
-    def swap_out(self, stack: layers.TritonCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, TritonCaches)
         self._check_swap(host, stack)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
-        stack.blocks.swap_out(host, src, dst)
+        stack.mover.swap_out(host, src, dst)
 
-    def swap_in(self, stack: layers.TritonCaches, host: Tensor, src: Tensor, dst: Tensor) -> None:
+    def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
+        assert isinstance(stack, TritonCaches)
         self._check_swap(host, stack)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
-        stack.blocks.swap_in(host, src, dst)
+        stack.mover.swap_in(host, src, dst)
 
-    def _check_swap(self, host: Tensor, stack: layers.TritonCaches) -> None:
+    def _check_swap(self, host: Tensor, stack: TritonCaches) -> None:
         checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         if self.device.type == "cuda" and not host.is_pinned():
             raise ValueError("host is not pinned: it must be of alloc_host_blocks")
@@ -339,20 +284,13 @@ class TritonOps:
 
     def argmax(self, logits: Tensor) -> Tensor:
         checks.logits(logits)
-        out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-        if len(logits):
-            argmax_kernel[(len(logits),)](logits, out, logits.shape[1], BLOCK=4096, num_warps=8)
-        return out
+        return logit_kernels.argmax(logits)
 
     def sample(
         self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
     ) -> Tensor:
         checks.sampling(logits, temperature, top_k, top_p, min_p, uniform)
-        out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-        if len(logits):
-            row = logits, temperature, top_k, top_p, min_p, uniform
-            sample_kernel[(len(logits),)](*row, out, logits.shape[1], BLOCK=4096, num_warps=16)
-        return out
+        return sampling.sample(logits, temperature, top_k, top_p, min_p, uniform)
 
     def penalise(self, logits: Tensor, *seen: Tensor) -> None:
         """In place; see `quire.kernels.gpu.penalties.penalise`."""
@@ -367,5 +305,5 @@ class TritonOps:
     def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
         checks.logprobs_of(logits, ids)
         if self.check_ids:
-            bounds.vocabulary_ids(ids, logits.shape[1])
+            id_checks.vocabulary_ids(ids, logits.shape[1])
         return logprobs.logprobs_of(logits, ids[:, None])[:, 0]

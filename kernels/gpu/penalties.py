@@ -1,4 +1,4 @@
-"""Penalties on the logits of tokens that a sequence has seen; the rest of a row is not touched."""
+"""Penalties on the logits of tokens that a sequence has seen. Other logits of a row are not read or written."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["vocabulary"])
 def penalties_kernel(logits, starts, ids, counts, repetition, presence, frequency, vocabulary, BLOCK: tl.constexpr):
-    """In place on logits [R, vocabulary]; see `penalise`. grid (R,)."""
+    """Change logits [R, vocabulary] in place; see `penalise`. grid (R,)."""
     row = tl.program_id(0)
     at = logits + row.to(tl.int64) * vocabulary
     by, once, each = tl.load(repetition + row), tl.load(presence + row), tl.load(frequency + row)
@@ -32,12 +32,13 @@ def penalise(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Changes logits [R, V] float32 in place.
+    """Change logits [R, V] float32 in place.
 
-    ids [n] int32: the tokens that each row has seen, those of row r at starts[r]..starts[r + 1] (starts [R + 1] int32),
-    none twice in a row; counts [n] int32: how often each was drawn, 0 if it is in the prompt only. repetition,
-    presence, frequency [R] float32. The repetition penalty (Hugging Face: positive logits are divided, others
-    multiplied) holds for all, the others (OpenAI) for drawn ones: logit -= presence + frequency * count.
+    ids [n] int32: the tokens that each row has seen. The tokens of row r are at starts[r]..starts[r + 1] (starts
+    [R + 1] int32), each once. counts [n] int32: how often each was drawn; 0 if it is in the prompt only. repetition,
+    presence, frequency [R] float32. The repetition penalty (Hugging Face: positive logits are divided, other logits
+    multiplied) applies to all tokens. Presence and frequency (OpenAI) apply to drawn tokens: logit -= presence +
+    frequency * count.
     """
     rows, vocabulary = logits.shape
     if rows:

@@ -1,21 +1,22 @@
-"""Attention of many queries of one sequence: on top of cached pages, or over the keys and values of this step.
+"""Attention of sequences with several queries: over cached blocks, or over the keys and values of this step.
 
-A tile holds consecutive tokens times the query heads of a group, so that a key is loaded once for all of them. Its loop
-ends at the last key that any of its rows sees, and only the tiles on the diagonal, or at the edge of the window, are
-masked. The two cases are two compilations of one kernel, never two branches of one.
+A tile of queries is consecutive tokens times the query heads of a group, so that a key is loaded once for all of them.
+The loop over keys ends at the last key that a row of the tile sees. Only tiles of keys on the diagonal, or at the edge
+of the window, are masked. Cached and fresh keys are two compilations of one kernel, not two branches of one
+compilation.
 
-In the batch-invariant mode tiles of keys begin at multiples of their size also where a window begins, and without a
-window the keys are summed up in pieces, as `decode` does with chunks: so a row's bits depend neither on the rows beside
-it nor on the kernel that computes it.
+In the batch-invariant mode tiles of keys begin at multiples of their size, also at the start of a window. Without a
+window, pieces of keys are summed separately, as chunks are in `decode`. So the bits of a row depend neither on the
+other rows of its tile nor on the kernel that computes it.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.online_softmax import fold, load_tile, merge, page_rows
 from quire.kernels.gpu.prefill_plan import PrefillPlan
-from quire.kernels.gpu.tile import fold, load_tile, merge, page_rows
-from quire.kernels.gpu.tiles import Tiles, dot_precision, power_of_2
+from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 
 @triton.jit
@@ -24,7 +25,7 @@ def _fold_all(
     row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
     PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The tiles that begin in [first, last). MASKED: of which keys outside [lowest, end) are not read.
+    """Fold the tiles of keys that begin in [first, last). MASKED: keys outside [lowest, end) are not read.
 
     position [ROWS]: of the queries.
     """
@@ -46,7 +47,7 @@ def _fold_all(
     return most, total, mixed
 
 
-# The lists of a plan lie behind each other, at whatever alignment their length gives: each would be a compilation.
+# The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
 @triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["tiles", "work", "order"])
 def prefill_kernel(
     q,
@@ -63,7 +64,6 @@ def prefill_kernel(
     row_stride,
     window,
     scale,
-    v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -77,12 +77,13 @@ def prefill_kernel(
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """q, out [T, KV_HEADS * GROUP, D]. grid (tiles * KV_HEADS,): those with most keys first, all heads of one together.
+    """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; tiles, work, order: one list of a PrefillPlan.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
-    row_stride elements after the one before it, and heads lie side by side. scale includes log2(e) and the scale of k.
-    ALIGNED: tiles of keys begin at multiples of their size also where a window begins. PIECE: keys that are summed up
-    apart, a multiple of KEYS and without a window only; 0: all together.
+    row_stride elements after the previous one, and its heads are contiguous. scale includes log2(e).
+    ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
+    separately, a multiple of KEYS, without a window only; 0: all keys together.
+    grid (tiles * KV_HEADS,): the tiles with most keys first, all heads of a tile together.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -157,7 +158,7 @@ def prefill_kernel(
             block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
         )  # fmt: skip
 
-    result = mixed * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
+    result = mixed * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
 
 
@@ -171,17 +172,16 @@ def prefill(
     plan: PrefillPlan,
     kind: int,
     out: Tensor,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     scale: float,
-    v_scale: float,
     window: int,
     aligned: bool = False,
     piece: int = 0,
 ) -> None:
-    """Fills the rows of out that list `kind` of the plan names. scale: of the scores, in base 2. aligned, piece: see
-    `prefill_kernel`.
+    """Compute the rows of out [T, H, D] that list `kind` (CACHED or FRESH) of the plan names.
 
-    k and v: caches, or [T, H_kv, D] with contiguous heads and any stride between tokens.
+    k and v: caches, or [T, H_kv, D] with contiguous heads and any stride between tokens. scale: of the scores, in base
+    2. aligned, piece: see `prefill_kernel`.
     """
     _, heads, d = q.shape
     paged = k.dim() == 4
@@ -201,7 +201,6 @@ def prefill(
         0 if paged else k.stride(0),
         window,
         scale,
-        v_scale,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         D=d,

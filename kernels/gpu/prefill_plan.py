@@ -1,7 +1,7 @@
 """The work lists of prefill, made once per step on the device and used by all layers.
 
 An item is a tile of queries of one sequence. Sequences with keys in the cache and sequences that begin with this step
-have lists of their own, because different kernels compute them. As for decoding, nothing waits for the device.
+have separate lists, because different kernels compute them. Planning does not wait for the device.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ CACHED, FRESH = 0, 1
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Entry CACHED of each, and where fresh sequences have a kernel of their own also FRESH."""
+    """Work lists: entry CACHED of each tensor, and entry FRESH if fresh sequences have a kernel of their own."""
 
     tiles: Tensor  # [kinds, bound, 2] int32: sequence, its first query
-    work: Tensor  # [kinds, bound] int32: keys of the tile; -1: there is no such tile
-    order: Tensor  # [kinds, bound] int64: those with most keys first, for a short tail
-    bound: int
+    work: Tensor  # [kinds, bound] int32: keys of the tile; -1: the tile does not exist
+    order: Tensor  # [kinds, bound] int64: tiles by descending number of keys, for a short tail
+    bound: int  # upper bound of the number of tiles in a list
 
 
 @triton.jit(do_not_specialize=["sequences", "longest"])
 def plan_sequences_kernel(
     seq_lens, query_start, starts, sequences, longest, BLOCK_Q: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """starts [kinds, sequences + 1] int32: tiles before each sequence, and in all. grid (kinds,)."""
+    """Fill starts [kinds, sequences + 1] int32: the tiles before each sequence, and the total. grid (kinds,)."""
     kind = tl.program_id(0)
     before = 0
     for first in range(0, sequences, BLOCK):
@@ -62,7 +62,7 @@ def plan_tiles_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Fills `tiles` and `work` of a PrefillPlan. grid (cdiv(bound, BLOCK), kinds)."""
+    """Fill `tiles` and `work` of a PrefillPlan. grid (cdiv(bound, BLOCK), kinds)."""
     kind = tl.program_id(1)
     starts += kind * (sequences + 1)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -77,7 +77,7 @@ def plan_tiles_kernel(
     at = tiles + (kind * bound + item) * 2
     tl.store(at, s, mask=inside & exists)
     tl.store(at + 1, first, mask=inside & exists)
-    # A context that is shorter than its queries, or longer than the table, is the caller's error: it is left out.
+    # A context that is shorter than its queries, or longer than the table, is an error of the caller: it is skipped.
     tl.store(work + kind * bound + item, tl.where(exists & (context >= 0), keys, -1), mask=inside)
 
 
@@ -91,7 +91,12 @@ def plan_prefill(
     block_q: int,
     split: bool,
 ) -> PrefillPlan:
-    """longest: sequences with more queries belong to prefill; block_q: queries per tile; split: two lists, else one."""
+    """Plan the prefill of one step, for layers with this window.
+
+    seq_lens [S], query_start [S + 1] int32. tokens: of the step. capacity: keys that a row of the block table has room
+    for. longest: only sequences with more queries than this are computed. block_q: queries per tile. split: make two
+    lists, CACHED and FRESH.
+    """
     sequences, device = seq_lens.shape[0], seq_lens.device
     kinds = 2 if split else 1
     # Every tile but the last of a sequence is full, and a sequence of prefill has more than `longest` queries.
@@ -102,7 +107,7 @@ def plan_prefill(
     plan_sequences_kernel[(kinds,)](
         seq_lens, query_start, starts, sequences, longest, BLOCK_Q=block_q, SPLIT=split, BLOCK=512
     )
-    plan_tiles_kernel[(-(-bound // 256), kinds)](
+    plan_tiles_kernel[(triton.cdiv(bound, 256), kinds)](
         seq_lens,
         query_start,
         starts,

@@ -1,7 +1,11 @@
-"""The rotary embedding, the optional norm of q and k (Qwen3), and the write into the cache, in one kernel."""
+"""The rotary embedding, the optional norm of q and k (Qwen3), and the cache write, in one kernel."""
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.supported import FP8
+from quire.kernels.gpu.tile_sizes import power_of_2
 
 
 @triton.jit
@@ -16,8 +20,6 @@ def rope_and_cache_kernel(
     q_norm,
     k_norm,
     eps,
-    k_scale,
-    v_scale,
     max_position,
     slot_count,
     HEADS: tl.constexpr,
@@ -28,14 +30,15 @@ def rope_and_cache_kernel(
     BLOCK_HEADS: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
-    KEEP_K: tl.constexpr,  # write the rotated k back into qkv too, for attention without the cache
+    KEEP_K: tl.constexpr,  # also write the rotated k back into qkv, for attention without the cache
     FP8: tl.constexpr,
 ):
-    """qkv [T, (HEADS + 2 KV_HEADS) * D]; cos_sin [max_position, D] float32: cosines, sines; slots [T], -1: not kept.
+    """Compute q_out [T, HEADS, D] and write k and v to the caches [blocks, KV_HEADS, BLOCK_SIZE, D].
 
-    q_out [T, HEADS, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D] of qkv's type, or float8e4nv holding value / scale,
-    saturated. grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis. A slot outside the
-    cache is not written, a position outside the table is clamped into it. int64 offsets.
+    qkv [T, (HEADS + 2 KV_HEADS) * D]; cos_sin [max_position, D] float32: cosines, then sines; slots [T], -1: not kept.
+    The caches have qkv's dtype, or float8e4nv, to which values saturate. A slot outside the cache is not written. A
+    position outside the table is clamped into it. Offsets are int64.
+    grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis.
     """
     act = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -81,10 +84,9 @@ def rope_and_cache_kernel(
     slot = tl.load(slots + token).to(tl.int64)
     kept = exists & ((slot >= 0) & (slot < slot_count))
     if FP8:
-        scale = tl.where(is_v, v_scale, k_scale)[:, None]
-        # Of what act holds, as a cache of that type would: both attention paths start from the same numbers.
-        out_a = tl.clamp(out_a.to(act).to(tl.float32) / scale, -448.0, 448.0)
-        out_b = tl.clamp(out_b.to(act).to(tl.float32) / scale, -448.0, 448.0)
+        # Rounded to act first, as in a cache of that type: attention to fresh keys starts from those numbers too.
+        out_a = tl.clamp(out_a.to(act).to(tl.float32), -448.0, 448.0)
+        out_b = tl.clamp(out_b.to(act).to(tl.float32), -448.0, 448.0)
     out_a, out_b = out_a.to(k_cache.dtype.element_ty), out_b.to(k_cache.dtype.element_ty)
     row = (slot // BLOCK_SIZE) * (KV_HEADS * BLOCK_SIZE * D) + (slot % BLOCK_SIZE) * D
     k_at = k_cache + row + (head - HEADS)[:, None] * (BLOCK_SIZE * D) + i[None, :]
@@ -93,3 +95,53 @@ def rope_and_cache_kernel(
     v_at = v_cache + row + (head - HEADS - KV_HEADS)[:, None] * (BLOCK_SIZE * D) + i[None, :]
     tl.store(v_at, out_a, mask=kept & is_v[:, None])
     tl.store(v_at + D // 2, out_b, mask=kept & is_v[:, None])
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    keep_k: bool = False,
+) -> Tensor:
+    """Compute `Ops.rope_and_cache` with checked arguments. keep_k: also replace k in qkv by the rotated k."""
+    tokens = len(qkv)
+    blocks, _, block_size, d = k_cache.shape
+    q = qkv.new_empty((tokens, num_heads, d))
+    if tokens == 0:
+        return q
+    all_heads = num_heads + 2 * num_kv_heads
+    block_heads = min(8, power_of_2(all_heads))
+    rope_and_cache_kernel[(tokens, triton.cdiv(all_heads, block_heads))](
+        qkv,
+        positions,
+        cos_sin,
+        slot_mapping,
+        k_cache,
+        v_cache,
+        q,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        len(cos_sin),
+        blocks * block_size,
+        HEADS=num_heads,
+        KV_HEADS=num_kv_heads,
+        D=d,
+        HALF=power_of_2(d // 2),
+        BLOCK_SIZE=block_size,
+        BLOCK_HEADS=block_heads,
+        Q_NORM=q_norm is not None,
+        K_NORM=k_norm is not None,
+        KEEP_K=keep_k,
+        FP8=k_cache.dtype == FP8,
+        num_warps=2,
+    )
+    return q

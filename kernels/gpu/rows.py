@@ -1,18 +1,25 @@
-"""Kernels that go over rows: norms, the gated activation, the embedding.
+"""Kernels that compute each row (token) independently: norms, the gated activation, the embedding.
 
-One program per row, or per part of one; a row is read once and written once, so the memory sets the pace. Sums are
-taken in float32, results rounded where kernels/ops.py says.
+A program computes a row or a part of one. Each value is read and written once, so the memory bandwidth is the limit.
+Sums are taken in float32; results are rounded as kernels/ops.py defines. The functions take checked arguments.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.tile_sizes import power_of_2
+
+BLOCK = 1024  # columns of one program
 
 
 @triton.jit
 def rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADD: tl.constexpr):
-    """out = x / rms(x), rounded, times weight. With ADD residual += x first, and the sum is what is normalised.
+    """Compute out = x / rms(x), rounded, times weight (Hugging Face LlamaRMSNorm).
 
-    x, residual, out [rows, WIDTH] contiguous; weight [WIDTH]; grid (rows,). Hugging Face LlamaRMSNorm.
+    ADD: first residual += x, and then the residual takes the place of x. x, residual, out [rows, WIDTH] contiguous;
+    weight [WIDTH]. grid (rows,).
     """
     at = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.arange(0, PADDED)
@@ -32,7 +39,7 @@ def rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, PADDED: 
 
 @triton.jit
 def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
-    """gate_up [T, 2 * inner]: gates, then ups -> out [T, inner] = silu(gate) * up; silu(gate) is rounded.
+    """Compute out [T, inner] = silu(gate) * up from gate_up [T, 2 * inner]: gates, then ups. silu(gate) is rounded.
 
     grid (T, cdiv(inner, BLOCK)).
     """
@@ -41,14 +48,14 @@ def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     inside = column < inner
     gate = tl.load(gate_up + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
-    # exp of a large positive number is infinity, and the quotient then zero, as it should be
+    # If exp overflows to infinity, the quotient is zero, as it should be.
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
     tl.store(out + row * inner + column, (silu.to(tl.float32) * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def embed_kernel(token_ids, table, out, vocabulary, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """out [T, WIDTH] = table [vocabulary, WIDTH] at token_ids [T]. An id outside the table reads nothing and gives NaN.
+    """Compute out [T, WIDTH] = table [vocabulary, WIDTH] at token_ids [T]. An id outside the table gives NaN.
 
     grid (T, cdiv(WIDTH, BLOCK)).
     """
@@ -59,3 +66,43 @@ def embed_kernel(token_ids, table, out, vocabulary, WIDTH: tl.constexpr, BLOCK: 
     exists = (token >= 0) & (token < vocabulary)
     value = tl.load(table + token * WIDTH + column, mask=inside & exists, other=float("nan"))
     tl.store(out + row * WIDTH + column, value, mask=inside)
+
+
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of x [..., H], or of the residual after x was added to it in place."""
+    out, width = torch.empty_like(x), x.shape[-1]
+    if x.numel():
+        padded = power_of_2(width)
+        # At most one thread per value: otherwise several threads would read one value of the residual, and one of them
+        # might read the sum.
+        warps = max(1, min(4, padded // 32)) if padded <= 2048 else 8 if padded <= 8192 else 16
+        rms_norm_kernel[(x.numel() // width,)](
+            x,
+            x if residual is None else residual,
+            weight,
+            out,
+            eps,
+            WIDTH=width,
+            PADDED=padded,
+            ADD=residual is not None,
+            num_warps=warps,
+        )
+    return out
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
+    """Fill and return out [T, I] from gate_up [T, 2I]."""
+    rows, inner = out.shape
+    if rows:
+        silu_mul_kernel[(rows, triton.cdiv(inner, BLOCK))](gate_up, out, inner, BLOCK=BLOCK)
+    return out
+
+
+def embed(token_ids: Tensor, table: Tensor) -> Tensor:
+    """Return the rows of table [V, H] at token_ids [T]."""
+    vocabulary, width = table.shape
+    out = table.new_empty((len(token_ids), width))
+    if len(token_ids):
+        grid = len(token_ids), triton.cdiv(width, BLOCK)
+        embed_kernel[grid](token_ids, table, out, vocabulary, WIDTH=width, BLOCK=BLOCK)
+    return out

@@ -1,24 +1,27 @@
-"""Draws without sorting: the thresholds of top-k and top-p are found by search, as kernels/ops.py defines `sample`.
+"""Sampling as kernels/ops.py defines it, without sorting: a search finds the thresholds of top-k and top-p.
 
-Both filters keep what is at or above a threshold. The weight above a threshold (a number of ids, or their mass) falls
-with the threshold, so the largest one with enough weight is bracketed: each pass over the row tries three of them, in
-the order of the bits of a float32, and leaves a quarter of the bracket. The search ends when one id is left in it, so
-after seven to ten passes as a rule, and at one value, ties included, after sixteen.
+Both filters keep the ids at or above a threshold. The weight of these ids (their number, or their mass) falls as the
+threshold rises, so the largest threshold with enough weight can be bracketed. Each pass over the row tries three
+thresholds, in the order of the bits of a float32, and leaves a quarter of the bracket. The search ends when one id is
+left in the bracket, usually after seven to ten passes, or when the bracket is one value, after sixteen passes.
 
-The noise is one uniform number per row, which the engine derives from the request's seed and the token's position, and
-the draw inverts the cumulative distribution in id order. Adding Gumbel noise to each logit would do with one pass less,
-but then the draw depends on the generator of the device; so a request draws the same tokens on every backend.
+The randomness is one uniform number per row, which the engine derives from the request's seed and the token's position.
+The draw inverts the cumulative distribution in id order. Adding Gumbel noise to each logit would save one pass, but the
+draw would depend on the random generator of the device. With a uniform number, a request draws the same tokens on every
+backend.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from quire.kernels.gpu.logits import load_logits, ordered_bits, row_largest
 
 
 @triton.jit
 def _probability(value, largest, temperature):
-    """Relative to that of the largest logit, which is finite or plus infinity."""
+    """Return the probability relative to that of the largest logit. `largest` is finite or plus infinity."""
     return tl.where(value == largest, 1.0, tl.exp(tl.div_rn(value - largest, temperature)))
 
 
@@ -26,11 +29,13 @@ def _probability(value, largest, temperature):
 def _threshold(
     row, vocabulary, largest, temperature, lowest, low, high, target, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A key in [low, high] that the same ids reach as the largest key that ids of a weight of at least target reach.
+    """Return a threshold in [low, high] for the ids that together weigh at least `target`.
 
-    BY_COUNT: keys are those of logits, each weighs 1. Otherwise: the bits of probabilities, which weigh themselves, and
-    of which only those with a logit key of at least `lowest` count. low, high: int64, and low is a solution if no
-    larger key is.
+    The ids at or above it are those at or above the largest key whose ids weigh at least `target`.
+
+    BY_COUNT: the keys are those of logits, and each id has weight 1. Otherwise the keys are the bits of probabilities,
+    each id has its probability as weight, and only ids with a logit key of at least `lowest` count. low, high: int64;
+    low is the solution if no larger key is.
     """
     within = tl.full([], 2, tl.int32)  # ids in the bracket
     while (low < high) & (within > 1):
@@ -68,7 +73,7 @@ def _threshold(
     return low
 
 
-# One value per row, in columns of a buffer or in tensors of their own.
+# The parameters have one value per row, and may be columns of a buffer, at any alignment.
 @triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "out"])
 def sample_kernel(
     logits,
@@ -81,7 +86,7 @@ def sample_kernel(
     vocabulary,
     BLOCK: tl.constexpr,
 ):
-    """logits [R, vocabulary] float32, the parameters [R] as in kernels/ops.py -> out [R] int32. grid (R,)."""
+    """Compute out [R] int32 from logits [R, vocabulary] float32 and the parameters [R] of `Ops.sample`. grid (R,)."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * vocabulary
     temperature, top_k, top_p = tl.load(temperatures + r), tl.load(top_ks + r), tl.load(top_ps + r)
@@ -118,7 +123,7 @@ def sample_kernel(
             mass += tl.where(p >= floor, p, 0.0).to(tl.float64)
         total = tl.sum(mass, axis=0)
 
-    # The first id whose cumulative mass exceeds the target. Should rounding leave none, the last id that has any mass.
+    # The first id whose cumulative mass exceeds the target. If rounding leaves no such id, the last id with any mass.
     target = tl.load(uniforms + r) * total
     before = tl.zeros([], tl.float64)
     drawn = tl.full([], -1, tl.int32)
@@ -138,3 +143,14 @@ def sample_kernel(
         before += here
         start += BLOCK
     tl.store(out + r, tl.where(drawn >= 0, drawn, last))
+
+
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """Compute `Ops.sample` with checked arguments."""
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    if rows:
+        sample_kernel[(rows,)](
+            logits, temperature, top_k, top_p, min_p, uniform, out, vocabulary, BLOCK=4096, num_warps=16
+        )
+    return out

@@ -1,4 +1,4 @@
-"""Binary search on the device."""
+"""Binary search on the device, called by other kernels."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def owner(starts, at, count, steps, STRIDE: tl.constexpr):
-    """Per lane the last i in [0, count) with starts[i * STRIDE] <= at; starts ascend, starts[0] <= at.
+    """Return, for each lane, the last i in [0, count) with starts[i * STRIDE] <= at.
 
-    steps is count.bit_length().
+    starts ascend, and starts[0] <= at. steps: count.bit_length().
     """
     low = tl.zeros_like(at)
     high = low + count

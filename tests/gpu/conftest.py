@@ -1,4 +1,4 @@
-"""Models here are small: on a CPU, torch's threads would wait for each other, and for long where others compute too."""
+"""The models of these tests are small: torch's threads would mostly wait for each other on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The engine that looks ahead over a model that ranks share; a program of its own, since it ends as a worker does.
+"""Runs the asynchronous engine over a model that several ranks share. A program, because it exits as a worker does.
 
     python -m tests.gpu.on_ranks CHECKPOINT
 
-On CUDA devices it is as many ranks as there are, two at most; one rank alone exchanges by NCCL as well, also in graphs.
-On a CPU it is two, without graphs. Prints greedy texts, and how many graphs were captured, as JSON.
+On CUDA devices it uses a rank per device, at most two. A single rank also exchanges through NCCL, inside graphs too. On
+a CPU it uses two ranks without graphs. Prints greedy texts and the number of captured graphs as JSON.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.oracle import assert_close, slack
-from tests.kernels.paged import GARBAGE, Paged
+from tests.support.kernels.oracle import assert_close, slack
+from tests.support.kernels.paged import GARBAGE, Paged
 
 
 def check(paged: Paged) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire import kernels
-from tests.kernels.conftest import ON_CUDA
-from tests.kernels.stacks import BLOCKS, make_stack
+from tests.support.kernels.implementations import ON_CUDA
+from tests.support.kernels.stacks import BLOCKS, make_stack
 
 SRC, DST = [3, 19, 0, 3], [4, 1, 18, 7]  # one block may be copied to several
 

@@ -16,10 +16,10 @@ from quire.kernels import Ops
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.blocks import BlockManager
 from quire.worker.engine.sequence import Sequence, SequenceGroup
-from tests.kernels import oracle
-from tests.kernels.conftest import implementations, make_ops, make_triton_ops
-from tests.kernels.oracle import assert_close, slack
-from tests.kernels.paged import GARBAGE
+from tests.support.kernels import oracle
+from tests.support.kernels.implementations import implementations, make_ops, make_triton_ops
+from tests.support.kernels.oracle import assert_close, slack
+from tests.support.kernels.paged import GARBAGE
 
 BLOCKS, LONGEST = 40, 80
 PARAMS = SamplingParams(max_tokens=1)

@@ -9,8 +9,8 @@ import torch
 from quire import kernels
 from quire.kernels import layers
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
-from quire.kernels.layers import Stack
-from tests.kernels.stacks import (
+from quire.kernels.stack import Stack
+from tests.support.kernels.stacks import (
     BLOCK,
     HEADS,
     HIDDEN,
@@ -33,7 +33,7 @@ def test_one_call_equals_single_operations(cpu_ops, norms, biases, windows, rows
     arguments = step() | {"rows": torch.tensor(rows, dtype=torch.int64)}
     residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
     rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2
-    expected = layers.run(cpu_ops, residual.clone(), Stack(made, final_norm, caches, *rest), **arguments)
+    expected = layers.run_layers(cpu_ops, residual.clone(), Stack(caches, made, final_norm, *rest), **arguments)
     again = make_caches(cpu_ops, len(windows))
     stack = cpu_ops.stack_layers(made, final_norm, again, *rest)
     actual = cpu_ops.decoder_layers(residual.clone(), stack, **arguments)
@@ -78,23 +78,6 @@ def test_one_call_adds_up_over_ranks_as_single_operations_do(cpu_ops, rows):
             compute(ranks[1], lambda rank: rank)
 
 
-def test_a_sum_that_is_given_up_gives_no_output(cpu_ops):
-    """The last sum of all, behind which no other fails."""
-    file = shared_file(2)
-    ranks = [CpuRanks(rank, 2, file) for rank in range(2)]
-    os.close(file)
-    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0])
-    stack = cpu_ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, ranks[0])
-    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
-    arguments = step() | {"rows": torch.tensor([35])}
-    with ThreadPoolExecutor(1) as pool:
-        output = pool.submit(cpu_ops.decoder_layers, residual, stack, **arguments)
-        ranks[1].all_reduce(torch.zeros(1, HIDDEN, dtype=cpu_ops.dtype))
-        ranks[1].give_up()
-        with pytest.raises(GivenUp):
-            output.result(30)
-
-
 def test_products_are_added_up_over_ranks(ops):
     alone, added_up = alone_and_added_up(ops)
     assert torch.equal(added_up, alone)
@@ -125,32 +108,6 @@ def test_tokens_without_a_slot_write_nothing_and_see_what_the_cache_holds(ops, u
     assert all(torch.equal(cache, old) for cache, old in zip((c for pair in caches for c in pair), kept, strict=True))
 
 
-def test_the_last_token_of_a_cached_prompt_can_be_computed_alone(cpu_ops):
-    stack, caches = make_stack(cpu_ops, [0, 20])
-    count, table = 45, torch.tensor([[7, 2, 11]], dtype=torch.int32)
-    at = torch.arange(count)
-    residual = random(count, HIDDEN, dtype=cpu_ops.dtype)
-
-    def compute(tokens: slice, slots: torch.Tensor) -> torch.Tensor:
-        queries = len(at[tokens])
-        return cpu_ops.decoder_layers(
-            residual[tokens].clone(),
-            stack,
-            at[tokens].int(),
-            slots[tokens].contiguous(),
-            table,
-            torch.tensor([count], dtype=torch.int32),
-            torch.tensor([0, queries], dtype=torch.int32),
-            torch.tensor([queries - 1]),
-        )
-
-    slots = table[0, at // BLOCK] * BLOCK + at % BLOCK
-    expected = compute(slice(None), slots)
-    kept = [cache.clone() for pair in caches for cache in pair]
-    assert torch.equal(compute(slice(-1, None), torch.full_like(slots, -1)), expected)
-    assert all(torch.equal(cache, old) for cache, old in zip((c for pair in caches for c in pair), kept, strict=True))
-
-
 def test_the_reference_runs_the_same_operations():
     ops = kernels.ReferenceOps()
     made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 20])
@@ -158,50 +115,4 @@ def test_the_reference_runs_the_same_operations():
     residual = random(sum(QUERIES), HIDDEN, dtype=ops.dtype)
     stack = ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
     actual = ops.decoder_layers(residual.clone(), stack, **arguments)
-    assert torch.equal(actual, layers.run(ops, residual, stack, **arguments))
-
-
-def test_no_tokens_give_no_rows(cpu_ops):
-    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0])
-    stack = cpu_ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
-    none = torch.zeros(0, dtype=torch.int32)
-    empty = torch.zeros(0, HIDDEN, dtype=cpu_ops.dtype)
-    start = torch.zeros(1, dtype=torch.int32)
-    out = cpu_ops.decoder_layers(
-        empty, stack, none, none, torch.zeros(0, 4, dtype=torch.int32), none, start, none.long()
-    )
-    assert out.shape == (0, HIDDEN)
-
-
-def test_bad_ids_are_refused(cpu_ops):
-    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0, 0])
-    stack = cpu_ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
-    good = step() | {"rows": torch.tensor([35])}
-    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
-    for name, index, value, message in [
-        ("positions", 3, 160, "token 3: position 160 of 160"),
-        ("slot_mapping", 4, 20 * BLOCK, "token 4"),
-        ("block_tables", (1, 1), 20, "sequence 1"),
-        ("seq_lens", 2, 29, "sequence 2"),
-        ("rows", 0, 36, r"rows\[0\]"),
-    ]:
-        bad = good | {name: good[name].clone()}
-        bad[name][index] = value
-        with pytest.raises(IndexError, match=message):
-            cpu_ops.decoder_layers(residual.clone(), stack, **bad)
-    with pytest.raises(TypeError, match="rows"):
-        cpu_ops.decoder_layers(residual.clone(), stack, **good | {"rows": torch.tensor([35]).int()})
-    with pytest.raises(ValueError, match="residual has shape"):
-        cpu_ops.decoder_layers(residual[:, 1:].contiguous(), stack, **good)
-
-
-def test_layers_that_do_not_fit_are_refused(ops):
-    made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 0])
-    rest = HEADS, KV_HEADS, 1e-5, 0.2
-    with pytest.raises(ValueError, match="2 layers and 1 caches"):
-        ops.stack_layers(made, final_norm, caches[:1], cos_sin, *rest)
-    with pytest.raises(ValueError, match="final_norm"):
-        ops.stack_layers(made, final_norm[1:], caches, cos_sin, *rest)
-    made[1].o, made[1].down = made[1].down, made[1].o
-    with pytest.raises(ValueError, match="o of layer 1"):
-        ops.stack_layers(made, final_norm, caches, cos_sin, *rest)
+    assert torch.equal(actual, layers.run_layers(ops, residual, stack, **arguments))

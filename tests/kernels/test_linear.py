@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.oracle import assert_close, slack
+from tests.support.kernels.oracle import assert_close, slack
 
 SHAPES = [
     (1, 1, 1),

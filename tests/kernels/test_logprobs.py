@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.conftest import fewer, make_ops, of_each_kind
+from tests.support.kernels.implementations import fewer, make_ops, of_each_kind
 
 NAN, INF = float("nan"), float("inf")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.paged import Paged
+from tests.support.kernels.paged import Paged
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from quire import kernels
-from tests.kernels.conftest import fewer, make_ops, of_each_kind
-from tests.kernels.oracle import kept
+from tests.support.kernels.implementations import fewer, make_ops, of_each_kind
+from tests.support.kernels.oracle import kept
 
 
 def sample(ops, logits, uniform, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from quire.kernels.cpu import library
+from quire.kernels.cpu.levels import Level
 from quire.ops.paths import PROJECT_ROOT
 
 NONE = "none"
@@ -30,8 +30,7 @@ TORCH: dict[str, dict[str, str]] = {
 
 def levels() -> list[str]:
     """Return the levels of this processor, the best first, then NONE. Raises KernelsUnavailable without a compiler."""
-    loaded = library.load()
-    return [level.name for level in reversed(library.Level) if loaded.quire_has_level(int(level))] + [NONE]
+    return [level.name for level in reversed(Level) if level.is_supported] + [NONE]
 
 
 def environment(level: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.settings import WorkerSettings
-from tests.kernels.conftest import HAS_TRITON
+from tests.support.kernels.implementations import HAS_TRITON
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.cuda import pinned_bytes
+from quire.kernels.gpu.cuda import pinned_bytes
 from quire.shared.errors import StartError
 from quire.worker import build
 from quire.worker.build import check_weights, choose_limits
@@ -19,7 +19,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
-from tests.kernels.conftest import HAS_TRITON, make_triton_ops
+from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 from tests.worker.checkpoints import make_checkpoint
 
 GIB = 1 << 30
@@ -137,13 +137,13 @@ def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monk
     """A container's linker cache may lack libcuda."""
     from triton.backends.nvidia import driver
 
-    import quire.kernels.gpu
+    import quire.kernels.gpu.ops
 
     def launch(*_: object) -> None:
         driver.libcuda_dirs()
 
     ops = make_triton_ops(torch.float32, monkeypatch)
-    monkeypatch.setattr(quire.kernels.gpu, "TritonOps", lambda *_, **__: ops)
+    monkeypatch.setattr(quire.kernels.gpu.ops, "TritonOps", lambda *_, **__: ops)
     monkeypatch.setattr(ops, "argmax", launch)
     monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

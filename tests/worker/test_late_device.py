@@ -66,7 +66,7 @@ class LateOps(MockOps):
 
 
 class LateCache(MockCache):
-    """What is moved is known when the move is launched (kernels/gpu/blocks.py takes a copy)."""
+    """What is moved is known when the move is launched (kernels/gpu/block_moves.py takes a copy)."""
 
     def __init__(self, late: LateDevice, *shape: int) -> None:
         super().__init__(*shape)

@@ -65,4 +65,4 @@ def test_models_are_right_with_lower_levels_too(level: str) -> None:
 
 
 def test_every_level_of_the_kernels_has_its_bound_for_torch() -> None:
-    assert {*levels.TORCH} == {level.name for level in kernels.cpu.library.Level} | {levels.NONE}
+    assert {*levels.TORCH} == {level.name for level in kernels.cpu.levels.Level} | {levels.NONE}

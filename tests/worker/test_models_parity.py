@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels import CpuOps, Ops, ReferenceOps
-from quire.kernels.cpu import KernelsUnavailable
+from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table

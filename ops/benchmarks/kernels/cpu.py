@@ -1,12 +1,13 @@
-"""Times one synthetic model step, operation by operation, for the C++ kernels and for plain torch.
+"""Measures one synthetic model step, operation by operation, for the C++ kernels and for plain torch.
 
     python -m quire.ops.benchmarks.kernels.cpu --ops cpu --case decode:1 --case prefill:512
 
-The default shape is SmolLM2-135M. Weights are random. `step` calls all layers at once (`decoder_layers`), the other
-lines are the same step in single operations. A time is the least of `--repeat` rounds: the machine may have other work.
-GFLOP/s counts matrix products and attention, GB/s the weights and the cache that must be read.
+The default shape is SmolLM2-135M, with random weights. The line `step` is one call for all layers (`decoder_layers`);
+the other lines are the same step in single operations. A time is the least of `--repeat` rounds, because the machine
+may have other work. GFLOP/s counts matrix multiplications and attention; GB/s counts the weights and the cache that
+must be read.
 
-`--ops triton` times each kernel alone instead, on a CUDA device: see ops/benchmarks/kernels/gpu.py.
+`--ops triton` measures each Triton kernel alone instead, on a CUDA device: see ops/benchmarks/kernels/gpu.py.
 """
 
 import argparse
@@ -28,6 +29,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True)
 class ModelShape:
+    """The shape of a Llama-like model: SmolLM2-135M by default."""
+
     hidden: int = 576
     intermediate: int = 1536
     layers: int = 30
@@ -40,6 +43,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class CpuKernelCase:
+    """The batch of a step."""
+
     kind: str  # decode: `count` sequences with one token each; prefill: one sequence, a chunk of `count` tokens
     count: int
     context: int
@@ -58,14 +63,14 @@ class CpuKernelCase:
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs that attention computes, per head."""
+        """The number of query-key pairs that attention computes, per head."""
         if self.kind == "decode":
             return self.count * self.length
         return self.count * self.length - self.count * (self.count - 1) // 2
 
 
 class Model:
-    """Random weights and one step over them, as a decoder would call the operations."""
+    """A model with random weights, and one step of it, as a decoder calls the operations."""
 
     def __init__(self, ops: kernels.Ops, shape: ModelShape, case: CpuKernelCase) -> None:
         self.ops, self.shape, self.case = ops, shape, case
@@ -113,14 +118,14 @@ class Model:
         )
 
     def step(self) -> torch.Tensor:
-        """With one call for all layers."""
+        """Compute the step with one call for all layers."""
         residual = self.ops.embed(self.token_ids, self.table)
         tables = self.block_tables, self.seq_lens, self.query_start_loc
         hidden = self.ops.decoder_layers(residual, self.stack, self.positions, self.slots, *tables, self.last)
         return self.ops.argmax(self.ops.linear_logits(hidden, self.head))
 
     def timed_step(self, timed: Callable) -> torch.Tensor:
-        """With single operations, each called as timed(name, function, *arguments)."""
+        """Compute the step with single operations, each called as timed(name, function, *arguments)."""
         ops, s = self.ops, self.shape
         residual = timed("embed", ops.embed, self.token_ids, self.table)
         x = timed("norm", ops.rms_norm, residual, self.norm, 1e-5)
@@ -140,7 +145,7 @@ class Model:
 
 
 def work(shape: ModelShape, case: CpuKernelCase, value_size: int) -> dict[str, tuple[float, float]]:
-    """Operation -> (floating-point operations, bytes that must be read)."""
+    """Return, for each operation, (floating-point operations, bytes that must be read)."""
     s, t = shape, case.tokens
     width = (s.heads + 2 * s.kv_heads) * s.head_dim
 
@@ -159,7 +164,7 @@ def work(shape: ModelShape, case: CpuKernelCase, value_size: int) -> dict[str, t
 
 
 def measure(model: Model, repeat: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a whole step, and per operation (each the least of the rounds)."""
+    """Return the seconds of a whole step and of each operation, each the least of the rounds."""
     whole, parts = float("inf"), defaultdict(lambda: float("inf"))
     clock = time.perf_counter
     for round_ in range(repeat + 1):
@@ -183,6 +188,7 @@ def measure(model: Model, repeat: int) -> tuple[float, dict[str, float]]:
 
 
 def report(name: str, model: Model, repeat: int) -> None:
+    """Measure a step and print a table of its operations."""
     whole, parts = measure(model, repeat)
     amounts = work(model.shape, model.case, model.ops.dtype.itemsize)
     case = model.case
@@ -202,9 +208,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", choices=["cpu", "reference", "both", "triton"], default="both")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
-    parser.add_argument("--case", action="append", help="decode:N or prefill:N; may be given again")
+    parser.add_argument(
+        "--case",
+        action="append",
+        help="decode:N (sequences) or prefill:N (tokens); repeatable",
+    )
     parser.add_argument("--context", type=int, default=192, help="tokens of context per sequence (default 192)")
-    parser.add_argument("--repeat", type=int, help="rounds (default 5, the least counts; triton: 30, the median)")
+    parser.add_argument(
+        "--repeat", type=int, help="rounds; the least time counts (default 5), or with triton the median (30)"
+    )
     parser.add_argument("--threads", type=int, default=None, help="threads (default: every processor)")
     for name, default in vars(ModelShape()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")

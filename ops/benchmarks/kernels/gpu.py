@@ -1,12 +1,14 @@
-"""What each Triton kernel achieves on this GPU, against the card's measured copy bandwidth and matrix rate.
+"""Measures each Triton kernel on this GPU against the card's measured copy bandwidth and matrix multiplication rate.
 
     python -m quire.ops.benchmarks.kernels.cpu --ops triton --json kernels.json
 
-A case says how many bytes it must move and how many floating-point operations it must do. Its floor is the time that
-the card takes for the larger of the two, and its share is the floor over the median of `--repeat` runs. Between runs
-the L2 cache is overwritten. What can be captured runs as a CUDA graph, so that the host's time for launches does not
-count.
+Each case has a number of bytes to move and of floating-point operations to do. The floor of a case is the time that the
+card takes for them, the larger of the two times. The share is the floor divided by the median of `--repeat` runs. The
+L2 cache is overwritten between runs. A case that can be captured runs as a CUDA graph, so that the host's launch time
+does not count.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -15,10 +17,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from quire.kernels.gpu.ops import TritonOps  # imports Triton, which --ops cpu does not need
 
 FLOAT32, INT32, INT64 = 4, 4, 8  # bytes
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
@@ -26,17 +31,18 @@ FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
 
 @dataclass(frozen=True)
 class KernelWork:
-    """bytes: read or written in the device's memory, or over the bus to the host; flops: of matrix products."""
+    """The work of a case. bytes: moved in the device's memory or over the bus; flops: of matrix multiplications."""
 
     bytes: int = 0
     flops: int = 0
 
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """Return the least seconds that the work takes at these rates."""
         return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
 
 
 class GpuKernelCase(Protocol):
-    """name, work(itemsize of the activations), and make(ops): a function that does the work once."""
+    """A case: work(itemsize of the activations), and make(ops), which returns a function that does the work once."""
 
     name: str
     bus: str  # "" for the device's memory, "to host", "to device"
@@ -44,12 +50,12 @@ class GpuKernelCase(Protocol):
 
     def work(self, itemsize: int) -> KernelWork: ...
 
-    def make(self, ops) -> Callable[[], object]: ...  # of kernels.gpu.TritonOps
+    def make(self, ops: TritonOps) -> Callable[[], object]: ...
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Those of Llama-3.1-8B."""
+    """The heads and block size of a model: Llama-3.1-8B by default."""
 
     heads: int = 32
     kv_heads: int = 8
@@ -58,19 +64,21 @@ class Heads:
 
     @property
     def key_values(self) -> int:
-        """k and v of one token in one layer."""
+        """The number of values of k and v of one token in one layer."""
         return 2 * self.kv_heads * self.d
 
 
 @dataclass(frozen=True)
 class OnDevice:
+    """Defaults of cases that use the device's memory only."""
+
     bus = ""
     is_captured = True
 
 
 @dataclass(frozen=True)
 class AttentionCase(OnDevice):
-    """Every sequence has `queries` tokens at the end of its context. The plan of the step is made before."""
+    """Attention of sequences with `queries` tokens at the end of the context each. Planning is not measured."""
 
     name: str
     lengths: tuple[int, ...]
@@ -83,7 +91,7 @@ class AttentionCase(OnDevice):
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs that a causal mask leaves."""
+        """The number of query-key pairs that a causal mask leaves."""
         return sum(n * count - count * (count - 1) // 2 for n, count in zip(self.lengths, self.counts, strict=True))
 
     def work(self, itemsize: int) -> KernelWork:
@@ -91,7 +99,7 @@ class AttentionCase(OnDevice):
         values = sum(self.lengths) * h.key_values + 2 * tokens * h.heads * h.d  # q in, result out
         return KernelWork(values * itemsize, 4 * self.pairs * h.heads * h.d)
 
-    def make(self, ops) -> Callable[[], object]:
+    def make(self, ops: TritonOps) -> Callable[[], object]:
         from quire.kernels.gpu.attention import AttentionPlan
 
         h, tokens, device = self.heads, sum(self.counts), ops.device
@@ -106,9 +114,9 @@ class AttentionCase(OnDevice):
         qkv = torch.randn(tokens, h.heads + 2 * h.kv_heads, h.d, device=device).to(ops.dtype)
         q, out = qkv[:, : h.heads].contiguous(), qkv.new_empty(tokens, h.heads, h.d)
         split = self.queries is None
-        fresh = tuple(qkv[:, h.heads :].split(h.kv_heads, dim=1)) if split else None
-        step = AttentionPlan(ops._launch, tables, lengths, starts, split=split)
-        return lambda: step.attend(q, *caches, h.d**-0.5, 0, out, fresh)
+        k, v = torch.split(qkv[:, h.heads :], h.kv_heads, dim=1)
+        step = AttentionPlan(ops.launch_options, tables, lengths, starts, split=split)
+        return lambda: step.attend(q, *caches, h.d**-0.5, 0, out, (k, v) if split else None)
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class RopeAndCache(OnDevice):
         values = 2 * self.tokens * (h.heads * h.d + h.key_values)  # read once, written once
         return KernelWork(values * itemsize + self.tokens * (h.d * FLOAT32 + INT32 + INT64))
 
-    def make(self, ops) -> Callable[[], object]:
+    def make(self, ops: TritonOps) -> Callable[[], object]:
         h, device = self.heads, ops.device
         blocks = -(-self.tokens // h.block_size)
         caches = ops.alloc_kv_cache(blocks, h.kv_heads, h.block_size, h.d)
@@ -140,11 +148,10 @@ class AddRmsNorm(OnDevice):
     hidden: int = 4096
 
     def work(self, itemsize: int) -> KernelWork:
-        return KernelWork(
-            (4 * self.tokens + 1) * self.hidden * itemsize
-        )  # x, the residual twice, the result; the weight
+        values = (4 * self.tokens + 1) * self.hidden  # x, the residual twice, the result; the weight
+        return KernelWork(values * itemsize)
 
-    def make(self, ops) -> Callable[[], object]:
+    def make(self, ops: TritonOps) -> Callable[[], object]:
         x, residual = torch.randn(2, self.tokens, self.hidden, device=ops.device).to(ops.dtype)
         weight = torch.ones(self.hidden, dtype=ops.dtype, device=ops.device)
         return lambda: ops.add_rms_norm(x, residual, weight, 1e-5)
@@ -159,15 +166,17 @@ class SiluMul(OnDevice):
     def work(self, itemsize: int) -> KernelWork:
         return KernelWork(3 * self.tokens * self.inner * itemsize)
 
-    def make(self, ops) -> Callable[[], object]:
+    def make(self, ops: TritonOps) -> Callable[[], object]:
+        from quire.kernels.gpu.rows import silu_mul
+
         gate_up = torch.randn(self.tokens, 2 * self.inner, device=ops.device).to(ops.dtype)
         out = gate_up.new_empty(self.tokens, self.inner)
-        return lambda: ops.silu_mul(gate_up, out)
+        return lambda: silu_mul(gate_up, out)
 
 
 @dataclass(frozen=True)
 class Moves:
-    """`blocks` blocks in all layers at once; with a bus to or from host memory. Ids come from the host each time."""
+    """A copy of `blocks` blocks in all layers. bus: to or from host memory. Ids come from the host each time."""
 
     name: str
     bus: str = ""
@@ -180,17 +189,17 @@ class Moves:
         size = self.blocks * self.layers * self.heads.block_size * self.heads.key_values * itemsize
         return KernelWork(size if self.bus else 2 * size)  # a copy on the device reads and writes there
 
-    def make(self, ops) -> Callable[[], object]:
-        from quire.kernels.gpu.blocks import BlockTable
+    def make(self, ops: TritonOps) -> Callable[[], object]:
+        from quire.kernels.gpu.block_moves import BlockMover
 
         h, shape = self.heads, (2 * self.blocks, self.heads.kv_heads, self.heads.block_size, self.heads.d)
         caches = [ops.alloc_kv_cache(shape[0], h.kv_heads, h.block_size, h.d) for _ in range(self.layers)]
-        table = BlockTable([cache for pair in caches for cache in pair])
+        table = BlockMover([cache for pair in caches for cache in pair])
         ids = torch.randperm(2 * self.blocks, device="cpu")
         src, dst = ids[: self.blocks].contiguous(), ids[self.blocks :].contiguous()
 
         def with_caches(function: Callable[[], object]) -> Callable[[], object]:
-            return lambda: (function(), caches)[0]  # the table holds addresses only
+            return lambda: (function(), caches)[0]  # the mover does not hold the caches
 
         if not self.bus:
             return with_caches(lambda: table.copy(src, dst))
@@ -204,7 +213,7 @@ class Moves:
 
 @dataclass(frozen=True)
 class Logits(OnDevice):
-    """Reads each row once at least; what a search takes beyond that is overhead, and shows in the share."""
+    """An operation on logits. The floor reads each row once; the passes of a search beyond that lower the share."""
 
     name: str
     method: str  # "argmax", "sample", "top_logprobs"
@@ -216,7 +225,7 @@ class Logits(OnDevice):
     def work(self, itemsize: int) -> KernelWork:
         return KernelWork(self.rows * self.vocabulary * FLOAT32)
 
-    def make(self, ops) -> Callable[[], object]:
+    def make(self, ops: TritonOps) -> Callable[[], object]:
         logits = torch.randn(self.rows, self.vocabulary, device=ops.device) * 3
         if self.method == "argmax":
             return lambda: ops.argmax(logits)
@@ -254,7 +263,7 @@ CASES: list[GpuKernelCase] = [
 
 @dataclass(frozen=True)
 class Card:
-    """Measured, not published: what the best of torch's own operations reach."""
+    """The rates of a card, as the fastest of torch's operations reach them, not as published."""
 
     name: str
     copy_bytes_per_s: float  # read and written
@@ -275,13 +284,14 @@ class GpuKernelResult:
     share: float  # of the floor; 1 is perfect
 
     @classmethod
-    def of(cls, case: GpuKernelCase, card: Card, itemsize: int, seconds: float) -> "GpuKernelResult":
+    def of(cls, case: GpuKernelCase, card: Card, itemsize: int, seconds: float) -> GpuKernelResult:
         work = case.work(itemsize)
         rates = work.bytes / seconds / 1e9, work.flops / seconds / 1e12
         return cls(case.name, seconds * 1e3, *rates, card.floor_s(case, itemsize) / seconds)
 
 
 def table(card: Card, results: list[GpuKernelResult]) -> str:
+    """Format the results as text."""
     lines = [
         f"{card.name}: copies {card.copy_bytes_per_s / 1e9:.0f} GB/s, products {card.flops_per_s / 1e12:.0f} TFLOP/s, "
         f"bus {card.bus_bytes_per_s / 1e9:.1f} GB/s",
@@ -294,7 +304,7 @@ def table(card: Card, results: list[GpuKernelResult]) -> str:
 
 
 class Timer:
-    """Medians of times on the device."""
+    """Measures the median time of runs on the device."""
 
     def __init__(self, repeat: int) -> None:
         self.repeat = repeat
@@ -322,6 +332,7 @@ class Timer:
 
 
 def measure_card(timer: Timer) -> Card:
+    """Measure the rates of the current CUDA device."""
     size = 1 << 30
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     host = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
@@ -338,12 +349,13 @@ def measure_card(timer: Timer) -> Card:
 
 
 def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[GpuKernelCase] = CASES) -> int:
+    """Measure the cases, print a table and write `json_file`. Returns 0, 1 if a case fails, or 2 without a device."""
     if not torch.cuda.is_available():
         print("--ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
         return 2
     import triton
 
-    from quire.kernels.gpu import TritonOps
+    from quire.kernels.gpu.ops import TritonOps
 
     timer, ops = Timer(repeat), TritonOps(dtype=dtype)
     card = measure_card(timer)
@@ -353,7 +365,7 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Gpu
     for case in cases:
         try:
             seconds = timer.seconds(case.make(ops), case.is_captured)
-        except Exception as error:  # of one kernel: the others can be measured all the same
+        except Exception as error:  # of one kernel: measure the others all the same
             rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
             print(
                 f"{case.name} failed: {rows[-1]['error']}",
@@ -372,4 +384,5 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Gpu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where --ops triton writes its figures too")
+    """Add the arguments of `--ops triton` to the parser of cpu.py."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures of --ops triton to FILE")

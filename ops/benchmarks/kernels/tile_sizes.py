@@ -1,9 +1,10 @@
-"""Which tiles of the attention kernels are fastest on this card: candidates timed side by side.
+"""Measures which tile sizes of the attention kernels are fastest on this card.
 
     make gpu-check ARGS="--only tiles"
 
-Serving takes its tiles from the table in kernels/gpu/tiles.py; this is what to write that table from, and what it holds
-now is among the candidates. A candidate that does not fit into a multiprocessor is named with its error.
+Serving takes its tile sizes from the table in kernels/gpu/tile_sizes.py. The results tell what to write into that
+table; its current entries are among the candidates. A candidate that does not fit into a multiprocessor is reported
+with its error.
 """
 
 from collections.abc import Callable
@@ -12,27 +13,28 @@ from unittest import mock
 
 import torch
 
-from quire.kernels.gpu import TritonOps, attention
-from quire.kernels.gpu.tiles import Tiles
+from quire.kernels.gpu import attention
+from quire.kernels.gpu.ops import TritonOps
+from quire.kernels.gpu.tile_sizes import AttentionTiles
 from quire.ops.benchmarks.kernels.gpu import CASES, AttentionCase, Card, Timer
 
-# rows, keys, warps, stages, and for decoding programs of a multiprocessor.
+# Rows, keys, warps, stages, and for decoding the programs of a multiprocessor.
 DECODE = (
-    Tiles(16, 64, 4, 3, 2),
-    Tiles(16, 64, 4, 3, 3),
-    Tiles(16, 64, 4, 2, 3),
-    Tiles(16, 32, 4, 3, 4),
-    Tiles(16, 128, 4, 2, 2),
-    Tiles(16, 128, 8, 2, 2),
-    Tiles(64, 64, 4, 3, 2),  # as the batch-invariant mode: Hopper's own matrix instructions, and fewer barriers
+    AttentionTiles(16, 64, 4, 3, 2),
+    AttentionTiles(16, 64, 4, 3, 3),
+    AttentionTiles(16, 64, 4, 2, 3),
+    AttentionTiles(16, 32, 4, 3, 4),
+    AttentionTiles(16, 128, 4, 2, 2),
+    AttentionTiles(16, 128, 8, 2, 2),
+    AttentionTiles(64, 64, 4, 3, 2),  # as in the batch-invariant mode: Hopper's matrix instructions, and fewer barriers
 )
 PREFILL = (
-    Tiles(128, 128, 8, 2),
-    Tiles(128, 128, 8, 3),
-    Tiles(128, 64, 8, 3),
-    Tiles(128, 64, 4, 2),
-    Tiles(64, 64, 4, 3),
-    Tiles(64, 128, 4, 2),
+    AttentionTiles(128, 128, 8, 2),
+    AttentionTiles(128, 128, 8, 3),
+    AttentionTiles(128, 64, 8, 3),
+    AttentionTiles(128, 64, 4, 2),
+    AttentionTiles(64, 64, 4, 3),
+    AttentionTiles(64, 128, 4, 2),
 )
 NAMES = (
     "decode attention, 256 x 1k",
@@ -43,15 +45,17 @@ NAMES = (
 
 
 def cases() -> list[AttentionCase]:
+    """Return the cases of the kernel benchmark that are measured."""
     return [case for case in CASES if isinstance(case, AttentionCase) and case.name in NAMES]
 
 
-def candidates(case: AttentionCase) -> tuple[Tiles, ...]:
+def candidates(case: AttentionCase) -> tuple[AttentionTiles, ...]:
+    """Return the tile sizes that are measured for a case."""
     return DECODE if case.queries == 1 else PREFILL
 
 
-def launch(ops: TritonOps, case: AttentionCase, tiles: Tiles) -> Callable[[], object]:
-    """A function that does the work of the case with these tiles, whatever the table says."""
+def launch(ops: TritonOps, case: AttentionCase, tiles: AttentionTiles) -> Callable[[], object]:
+    """Return a function that does the work of the case with these tiles instead of the table's."""
     run = case.make(ops)
 
     def with_tiles() -> object:
@@ -62,7 +66,7 @@ def launch(ops: TritonOps, case: AttentionCase, tiles: Tiles) -> Callable[[], ob
 
 
 def measure(timer: Timer, card: Card, save: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """A row for each case and candidate, the fastest of a case first; `save` is told after each case."""
+    """Return a row for each case and candidate, the fastest of a case first. Calls `save` after each case."""
     ops, rows = TritonOps(dtype=torch.bfloat16), []
     for case in cases():
         floor, found = card.floor_s(case, 2), []
@@ -71,7 +75,7 @@ def measure(timer: Timer, card: Card, save: Callable[[list[dict[str, Any]]], Non
             row: dict[str, Any] = {"case": case.name, "tiles": f"{name}, {tiles.per_sm} programs"}
             try:
                 seconds = timer.seconds(launch(ops, case, tiles))
-            except Exception as error:  # one that does not fit, say: the others may
+            except Exception as error:  # such as a candidate that does not fit: measure the others
                 row |= {"ms": None, "error": f"{type(error).__name__}: {error}"}
             else:
                 row |= {"ms": 1e3 * seconds, "share": floor / seconds}

@@ -1,0 +1,135 @@
+"""`decoder_layers` of the C++ kernels: a table of addresses that is made once, and one call of the library per step."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from quire.kernels import checks
+from quire.kernels.cpu.library import LevelFunctions
+from quire.kernels.cpu.ranks import CpuRanks, GivenUp
+from quire.kernels.stack import Caches, Stack
+
+
+class _Layer(Structure):
+    """`Layer` in layers.h."""
+
+    _ADDRESSES = (
+        "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "k_cache", "v_cache", "o", "o_bias",
+        "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias",
+    )  # fmt: skip
+    _fields_ = [*((name, c_void_p) for name in _ADDRESSES), ("window", c_int64)]
+
+
+class _Step(Structure):
+    """`Step` in layers.h."""
+
+    _ADDRESSES = (
+        "final_norm", "residual", "out", "positions", "cos_sin", "slots",
+        "block_tables", "seq_lens", "query_start", "rows",
+    )  # fmt: skip
+    _SIZES = (
+        "layer_count", "tokens", "row_count", "sequences", "table_width", "max_position", "block_count", "wide_slots",
+        "hidden", "intermediate", "heads", "kv_heads", "head_dim", "block_size",
+    )  # fmt: skip
+    _fields_ = [
+        ("layers", POINTER(_Layer)),
+        *((name, c_void_p) for name in _ADDRESSES),
+        *((name, c_int64) for name in _SIZES),
+        ("eps", c_double),
+        ("scale", c_double),
+        ("ranks", c_void_p),
+    ]
+
+
+# The kinds of error that `layers` returns in bits 40 and higher. The lower bits are 1 + an index.
+_BAD_TOKEN, _BAD_SEQUENCE, _BAD_ROW, _RANK_HAS_ENDED = range(4)
+
+
+class CpuCaches:
+    """The addresses of the caches of all layers, and a reference to the caches."""
+
+    def __init__(self, stack: Caches, dtype: torch.dtype) -> None:
+        _, kv_heads, block_size, d = stack.check_caches(None, dtype)
+        self.dtype, self.num_blocks, self.block_shape = dtype, stack.num_blocks, stack.block_shape
+        self._kept = stack
+        caches = stack.tensors
+        self.caches = (c_void_p * len(caches))(*map(checks.address, caches))
+        self.block_bytes = kv_heads * block_size * d * dtype.itemsize  # of one cache
+
+
+class CpuStack(CpuCaches):
+    """The addresses of the weights and caches of all layers, and a reference to weights and caches."""
+
+    def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
+        self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype)
+        stack.check_packing(dtype)
+        super().__init__(stack, dtype)
+        self.stack = stack
+        self.num_slots = blocks * block_size
+        layers = (_Layer * len(stack.layers))()
+        for to, layer, (k, v) in zip(layers, stack.layers, stack.kv_cache, strict=True):
+            for name in ("input_norm", "mlp_norm", "q_norm", "k_norm"):
+                setattr(to, name, checks.address(getattr(layer, name)))
+            for name in ("qkv", "o", "gate_up", "down"):
+                packed = getattr(layer, name)
+                setattr(to, name, packed.weight_address)
+                setattr(to, f"{name}_bias", packed.bias_address)
+            to.k_cache, to.v_cache, to.window = checks.address(k), checks.address(v), layer.sliding_window
+        self._step = _Step(  # which refers to `layers`
+            layers=layers,
+            layer_count=len(stack.layers),
+            final_norm=checks.address(stack.final_norm),
+            cos_sin=checks.address(stack.cos_sin),
+            max_position=stack.cos_sin.shape[0],
+            block_count=blocks,
+            hidden=self.hidden,
+            intermediate=stack.layers[0].down.in_features,
+            heads=stack.num_heads,
+            kv_heads=kv_heads,
+            head_dim=d,
+            block_size=block_size,
+            eps=stack.eps,
+            scale=stack.scale,
+            ranks=stack.ranks.address if isinstance(stack.ranks, CpuRanks) else None,
+        )
+
+    def run(
+        self,
+        functions: LevelFunctions,
+        residual: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """Compute `Ops.decoder_layers` with the functions of a level. Raises GivenUp if another rank has ended."""
+        tokens, sequences, count = residual.shape[0], seq_lens.shape[0], rows.shape[0]
+        checks.step(residual, self.hidden, self.dtype, positions, slot_mapping, rows)
+        checks.sequences(block_tables, seq_lens, query_start_loc)
+        out = torch.empty((count, self.hidden), dtype=self.dtype)
+        if tokens == 0:
+            if count:
+                raise IndexError("rows[0] is not one of 0 tokens")
+            return out
+        step = _Step.from_buffer_copy(self._step)  # calls from several threads must not share one
+        step.residual, step.out, step.rows = checks.address(residual), checks.address(out), checks.address(rows)
+        step.positions, step.slots = checks.address(positions), checks.address(slot_mapping)
+        step.block_tables, step.seq_lens = checks.address(block_tables), checks.address(seq_lens)
+        step.query_start, step.table_width = checks.address(query_start_loc), block_tables.shape[1]
+        step.tokens, step.sequences, step.row_count = tokens, sequences, count
+        step.wide_slots = slot_mapping.dtype is torch.int64
+        if bad := functions.layers(ctypes.addressof(step)):
+            kind, index = (bad - 1) >> 40, (bad - 1) & ((1 << 40) - 1)
+            if kind == _RANK_HAS_ENDED:
+                raise GivenUp("another rank has ended")
+            if kind == _BAD_TOKEN:
+                max_position = self.stack.cos_sin.shape[0]
+                raise IndexError(checks.no_such_slot(index, positions, max_position, slot_mapping, self.num_slots))
+            if kind == _BAD_SEQUENCE:
+                raise IndexError(checks.no_such_blocks(index, self.num_blocks))
+            raise IndexError(f"rows[{index}] is {int(rows[index])}, not one of {tokens} tokens")
+        return out

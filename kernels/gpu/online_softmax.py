@@ -1,0 +1,88 @@
+"""The online softmax of the attention kernels: load a tile of keys or values and fold it into the running result."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def page_rows(table, token, inside, block_stride, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """Return the offsets of tokens [KEYS] in a cache [blocks, H_kv, BLOCK_SIZE, D], for head 0, in elements, as int64.
+
+    The tile may span several blocks or a part of one: a vector of block ids replaces a loop over blocks. If MASKED,
+    table entries of tokens that are not `inside` are not read.
+    """
+    if MASKED:
+        block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
+    else:
+        block = tl.load(table + token // BLOCK_SIZE)
+    return block.to(tl.int64) * block_stride + (token % BLOCK_SIZE) * D
+
+
+@triton.jit
+def load_tile(
+    base, row, inside, D: tl.constexpr, PADDED_D: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """Load D values from each base + row [KEYS]: [KEYS, PADDED_D], or [PADDED_D, KEYS] if TRANSPOSED; padding is zero.
+
+    MASKED: rows that are not `inside` are not read, and are zero.
+    """
+    d = tl.arange(0, PADDED_D)
+    if TRANSPOSED:
+        at = base + row[None, :] + d[:, None]
+        if MASKED:
+            tile = tl.load(at, mask=inside[None, :] & (d < D)[:, None], other=0.0)
+        elif D != PADDED_D:
+            tile = tl.load(at, mask=(d < D)[:, None], other=0.0)
+        else:
+            tile = tl.load(at)
+    else:
+        at = base + row[:, None] + d[None, :]
+        if MASKED:
+            tile = tl.load(at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        elif D != PADDED_D:
+            tile = tl.load(at, mask=(d < D)[None, :], other=0.0)
+        else:
+            tile = tl.load(at)
+    return tile
+
+
+@triton.jit
+def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Compute one step of the online softmax (FlashAttention, arXiv 2205.14135, algorithm 1), in base 2.
+
+    q [ROWS, D], k [D, KEYS], v [KEYS, D], seen [ROWS, KEYS] (if MASKED). most, total [ROWS] and mixed [ROWS, D],
+    float32: the largest score, the sum of weights and the weighted values so far; returned with these keys added.
+    scale includes log2(e) and is positive.
+
+    The code says with fma whether a product and a sum are rounded once or twice. The compiler would decide it for
+    masked and for whole tiles separately, and in the batch-invariant mode a key may be in either.
+    """
+    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_most = tl.maximum(most, tl.max(scores, axis=1) * scale)
+    if MASKED:  # noqa: SIM108
+        # for a row that has seen no key yet: infinity minus itself would be NaN
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)
+    else:
+        base = new_most
+    weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
+    shrink = tl.exp2(most - base)
+    total = tl.fma(total, shrink, tl.sum(weights, axis=1))
+    mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), mixed * shrink[:, None], input_precision=PRECISION)
+    return new_most, total, mixed
+
+
+@triton.jit
+def merge(most, total, mixed, next_most, next_total, next_mixed):
+    """Merge the results of `fold` for two successive ranges of keys of the same rows.
+
+    The result of no keys is zeros, with a largest score of minus infinity. Merging it leaves the other result unchanged
+    to the bit.
+    """
+    new_most = tl.maximum(most, next_most)
+    base = tl.where(new_most == float("-inf"), 0.0, new_most)
+    keep, take = tl.exp2(most - base), tl.exp2(next_most - base)
+    total = tl.fma(total, keep, next_total * take)
+    mixed = tl.fma(mixed, keep[:, None], next_mixed * take[:, None])
+    return new_most, total, mixed

@@ -1,0 +1,38 @@
+"""The dtypes and shapes that the Triton kernels support. Anything else is refused with one line."""
+
+import torch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8 = torch.float8_e4m3fn
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_HEAD_DIM = 256  # any multiple of 16
+
+
+class Unsupported(ValueError):
+    """The Triton kernels do not support this shape."""
+
+
+def check_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Raise TypeError unless the kernels compute in `dtype` with a cache of `kv_dtype`."""
+    if dtype not in DTYPES:
+        raise TypeError(f"the Triton kernels compute in bfloat16, float16 and float32, not in {dtype}")
+    if kv_dtype not in (dtype, FP8):
+        raise TypeError(f"the cache is asked for as {kv_dtype}: the Triton kernels keep it as {dtype} or {FP8}")
+
+
+def check_cache_shape(block_size: int, head_dim: int) -> None:
+    """Raise Unsupported unless the kernels support caches of this block size and head dimension."""
+    if block_size not in BLOCK_SIZES:
+        raise Unsupported(f"block_size is {block_size}: the Triton kernels support 8, 16, 32, 64 and 128")
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise Unsupported(f"head_dim is {head_dim}: the Triton kernels support multiples of 16 up to {MAX_HEAD_DIM}")
+
+
+def check_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Raise Unsupported if a group has too many query heads for one tile of prefill in shared memory."""
+    most = 128 if head_dim <= 128 and dtype.itemsize == 2 else 64
+    if heads > most * kv_heads:
+        raise Unsupported(
+            f"{heads} heads over {kv_heads} key-value heads are {-(-heads // kv_heads)} in a group: the Triton kernels "
+            f"support {most} of head_dim {head_dim} in {dtype}"
+        )

@@ -1,0 +1,118 @@
+"""The versions of Triton that compile these kernels correctly, and Triton's errors as one line.
+
+Does not import Triton at the top, so that machines without it can import this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+OLDEST = "3.7.1"
+INSTALL = f"pip install triton=={OLDEST}"
+# Longest excerpt of a compiler's message, in characters.
+MAX_MESSAGE_LENGTH = 200
+
+
+class TritonFailure(NamedTuple):
+    """Why a kernel cannot be compiled or launched. Each field is one line."""
+
+    kernel: str  # "the Triton kernel NAME", or "a Triton kernel" if the error does not name it
+    cause: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} cannot run here ({self.cause}): {self.remedy}"
+
+
+def outdated_triton() -> str | None:
+    """Return version, fault and remedy of an installed Triton older than OLDEST; None for a newer or a missing one."""
+    version = _version()
+    if version is None or _numbers(version) >= _numbers(OLDEST):
+        return None
+    return (
+        f"triton {version} leaves out fences between copies and products in attention kernels, and results may be "
+        f"wrong: {INSTALL}"
+    )
+
+
+def _version() -> str | None:
+    """Return the version of the installed Triton; None if it is missing."""
+    try:
+        version: str = importlib.import_module("triton").__version__
+    except ImportError:
+        return None
+    return version
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+
+
+def triton_failure(error: BaseException) -> TritonFailure | None:
+    """Explain an error that Triton raises while it compiles or launches a kernel; None for any other error.
+
+    An AssertionError is explained if Triton's own code raised it. A RuntimeError, such as one of the driver, is not
+    explained: its message is one line already.
+    """
+    if not (_is_of_triton(error) or (isinstance(error, AssertionError) and _comes_from_triton(error))):
+        return None
+    innermost = list(_causes(error))[-1]
+    kind, words = type(innermost).__name__, _words(innermost)
+    name = _kernel_name(error)
+    if "libcuda" in words:
+        remedy = "set TRITON_LIBCUDA_PATH to the folder of the driver's libcuda.so.1, or run ldconfig as root"
+    elif kind == "OutOfResources":
+        remedy = "this GPU has less of it than the tiles need; take a 16-bit --dtype if it is float32"
+    elif kind == "PTXASError":
+        remedy = "name another ptxas in TRITON_PTXAS_PATH, or unset it and Triton takes its own"
+    elif _version() == OLDEST:  # the tests compile all kernels with this version
+        remedy = "report this line with the name of the GPU"
+    else:
+        remedy = INSTALL
+    cause = words if words.startswith(kind) else f"{kind}: {words}"
+    return TritonFailure(f"the Triton kernel {name}" if name else "a Triton kernel", cause, remedy)
+
+
+def _is_of_triton(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] == "triton"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and the errors that it wraps. Triton wraps an error in a kernel that another kernel calls."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def _words(error: BaseException) -> str:
+    """Return an error's message without the source of the kernel and without the assembler's command line."""
+    said = str(getattr(error, "error_message", None) or error)
+    complaints = [line for line in said.splitlines() if re.search(r"ptxas\b.*\b(fatal|error)\b", line)]
+    return " ".join((complaints[-1] if complaints else said).split())[:MAX_MESSAGE_LENGTH] or "no message"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield module and local variables of each frame of the traceback, the outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_locals
+        trace = trace.tb_next
+
+
+def _comes_from_triton(error: BaseException) -> bool:
+    modules = [module for module, _ in _frames(error)]
+    return bool(modules) and modules[-1].split(".")[0] == "triton"
+
+
+def _kernel_name(error: BaseException) -> str | None:
+    """Return the name of the kernel whose launch raised the error. Triton's errors do not name it."""
+    for module, variables in _frames(error):
+        launched = variables.get("self")
+        if module == "triton.runtime.jit" and hasattr(launched, "fn"):
+            return str(launched.fn.__name__)
+    return None

@@ -1,0 +1,180 @@
+"""The attention kernels in each of their cases, on shapes made for the interpreter, against attention in float64.
+
+Pages that no sequence owns are NaN, so is the rest of a partly filled page, and so is the output before the call.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from quire.kernels.gpu import attention
+from quire.kernels.gpu.decode_plan import MIN_CHUNK
+from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
+from tests.support.kernels.interpreter import make_dot_row_invariant
+from tests.support.kernels.oracle import assert_close, slack
+from tests.support.kernels.paged import GARBAGE, Paged
+
+LONG = 2 * MIN_CHUNK + 60  # keys of a row that is always cut
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    d: int
+    block_size: int
+    window: int = 0
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}-{self.heads}of{self.kv_heads}-d{self.d}-page{self.block_size}-window{self.window}"
+
+
+# Every head size that models have, every page size, groups of 1 to 20, each dtype with and without a window.
+CASES = [
+    Case(torch.float32, 2, 2, 64, 16),
+    Case(torch.float16, 3, 1, 80, 32),
+    Case(torch.float32, 4, 2, 96, 64, window=50),
+    Case(torch.float16, 7, 1, 128, 128, window=300),
+    Case(torch.float32, 2, 1, 256, 32),
+    Case(torch.float16, 20, 1, 64, 64, window=1),
+    Case(torch.bfloat16, 8, 2, 128, 16),
+    Case(torch.bfloat16, 5, 1, 64, 32, window=40),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param.dtype not in TRITON_DTYPES:
+        pytest.skip("Triton is not installed")
+    return request.param
+
+
+def make(case: Case, monkeypatch: pytest.MonkeyPatch, lengths: list[int], queries: list[int], **options) -> Paged:
+    ops = make_triton_ops(case.dtype, monkeypatch, **options)
+    return Paged(ops, lengths, queries, case.heads, case.kv_heads, case.d, case.block_size, case.window)
+
+
+def check(paged: Paged, rows: list[torch.Tensor]) -> None:
+    for s, found in enumerate(rows):
+        assert_close(found, paged.exact(s), slack(paged.ops.dtype, 2000))
+
+
+def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
+    paged = make(case, monkeypatch, [1, LONG, 150], [1, 1, 1])
+    check(paged, paged.attend())
+
+
+def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
+    """Behind another layer, of another window."""
+    paged = make(case, monkeypatch, [1, 150, 40], [1, 1, 3])
+    expected = paged.attend()
+    for found, rows in zip(paged.attend(times=2), expected, strict=True):
+        assert torch.equal(found, rows)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256] if ON_CUDA else [64])
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window, d):
+    if not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    monkeypatch.setattr(attention, "INVARIANT_PIECE", 256)
+    case = Case(dtype, 2, 1, d, 16, window=window)
+    paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
+    together = paged.attend()
+    check(paged, together)
+    assert torch.equal(paged.attend([1, 0], [1, 7, 3])[1], together[0][-1:])  # beside a prompt
+    for queries in (1, 9):
+        assert torch.equal(paged.attend([0], [queries, 7, 3])[0], together[0][-queries:])
+        assert torch.equal(paged.attend([2, 0], [queries, 7, 1])[1], together[0][-queries:])
+    assert torch.equal(paged.attend([2, 1, 0], [1, 1, 1])[1], together[1][-1:])
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_no_page_before_every_window_is_read(monkeypatch, invariant):
+    """They may be gone, and another sequence's, or nobody's, by now."""
+    case = Case(TRITON_DTYPES[0], 2, 1, 16, 8, window=30)
+    paged = make(case, monkeypatch, [300, 200], [4, 1], batch_invariant=invariant)
+    spare = int(next(iter({*range(len(paged.k_cache))} - {*paged.tables.flatten().tolist()})))  # of NaN
+    for s, (length, queries) in enumerate(zip(paged.lengths, paged.queries, strict=True)):
+        paged.tables[s, : (length - queries - case.window + 1) // case.block_size] = spare
+    check(paged, paged.attend())
+
+
+def test_chunks_on_cached_pages_beside_decode_rows(case, monkeypatch):
+    paged = make(case, monkeypatch, [LONG - 200, 40, 1, 130], [1, 40, 1, 21])
+    check(paged, paged.attend())
+
+
+def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
+    """A sequence that begins with the step reads no page, though one beside it does; their pages may not exist yet."""
+    paged = make(case, monkeypatch, [37, 150, 61, 3], [37, 1, 20, 3])
+    for s in (0, 3):
+        mine = paged.tables[s, : -(-paged.lengths[s] // paged.block_size)].long()
+        paged.k_cache[mine], paged.v_cache[mine] = float("nan"), float("nan")
+    counts = paged.queries
+    last = [slice(n - count, n) for n, count in zip(paged.lengths, counts, strict=True)]
+    q = torch.cat([rows[of] for rows, of in zip(paged.q, last, strict=True)])
+    kv = torch.cat([rows[:, of] for rows, of in zip(paged.kv, last, strict=True)], dim=1)
+    # As a projection leaves them: a token's q, k and v side by side.
+    qkv = torch.cat([q, *kv], dim=1)
+    fresh = tuple(qkv[:, case.heads :].split(case.kv_heads, dim=1))
+    out = torch.full_like(q, float("nan"))
+    lengths = torch.tensor(paged.lengths, dtype=torch.int32)
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    from quire.kernels.gpu.attention import AttentionPlan
+
+    step = AttentionPlan(paged.ops.launch_options, paged.tables, lengths, starts, split=True)
+    step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh)
+    check(paged, list(out.flatten(1).split(counts)))
+
+
+def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
+    """A graph is captured for more rows than a step may have: the rest belong to no sequence."""
+    case = CASES[0]
+    paged = make(case, monkeypatch, [LONG, 5], [1, 1])
+    expected = torch.cat(paged.attend())
+    ops, d = paged.ops, case.d
+    q = torch.full((4, case.heads, d), 3.0).to(ops.dtype)
+    q[:2] = torch.stack([rows[-1] for rows in paged.q])
+    tables = torch.cat([paged.tables, torch.full_like(paged.tables, 2**31 - 1)])
+    lengths, starts = torch.tensor([LONG, 5, 0, 0]).int(), torch.tensor([0, 1, 2, 2, 2]).int()
+    out = torch.full_like(q, float("nan"))
+    from quire.kernels.gpu.attention import AttentionPlan
+
+    AttentionPlan(ops.launch_options, tables, lengths, starts).attend(
+        q, paged.k_cache, paged.v_cache, paged.scale, 0, out
+    )
+    assert_close(out[:2].flatten(1), expected.double())
+    assert not out[2:].any()
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_steps_without_sequences_or_tokens_do_nothing(monkeypatch, invariant):
+    ops = make_triton_ops(TRITON_DTYPES[0], monkeypatch, batch_invariant=invariant)
+    ops.check_ids = False
+    caches = ops.alloc_kv_cache(2, 1, 16, 16)
+    for tokens, sequences in ((0, 0), (0, 3), (3, 3), (5, 3), (5, 0)):  # no token is of a sequence
+        q = torch.ones(tokens, 1, 16).to(ops.dtype)
+        tables = torch.full((sequences, 4), GARBAGE, dtype=torch.int32)
+        lengths, starts = (torch.zeros(n, dtype=torch.int32) for n in (sequences, sequences + 1))
+        out = torch.full((tokens, 16), 7.0).to(ops.dtype)
+        ops.paged_attention(q, *caches, tables, lengths, starts, 0.1, 0, out)
+        assert ((out == 7) | (out == 0)).all()
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_a_group_may_have_more_heads_than_a_tile_of_decoding_has_rows(monkeypatch, invariant):
+    case = Case(torch.float16, 71, 1, 16, 16)
+    paged = make(case, monkeypatch, [70, 3], [1, 2], batch_invariant=invariant)
+    check(paged, paged.attend())
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+def test_a_cache_of_fp8_is_read(monkeypatch, dtype):
+    ops = make_triton_ops(dtype, monkeypatch, kv_dtype=torch.float8_e4m3fn)
+    paged = Paged(ops, [LONG, 40, 130], [1, 40, 21], 4, 2, 64, 32)
+    check(paged, paged.attend())

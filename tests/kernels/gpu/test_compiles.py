@@ -1,0 +1,86 @@
+"""Every Triton kernel compiles to machine code for Hopper and fits it, in each specialisation; no GPU is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernels.implementations import HAS_TRITON
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = 227 << 10  # what a program may have on compute capability 9.0
+KERNELS = {
+    *(
+        "argmax_kernel",
+        "sample_kernel",
+        "matmul_kernel",
+        "penalties_kernel",
+        "normaliser_kernel",
+        "keys_kernel",
+        "pick_kernel",
+    ),
+    *("rms_norm_kernel", "silu_mul_kernel", "embed_kernel", "move_kernel", "rope_and_cache_kernel"),
+    *("plan_rows_kernel", "plan_items_kernel", "decode_kernel", "reduce_kernel"),
+    *("plan_sequences_kernel", "plan_tiles_kernel", "prefill_kernel"),
+}
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+
+def compiled(*arguments: str) -> list[dict]:
+    environ = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.support.kernels.compile_for_cuda", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert not [line for line in lines if "error" in line]
+    return lines
+
+
+def check(lines: list[dict]) -> None:
+    for line in lines:
+        assert line["shared"] <= SHARED_BYTES, line
+        # Bytes of a thread: registers that did not fit. float32 is there to compare with, not to serve.
+        assert line["spilled"] <= (2048 if "fp32" in line["for"] else 128), line
+        if line["kernel"] in ("decode_kernel", "prefill_kernel"):
+            assert line["async_copies"], f"tiles are not fetched ahead: {line}"
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_fits():
+    lines = compiled()
+    assert {line["kernel"] for line in lines} == KERNELS
+    check(lines)
+    # A row's bits are those of the instructions that multiply it: the same in a prompt as in a decode step.
+    multiplied = [line["shapes"] for line in lines if "invariant" in line["for"] and line["shapes"]]
+    assert multiplied == [multiplied[0]] * 2
+    # 16-bit prefill runs on the tensor cores of Hopper; a decode tile is too small for them, and takes the older ones.
+    for line in lines:
+        if line["kernel"] == "prefill_kernel" or (line["kernel"] == "decode_kernel" and "invariant" in line["for"]):
+            assert line["wgmma"], line
+            # Of masked and of whole tiles alike: else a row's bits depend on the rows beside it.
+            assert line["fused"] >= line["exponentials"], f"some weights are rounded twice on the way: {line}"
+        elif line["kernel"] == "decode_kernel":
+            assert line["mma"], line
+        if line["kernel"] == "sample_kernel":
+            assert line["shared"] <= 4096, f"there is no room to sort a row: {line}"
+        if line["kernel"] in ("rms_norm_kernel", "silu_mul_kernel", "move_kernel", "rope_and_cache_kernel"):
+            assert line["wide_loads"], f"memory is read in single values: {line}"
+
+
+@pytest.mark.slow
+def test_tiles_fit_a_device_with_less_shared_memory():
+    lines = compiled("--capability", "89")
+    assert {line["kernel"] for line in lines} >= {"decode_kernel", "prefill_kernel", "matmul_kernel"}
+    for line in lines:
+        assert line["shared"] <= 99 << 10, line
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(8))
+def test_every_specialisation_compiles_and_fits(part):
+    check(compiled("--part", f"{part}/8"))

@@ -1,0 +1,80 @@
+"""Fixtures of kernel tests. The conftest.py of each folder with kernel tests imports them."""
+
+import os
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.kernels.cpu.memory import Arena
+from tests.support.kernels.guarded import guarded
+from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, implementations, make_ops, make_triton_ops
+
+
+@pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def gpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    """The Triton kernels alone, in every dtype. It runs in the interpreter too, for tests with small shapes."""
+    return make_triton_ops(request.param, monkeypatch)
+
+
+@pytest.fixture(params=implementations())
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    return make_ops(*request.param, monkeypatch)
+
+
+@pytest.fixture(params=[p for p in implementations() if p.values[0][0] == "cpu"])
+def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    return make_ops(*request.param, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(7)
+    if not ON_CUDA:
+        torch.use_deterministic_algorithms(True)  # what torch.empty gives is NaN, or the largest number
+    yield
+    torch.set_default_device(None)
+    if ON_CUDA:
+        end_if_lost()
+    else:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the process if a C++ kernel reads or writes outside of its weights or caches."""
+    monkeypatch.setattr(Arena, "take", lambda arena, size, apart=False: guarded(size))
+
+
+def end_if_lost() -> None:
+    """End a process of pytest-xdist after an error on the device.
+
+    Every later call in this process would fail. pytest-xdist starts another process for the remaining tests.
+    """
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(3)  # the result of the test has been sent already
+        raise
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_torch_thread():
+    """Run torch on one thread: tensors are small, and threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def threads():
+    """Set the number of kernel threads for one test."""
+    try:
+        before = kernels.num_threads()
+    except kernels.KernelsUnavailable:  # no compiler: other implementations have no threads to set
+        yield lambda count: None
+        return
+    yield kernels.set_num_threads
+    kernels.set_num_threads(before)

@@ -1,0 +1,105 @@
+"""Stacks of small random layers with full caches, and a step of them."""
+
+from types import SimpleNamespace
+
+import torch
+
+from quire import kernels
+from quire.kernels.ops import LayerStack
+
+HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
+BLOCKS = 20
+LENGTHS, QUERIES = [40, 17, 150], [1, 5, 30]
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(shape) / shape[-1] ** 0.5).to(dtype)
+
+
+def make_layers(
+    ops: kernels.Ops, windows: list[int], norms: bool, biases: bool, times: int = 1
+) -> list[SimpleNamespace]:
+    """Make a layer for each window. times: factor of the outputs of `o` and `down`."""
+
+    def linear(pack, n: int, k: int, times: int = 1):
+        return pack(random(n, k, dtype=ops.dtype) * times, random(n, dtype=ops.dtype) * times if biases else None)
+
+    return [
+        SimpleNamespace(
+            input_norm=random(HIDDEN, dtype=ops.dtype),
+            qkv=linear(ops.pack_linear, (HEADS + 2 * KV_HEADS) * D, HIDDEN),
+            q_norm=random(D, dtype=ops.dtype) if norms else None,
+            k_norm=random(D, dtype=ops.dtype) if norms else None,
+            sliding_window=window,
+            o=linear(ops.pack_linear, HIDDEN, HEADS * D, times),
+            mlp_norm=random(HIDDEN, dtype=ops.dtype),
+            gate_up=linear(ops.pack_gate_up, 2 * INNER, HIDDEN),
+            down=linear(ops.pack_linear, HIDDEN, INNER, times),
+        )
+        for window in windows
+    ]
+
+
+def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    caches = [ops.alloc_kv_cache(BLOCKS, KV_HEADS, BLOCK, D) for _ in range(count)]
+    generator = torch.Generator("cpu").manual_seed(0)  # each call makes the same caches
+    for cache in (cache for pair in caches for cache in pair):
+        cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(ops.dtype))
+    return caches
+
+
+def step() -> dict[str, torch.Tensor]:
+    tables = torch.randperm(BLOCKS)[:18].view(3, 6)
+    tables = torch.cat([tables, torch.randperm(BLOCKS)[:12].view(3, 4)], dim=1)  # sequences may share blocks
+    positions = [torch.arange(n - q, n) for n, q in zip(LENGTHS, QUERIES, strict=True)]
+    slots = [tables[s, p // BLOCK] * BLOCK + p % BLOCK for s, p in enumerate(positions)]
+    return {
+        "positions": torch.cat(positions).int(),
+        "slot_mapping": torch.cat(slots).int(),
+        "block_tables": tables.int(),
+        "seq_lens": torch.tensor(LENGTHS, dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, *QUERIES]).cumsum(0).int(),
+    }
+
+
+def stack_arguments(ops, windows, norms=False, biases=False, times=1):
+    final_norm = random(HIDDEN, dtype=ops.dtype)
+    made = make_layers(ops, windows, norms, biases, times)
+    return made, final_norm, make_caches(ops, len(windows)), torch.rand(160, D)
+
+
+def make_stack(ops: kernels.Ops, windows: list[int]) -> tuple[LayerStack, list[tuple[torch.Tensor, torch.Tensor]]]:
+    made, final_norm, caches, cos_sin = stack_arguments(ops, windows)
+    return ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2), caches
+
+
+class Alike:
+    """Two ranks with equal values: their sum is twice the value."""
+
+    rank, size = 0, 2
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        return values.mul_(2)
+
+
+def alone_and_added_up(ops: kernels.Ops) -> list[torch.Tensor]:
+    """Return the outputs of layers whose `o` and `down` are doubled, and of two equal ranks. Both should be equal.
+
+    The step has one token after cached ones, and a prompt of three tokens.
+    """
+    numbers = {
+        "positions": [7, 0, 1, 2],
+        "slot_mapping": [4 * BLOCK + 7, 9 * BLOCK, 9 * BLOCK + 1, 9 * BLOCK + 2],
+        "block_tables": [[4], [9]],
+        "seq_lens": [8, 3],
+        "query_start_loc": [0, 1, 4],
+    }
+    few = {name: torch.tensor(values).int() for name, values in numbers.items()} | {"rows": torch.tensor([0, 3])}
+    outputs = []
+    for times, ranks in ((2, None), (1, Alike())):
+        torch.manual_seed(3)
+        residual = random(4, HIDDEN, dtype=ops.dtype)
+        made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 20], norms=True, biases=True, times=times)
+        stack = ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, ranks)
+        outputs.append(ops.decoder_layers(residual, stack, **few))
+    return outputs

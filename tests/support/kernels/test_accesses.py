@@ -1,0 +1,100 @@
+"""What watches the interpreter finds each of the mistakes that it is there for; all other tests here run under it."""
+
+import pytest
+import torch
+
+from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
+
+if not HAS_TRITON or ON_CUDA:
+    pytest.skip("only Triton's interpreter is watched", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@pytest.fixture(autouse=True)
+def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+WIDTH = 128  # values of a program: as many as it has threads
+
+
+@InterpretedFunction
+def shift_kernel(values, out, by, count, again, WIDTH: tl.constexpr):
+    """out[i] = values[i + by] for `count` values, and once more from `out` if `again`. grid (cdiv(count, WIDTH),)"""
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    tl.store(out + i, tl.load(values + i + by, mask=i < count), mask=i < count)
+    if again:
+        tl.store(out + i, tl.load(out + i, mask=i < count), mask=i < count)
+
+
+@InterpretedFunction
+def sum_kernel(values, out, WIDTH: tl.constexpr):
+    """All programs, and all their threads, write to the same place."""
+    i = tl.arange(0, WIDTH)
+    tl.store(out + i * 0, tl.load(values + i))
+
+
+@InterpretedFunction
+def all_kernel(values, out, count, WIDTH: tl.constexpr):
+    """`out` has WIDTH values, and `values` has `count`."""
+    i = tl.arange(0, WIDTH)
+    tl.store(out + i, tl.load(values + i, mask=i < count))
+
+
+def shift(values: torch.Tensor, out: torch.Tensor, by: int = 0, width: int = WIDTH, again: int = 0, **options) -> None:
+    count = len(values)
+    shift_kernel[(triton.cdiv(count, width),)](values, out, by, count, again, WIDTH=width, **options)
+
+
+def test_what_is_right_passes() -> None:
+    values = torch.arange(2.0 * WIDTH)
+    out = torch.empty_like(values)
+    shift(values, out)
+    assert torch.equal(out, values)
+    shift(out, out)
+    assert torch.equal(out, values)
+
+
+def test_memory_of_no_tensor() -> None:
+    values = torch.zeros(WIDTH)
+    with pytest.raises(AssertionError, match="shift_kernel: a program touches what belongs to no tensor"):
+        shift(values, torch.zeros(WIDTH), by=1 << 40)
+    with pytest.raises(AssertionError, match="belongs to no tensor"):
+        shift(values, torch.zeros(WIDTH - 1))
+
+
+def test_programs_that_read_what_others_write() -> None:
+    values = torch.zeros(2 * WIDTH + 1)
+    with pytest.raises(AssertionError, match="a program reads what another one writes"):
+        shift(values[:-1], values[:-1], by=1)
+
+
+def test_programs_and_threads_that_write_to_one_place() -> None:
+    values, out = torch.zeros(WIDTH), torch.zeros(1)
+    with pytest.raises(AssertionError, match="sum_kernel: one store writes to a place twice"):
+        sum_kernel[(1,)](values, out, WIDTH=WIDTH)
+    with pytest.raises(AssertionError, match="two programs write to one place"):
+        sum_kernel[(2,)](values, out, WIDTH=1, num_warps=1)
+
+
+def test_a_program_that_reads_what_it_wrote() -> None:
+    with pytest.raises(AssertionError, match="a program reads what it has written"):
+        shift(torch.zeros(WIDTH), torch.zeros(WIDTH), again=1)
+
+
+def test_threads_that_share_a_value_which_is_replaced() -> None:
+    values = torch.zeros(WIDTH)
+    shift(values, values, width=64, num_warps=2)
+    with pytest.raises(AssertionError, match="a program writes where several of its threads have read"):
+        shift(values, values, width=64)
+
+
+def test_what_a_load_leaves_out_is_garbage() -> None:
+    values = torch.zeros(WIDTH - 1)
+    out = torch.zeros(WIDTH)
+    all_kernel[(1,)](values, out, len(values), WIDTH=WIDTH)
+    assert out[-1].isnan()
+    assert not out[:-1].any()
