@@ -20,7 +20,7 @@ FORMS = (
     "redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:7000,host:7000 "
     "(rediss for TLS), or unix:///path"
 )
-REDIS_URL_HELP = "Where the queue is: redis://, redis+sentinel://, redis+cluster:// or unix:// (docs/operations.md)."
+REDIS_URL_HELP = "Where the queue is: redis://, redis+sentinel://, redis+cluster:// or unix:// (docs/how-to/redis.md)."
 DEFAULT_PORTS = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 
 _SCHEME = re.compile(r"(rediss?)(?:\+(sentinel|cluster))?")
