@@ -32,6 +32,7 @@ import yaml
 from quire.ops.cli.commands import COMMANDS, known_settings, pass_through
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.settings_table import with_table
+from quire.shared.keys import LaneKeys
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
 
@@ -293,6 +294,44 @@ def test_files_and_modules_that_a_page_names_exist(name: str) -> None:
 def test_lines_of_prose_are_at_most_130_characters_long(name: str) -> None:
     page = PROJECT_ROOT / name
     assert [line for line in prose(page).splitlines() if len(line) > 130 and not line.startswith("|")] == []
+
+
+def test_the_protocol_has_every_script_and_every_key() -> None:
+    text = (PROJECT_ROOT / "docs" / "protocol.md").read_text()
+    scripts = {path.stem for path in (PROJECT_ROOT / "shared" / "scripts").glob("[a-z]*.lua")}
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == scripts
+    keys = LaneKeys("lane")
+    made = [
+        keys.queue("<class>"),
+        *(
+            make("<id>")
+            for make in (keys.request, keys.output, keys.worker, keys.mailbox, keys.channel, keys.gateway_lease)
+        ),
+        keys.idempotency("<key>"),
+        keys.view("<worker>"),
+        *(keys.dead, keys.load, keys.totals, keys.recoveries, keys.workers),
+    ]
+    assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+
+
+def newcomer_rows() -> list[str]:
+    """The rows of the newcomer test: a question, and two steps of files with names in them."""
+    text = (PROJECT_ROOT / "CONTRIBUTING.md").read_text()
+    return re.findall(r"^\| ([A-Z].+\? \| .+) \|$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", newcomer_rows(), ids=lambda row: row.partition("?")[0])
+def test_the_names_in_the_newcomer_test_are_in_the_files_next_to_them(row: str) -> None:
+    question, *steps = row.split(" | ")
+    assert len(steps) <= 2, question
+    spans = re.findall(r"`([^`]+)`", row)
+    text = "".join((PROJECT_ROOT / span).read_text() for span in spans if "/" in span)
+    assert text, question
+    assert [span for span in spans if "/" not in span and not re.search(rf"\b{span}\b", text)] == []
+
+
+def test_the_newcomer_test_has_questions() -> None:
+    assert len(newcomer_rows()) >= 5
 
 
 def anchors(page: Path) -> set[str]:
