@@ -256,6 +256,7 @@ def test_metrics_that_the_pages_name_are_in_the_tables_of_metrics() -> None:
 
 
 FLAGS_OF_OTHERS = {
+    "docs/benchmarks.md": {"--pause-s", "--ranks", "--sequences", "--steps", "--backend", "--dataset-name"},
     "docs/demo-model.md": {"--steps"},
     "docs/quickstart.md": {"--profile", "--scale"},
     "docs/how-to/containers.md": {"--profile", "--scale", "--volumes", "--detach", "--force-recreate"},
