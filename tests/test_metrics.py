@@ -210,8 +210,8 @@ def test_steps_are_measured_completely(run: Run) -> None:
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """The metrics in the tables of docs/operations.md: type and labels."""
-    text = (PROJECT_ROOT / "docs" / "operations.md").read_text()
+    """The metrics in the tables of docs/metrics.md: type and labels."""
+    text = (PROJECT_ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(quire_\w+)` \| (\w+) \| ([^|]*)\|", text, re.MULTILINE)
     found = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert len(found) == len(rows), "a metric is documented twice"

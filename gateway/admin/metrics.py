@@ -1,4 +1,4 @@
-"""A gateway's metrics, as Prometheus reads them. docs/operations.md explains each; a test keeps it complete.
+"""A gateway's metrics, as Prometheus reads them. docs/metrics.md explains each; a test keeps it complete.
 
 What is in Redis is the same for all gateways of a lane: `quire_lane_...` and `quire_queue_...` are read when asked for,
 at most once in LANE_S, and are missing while Redis does not answer.

@@ -23,7 +23,7 @@ FORMS = (
     "(rediss for TLS), or unix:///path"
 )
 REDIS_URL_HELP = (
-    "URL of the queue's Redis: redis://, redis+sentinel://, redis+cluster:// or unix:// (docs/operations.md)."
+    "URL of the queue's Redis: redis://, redis+sentinel://, redis+cluster:// or unix:// (docs/how-to/redis.md)."
 )
 DEFAULT_PORTS = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 

@@ -183,14 +183,18 @@ def test_grafana_says_which_password_is_missing() -> None:
     assert "add the line GRAFANA_PASSWORD=... to .env and run docker compose --profile dashboards" in line
 
 
-@pytest.mark.parametrize("document", ["docs/quickstart.md", "docs/operations.md", "docker-compose.yml"])
+@pytest.mark.parametrize(
+    "document", ["docs/quickstart.md", "docs/how-to/containers.md", "docs/how-to/monitoring.md", "docker-compose.yml"]
+)
 def test_the_password_of_grafana_is_named_where_grafana_is(document: str) -> None:
     text = (PROJECT_ROOT / document).read_text()
     assert "--profile dashboards" in text
     assert "GRAFANA_PASSWORD=" in text
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/operations.md", "docker-compose.yml"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/quickstart.md", "docs/how-to/containers.md", "docker-compose.yml"]
+)
 def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
     text = (PROJECT_ROOT / document).read_text()
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}

@@ -126,7 +126,7 @@ def test_queries_use_metrics_and_labels_that_exist() -> None:
                 assert name in recorded, f"{where}: no rule records {name}"
                 continue
             family = name if name in known else re.sub("_(bucket|count|sum)$", "", name)
-            assert family in known, f"{where}: {name} is not in docs/operations.md"
+            assert family in known, f"{where}: {name} is not in docs/metrics.md"
             kind, own = known[family]
             assert (family == name) == (kind != "histogram"), f"{where}: {name} is a {kind}"
             assert labels <= own | {"instance", "le"}, f"{where}: {name} has no {labels - own}"

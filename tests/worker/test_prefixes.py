@@ -51,7 +51,7 @@ def load(tokenizer: Tokenizer, template: ChatTemplate, tmp_path: Path):  # type:
 
 
 def test_the_example_of_the_documentation(load, tokenizer: Tokenizer) -> None:  # type: ignore[no-untyped-def]
-    text = (PROJECT_ROOT / "docs" / "operations.md").read_text()
+    text = (PROJECT_ROOT / "docs" / "how-to" / "prefix-cache.md").read_text()
     [example] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     support, tales, tokens = load(example)
     assert [one.name for one in (support, tales, tokens)] == ["support", "tales", "tokens"]

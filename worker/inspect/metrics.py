@@ -1,4 +1,4 @@
-"""A worker's metrics, as Prometheus reads them. docs/operations.md explains each; a test keeps it complete."""
+"""A worker's metrics, as Prometheus reads them. docs/metrics.md explains each; a test keeps it complete."""
 
 from __future__ import annotations
 

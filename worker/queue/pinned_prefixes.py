@@ -2,7 +2,7 @@
 
 The file is TOML, one `[[prefix]]` each: a `name`, exactly one of `text`, `messages` and `token_ids`, and perhaps a
 `cache_salt`. Nothing is ignored: what is unknown or wrong is a PrefixError that names file, entry, field, value and
-remedy. docs/operations.md has an example.
+remedy. docs/how-to/prefix-cache.md has an example.
 """
 
 from __future__ import annotations
