@@ -1,10 +1,14 @@
-"""The settings of `quire serve` and `quire chat`. The services have theirs in gateway/ and worker/."""
+"""The settings of `quire serve`, `quire chat` and `quire dead`, and the list of all settings classes of Quire."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.settings import GatewaySettings
+from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.settings import option
+from quire.worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,30 +57,17 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadSettings:
-    """Requests that were given up."""
+class DeadSettings(DeadLetterSettings):
+    """The dead-letter queue of a Redis, by default that of a running `quire serve`."""
 
-    action: str = option(
-        "list",
-        positional=True,
-        variable="QUIRE_DEAD_ACTION",
-        metavar="ACTION",
-        choices=("list", "show", "retry", "drop"),
-        help="What to do: list them all; show, retry or drop one.",
-    )
-    entry: str = option("", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Which one, as `list` names it.")
     redis_url: str = option(
         "",
-        help="Redis that holds the requests; by default that of the running `quire serve`, and without one "
-        "redis://127.0.0.1:6379/0.",
+        help="Redis that holds the requests; by default that of the running `quire serve`, or "
+        "redis://127.0.0.1:6379/0 if none runs.",
         metavar="URL",
         secret=True,
     )
     state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
-    served_model_name: str = option("", metavar="NAME", help="Of this model only; by default of all.")
-    count: int = option(
-        100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="How many are listed, at most."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +97,7 @@ class ChatSettings:
     api_key: str = option(
         "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="Sent as a bearer token if given."
     )
+
+
+# The settings of all commands: together they are what `QUIRE_*` variables may name.
+ALL_SETTINGS = (ServeSettings, GatewaySettings, WorkerSettings, ChatSettings, BenchSettings, DeadSettings)

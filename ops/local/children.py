@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from quire.ops.errors import CommandError
 from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
 from quire.worker.progress import PIPE
 

@@ -22,18 +22,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from quire.gateway.settings import GatewaySettings
-from quire.ops.cli.settings import ServeSettings
-from quire.ops.errors import CommandError
+from quire.ops.cli.settings import ALL_SETTINGS, ServeSettings
 from quire.ops.local.children import Child, ChildProcess, RedisService
 from quire.ops.local.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from quire.ops.local.gpus import of_worker
 from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
-from quire.ops.paths import IMPORT_ROOT, resolve_model, resolve_state_dir
+from quire.ops.paths import IMPORT_ROOT, resolve_state_dir
+from quire.shared.command_line import CommandError
+from quire.shared.model_argument import resolve_model
 from quire.shared.naming import InvalidModelName
 from quire.shared.settings import FROM_FLAGS, load, options, to_environ
 from quire.worker.progress import READY
@@ -49,7 +49,7 @@ MAX_PORT = 65535
 POLLS_PER_PROBE = 3
 
 
-def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[Any]) -> int:
+def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code. Raises CommandError and SettingError before anything runs.
 
     `environ` may hold settings of gateway and worker, which reach them as they are.
@@ -59,7 +59,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[A
     lock = lock_state_dir(state_dir)
     try:
         settings = dataclasses.replace(settings, port=check_port(settings.host, settings.port))
-        launcher = Launcher(settings, environ, known, state_dir)
+        launcher = Launcher(settings, environ, state_dir)
         # For a second `quire serve` and for `quire dead`. On a full disk the services give the better error.
         with contextlib.suppress(OSError):
             lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED}")
@@ -73,9 +73,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str], known: Sequence[A
 class Launcher:
     """One run of `quire serve`, from the first child to the last."""
 
-    def __init__(
-        self, settings: ServeSettings, environ: Mapping[str, str], known: Sequence[Any], state_dir: Path
-    ) -> None:
+    def __init__(self, settings: ServeSettings, environ: Mapping[str, str], state_dir: Path) -> None:
         self.url = f"http://{_url_host(settings.host)}:{settings.port}"
         self._settings = settings
         self._state_dir = state_dir
@@ -84,8 +82,8 @@ class Launcher:
         self._redis = None if settings.redis_url else EmbeddedRedis(state_dir)
         # Wrong settings are found before anything is started.
         base = _service_environ(settings, environ)
-        gateway = load(GatewaySettings, [], base, prog="quire gateway", known=known)
-        worker = load(WorkerSettings, [], base, prog="quire worker", known=known)
+        gateway = load(GatewaySettings, [], base, prog="quire gateway", known=ALL_SETTINGS)
+        worker = load(WorkerSettings, [], base, prog="quire worker", known=ALL_SETTINGS)
         try:
             self._model_name = gateway.name
         except InvalidModelName as error:

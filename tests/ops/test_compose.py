@@ -128,7 +128,10 @@ def test_builds_have_stages(image: str) -> None:
     assert served
     assert others[-1] in served, "the last stage is the default one"
     assert all("pip install" not in stage and "g++" not in stage for stage in served)
-    assert f"requirements.py {image} " in build
+    assert f"COPY {image}/pyproject.toml " in build
+    assert f"pip install --no-deps ./{image}" in build
+    copied = set(re.findall(r"^COPY (\w+) \1/$", build, re.MULTILINE))
+    assert copied == {"src", "shared", image} | ({"kernels"} if image == "worker" else set())
 
 
 def stage(text: str, name: str) -> str:

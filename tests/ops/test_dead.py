@@ -11,9 +11,9 @@ from redis import Redis
 
 from quire.ops.cli.dead_letters import dead
 from quire.ops.cli.settings import DeadSettings
-from quire.ops.errors import CommandError
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.preconditions import find_redis
+from quire.shared.command_line import CommandError
 from quire.shared.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 

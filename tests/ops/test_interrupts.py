@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cli.interrupts import EXIT_CODE
+from quire.shared.interrupts import EXIT_CODE
 from tests.conftest import clean_environ
 
 START_TIMEOUT_S = 60.0

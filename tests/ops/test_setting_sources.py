@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.cli.commands import COMMANDS, known_settings
+from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.settings import ALL_SETTINGS
 from quire.shared.settings import Option, SettingError, load, options
 
 
@@ -17,7 +18,7 @@ def wrong_value(item: Option) -> str | None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_wrong_value_is_told_in_full(name: str) -> None:
-    cls = COMMANDS[name].settings()
+    cls = COMMANDS[name].settings
     for item in options(cls):
         text = wrong_value(item)
         if text is None:
@@ -27,7 +28,7 @@ def test_a_wrong_value_is_told_in_full(name: str) -> None:
             sources.append(([f"{item.flag}={text}"], {}, item.flag))
         for argv, environ, source in sources:
             with pytest.raises(SettingError) as caught:
-                load(cls, argv, environ, prog=f"quire {name}", known=known_settings())
+                load(cls, argv, environ, prog=f"quire {name}", known=ALL_SETTINGS)
             message = str(caught.value)
             assert message.startswith(f"{item.flag} ({item.variable}): {text!r} from {source} "), message
             assert "; give " in message

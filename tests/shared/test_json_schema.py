@@ -10,9 +10,10 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 from quire.shared import json_schema
 from quire.shared.json_schema import SchemaError
+from quire.shared.model_argument import DEFAULT_MODEL
 
 BYTES = LLTokenizer("byte")
 

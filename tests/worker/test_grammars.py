@@ -16,10 +16,11 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire import kernels
-from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 from quire.shared import json_schema
 from quire.shared.json_schema import ANY_OBJECT
 from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
+from quire.shared.model_argument import DEFAULT_MODEL
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import NO_WAY_ON, Engine
 from quire.worker.engine.grammars import KEPT, Grammars

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-# As a shell reports a command that SIGINT has ended.
+# The exit code that a shell reports for a command that SIGINT has ended.
 EXIT_CODE = 130
 
 
@@ -19,15 +19,15 @@ def end_now(number: int, frame: object) -> None:
 
 
 def end_at_ctrl_c() -> None:
-    """From here on Ctrl-C ends the process at once. Call it only while there is nothing to clean up.
+    """Make Ctrl-C end the process at once. Call this only while there is nothing to clean up.
 
-    Changes nothing where SIGINT is ignored or has another handler than Python's own, nor outside of the main thread.
+    Nothing changes if SIGINT is ignored or has another handler than Python's own, or outside of the main thread.
     """
     _replace(signal.default_int_handler, end_now)
 
 
 def raise_at_ctrl_c() -> None:
-    """From here on Ctrl-C raises KeyboardInterrupt, for a command that has something to clean up."""
+    """Make Ctrl-C raise KeyboardInterrupt again, for a command that has something to clean up."""
     _replace(end_now, signal.default_int_handler)
 
 
