@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, ChildProcess, Doing
-from quire.ops.local.launcher import what_workers_do
+from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, ServiceProgram, StartPhase, start_phases
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
 
@@ -100,7 +99,7 @@ def test_what_a_child_says_of_its_start_is_read_as_it_comes(tmp_path: Path) -> N
     words = tmp_path / "words"
     os.mkfifo(words)
     command = ["/bin/sh", "-c", f'exec "$@" < {words}', "-", sys.executable, "-uc", program]
-    service = ChildProcess("worker-1", command, dict(os.environ), tmp_path / "logs" / "worker-1.log")
+    service = ServiceProgram("worker-1", command, dict(os.environ), tmp_path / "logs" / "worker-1.log")
     (tmp_path / "logs").mkdir()
     process = service.start()
     try:
@@ -109,44 +108,44 @@ def test_what_a_child_says_of_its_start_is_read_as_it_comes(tmp_path: Path) -> N
             def after(said: bytes, expected: str) -> None:
                 say.write(f"{said!r}\n")
                 deadline = time.monotonic() + 20
-                while str(service.doing()) != expected and time.monotonic() < deadline:
+                while str(service.phase()) != expected and time.monotonic() < deadline:
                     time.sleep(0.01)
-                assert str(service.doing()) == expected
+                assert str(service.phase()) == expected
 
-            assert str(service.doing()) == "starting Python"
+            assert str(service.phase()) == "starting Python"
             after(b"importing torch\n", "importing torch")
             after(b"loading weights\nloading weights\t4", "loading weights")  # the last line is not whole yet
             after(b"2\n", "loading weights 42 %")
             after(b"x" * 60_000 + b"\nloading weights\t43\n", "loading weights 43 %")
         assert process.wait(20) == 0
-        assert str(service.doing()) == "loading weights 43 %"
+        assert str(service.phase()) == "loading weights 43 %"
     finally:
         process.kill()
         process.wait()
 
 
 def test_workers_in_the_same_phase_share_a_place() -> None:
-    def doing(*phases: tuple[str, str]) -> tuple[str, str]:
-        return what_workers_do([Saying(f"worker-{number + 1}", Doing(*phase)) for number, phase in enumerate(phases)])
+    def shown(*phases: tuple[str, str]) -> tuple[str, str]:
+        return start_phases([Saying(f"worker-{number + 1}", StartPhase(*phase)) for number, phase in enumerate(phases)])
 
-    assert doing(("loading weights", "42")) == ("worker-1: loading weights 42 %", "worker-1: loading weights")
-    assert doing(("loading weights", "42"), ("loading weights", "7"), ("warming up", "")) == (
+    assert shown(("loading weights", "42")) == ("worker-1: loading weights 42 %", "worker-1: loading weights")
+    assert shown(("loading weights", "42"), ("loading weights", "7"), ("warming up", "")) == (
         "2 workers: loading weights 7 %, worker-3: warming up",
         "2 workers: loading weights, worker-3: warming up",
     )
-    assert doing(("ready", ""), ("warming up", ""))[0] == "worker-2: warming up"
-    assert doing(("ready", ""))[0] == "gateway: starting"
+    assert shown(("ready", ""), ("warming up", ""))[0] == "worker-2: warming up"
+    assert shown(("ready", ""))[0] == "gateway: starting"
 
 
-class Saying(ChildProcess):
+class Saying(ServiceProgram):
     """A worker that says one thing."""
 
-    def __init__(self, name: str, doing: Doing) -> None:
+    def __init__(self, name: str, phase: StartPhase) -> None:
         self.name = name
-        self._doing = doing
+        self._phase = phase
 
-    def doing(self) -> Doing:
-        return self._doing
+    def phase(self) -> StartPhase:
+        return self._phase
 
 
 def test_the_line_to_paste_streams_an_answer(server: QuireProcess) -> None:
