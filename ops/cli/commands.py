@@ -9,7 +9,6 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from quire.gateway.commands import DEAD_LETTERS, GATEWAY
@@ -110,15 +109,16 @@ COMMANDS: dict[str, Command[Any]] = {
         BenchSettings,
         _bench,
     ),
-    "dead": replace(
-        DEAD_LETTERS,
-        examples=(
+    "dead": Command(
+        DEAD_LETTERS.summary,
+        DEAD_LETTERS.description,
+        (
             *DEAD_LETTERS.examples,
             "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
             "docker compose exec gateway quire-start dead    # of the stack in containers",
         ),
-        settings=DeadSettings,
-        run=_dead,
+        DeadSettings,
+        _dead,
     ),
 }
 

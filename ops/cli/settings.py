@@ -13,7 +13,7 @@ from quire.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """One machine: Redis, workers and a gateway. What is not here goes to the services as it was given."""
+    """The settings of `quire serve`. It passes all other settings on to the gateway and the workers unchanged."""
 
     model: str = option(
         "models/demo",
@@ -21,38 +21,47 @@ class ServeSettings:
         metavar="MODEL",
         positional=True,
     )
-    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
-    port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
-    workers: int = option(1, minimum=1, maximum=64, metavar="N", help="Worker processes, each with the whole model.")
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 means every interface.")
+    port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 picks a free one.")
+    workers: int = option(
+        1, minimum=1, maximum=64, metavar="N", help="Number of worker processes; each loads the whole model."
+    )
     redis_url: str = option(
         "",
-        help="A Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without it "
-        "`quire serve` starts its own, and the other commands take redis://127.0.0.1:6379/0.",
+        help="URL of a running Redis (redis://, redis+sentinel://, redis+cluster:// or unix://). If not set, "
+        "`quire serve` starts its own, and the other commands use redis://127.0.0.1:6379/0.",
         metavar="URL",
         secret=True,
     )
-    device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
+    device: str = option(
+        "auto", choices=("auto", "cpu", "cuda"), help="Device that runs the model; auto uses a GPU if there is one."
+    )
     dtype: str = option(
         "auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="Type of weights and KV cache; auto chooses what the machine computes with best.",
+        help="Data type of weights and KV cache; auto picks the fastest type that the machine supports.",
     )
     served_model_name: str = option(
-        "", metavar="NAME", help="Name that clients use; by default the folder's or the Hugging Face name."
+        "", metavar="NAME", help="Model name for clients; by default the folder's name or the Hugging Face name."
     )
-    max_model_len: int = option(0, minimum=0, metavar="N", help="Longest context in tokens; 0 is the model's own.")
+    max_model_len: int = option(
+        0, minimum=0, metavar="N", help="Longest context in tokens; 0 uses the model's own limit."
+    )
     state_dir: str = option(
         "",
         metavar="DIR",
-        help="Folder for Redis' data, logs and the lock; by default .quire beside the sources, or the user's state "
-        "folder for an installed package. One per running `quire serve`.",
+        help="Folder for Redis' data, logs and the lock, one per running `quire serve`. The default is .quire in a "
+        "checkout, and the user's state folder for an installed package.",
     )
     start_timeout_s: float = option(
-        1800.0, minimum=1, metavar="SECONDS", help="Give up if nothing answers after so long; loading can take minutes."
+        1800.0,
+        minimum=1,
+        metavar="SECONDS",
+        help="Give up if the server is not ready after this time; loading a model can take minutes.",
     )
-    log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What the services log.")
+    log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="Least level of log messages.")
     log_format: str = option(
-        "text", choices=("text", "json"), help="How they log: lines for people, or one JSON object per line."
+        "text", choices=("text", "json"), help="Format of logs: plain text, or one JSON object per line."
     )
 
 
@@ -72,30 +81,40 @@ class DeadSettings(DeadLetterSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """A conversation in the terminal with any server that speaks the OpenAI API."""
+    """The settings of `quire chat`, for any server that speaks the OpenAI API."""
 
     prompt: str = option(
-        "", positional=True, variable="QUIRE_CHAT_PROMPT", help="Ask this, print the answer and leave; - reads it."
+        "", positional=True, variable="QUIRE_CHAT_PROMPT", help="Prompt to answer once; - reads it from standard input."
     )
-    url: str = option("http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="The server, with or without /v1.")
+    url: str = option(
+        "http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="URL of the server, with or without /v1."
+    )
     model: str = option(
-        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first that the server has."
+        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first model of the server."
     )
     system: str = option("", variable="QUIRE_CHAT_SYSTEM", metavar="TEXT", help="System message of the conversation.")
     temperature: float | None = option(
-        None, minimum=0, maximum=2, variable="QUIRE_CHAT_TEMPERATURE", help="0 is greedy; unset is the server's."
+        None,
+        minimum=0,
+        maximum=2,
+        variable="QUIRE_CHAT_TEMPERATURE",
+        help="Sampling temperature; 0 is greedy. If not set, the server's default.",
     )
     top_p: float | None = option(
-        None, minimum=0, maximum=1, variable="QUIRE_CHAT_TOP_P", help="Nucleus sampling; unset is the server's."
+        None,
+        minimum=0,
+        maximum=1,
+        variable="QUIRE_CHAT_TOP_P",
+        help="Nucleus sampling. If not set, the server's default.",
     )
     max_tokens: int | None = option(
         None, minimum=1, variable="QUIRE_CHAT_MAX_TOKENS", metavar="N", help="Longest answer in tokens."
     )
     seed: int | None = option(
-        None, minimum=0, variable="QUIRE_CHAT_SEED", help="The same seed draws the same answer again."
+        None, minimum=0, variable="QUIRE_CHAT_SEED", help="Seed of the sampling: an equal seed gives an equal answer."
     )
     api_key: str = option(
-        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="Sent as a bearer token if given."
+        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token."
     )
 
 
