@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from quire.ops.local.embedded_redis import find_redis_server
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
-from tests.ops.charts import of_kind, render
+from tests.support.charts import of_kind, render
 
 BOUNDS = QueueBounds(requests=100, tokens=100_000)
 PASSWORD = "a-password_of-20-letters"

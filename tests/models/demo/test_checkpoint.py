@@ -10,7 +10,7 @@ from models.demo.training.sample import answer
 from models.demo.training.vocabulary import CHAT_TEMPLATE, SPECIAL
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-MODEL = Path(__file__).parents[2] / "models" / "demo"
+MODEL = Path(__file__).parents[3] / "models" / "demo"
 FILES = {
     "config.json",
     "generation_config.json",

@@ -16,7 +16,7 @@ from quire.ops.tools.compose import VARIABLES
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
-from tests.ops.containers import compose_command
+from tests.support.containers import compose_command
 
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
 STACK: dict[str, Any] = yaml.safe_load(TEXT)

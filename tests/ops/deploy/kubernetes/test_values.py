@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from quire.ops.tools import values_schema
-from tests.ops.charts import CHART, EXAMPLES, RELEASE, Object, helm
+from tests.support.charts import CHART, EXAMPLES, RELEASE, Object, helm
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())

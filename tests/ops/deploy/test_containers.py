@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from quire.ops.tools.compose import VARIABLES
-from tests.ops.containers import Clients, Stack, docker, get_json, until, why_no_engine
+from tests.support.containers import Clients, Stack, docker, get_json, until, why_no_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

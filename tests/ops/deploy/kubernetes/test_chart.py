@@ -15,7 +15,7 @@ import yaml
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.keys import GROUP, QUEUES, LaneKeys
-from tests.ops.charts import (
+from tests.support.charts import (
     CASES,
     CHART,
     CUSTOM,

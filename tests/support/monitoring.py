@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from quire.shared.processes import dying_with_parent
-from tests.ops.boards import RULES
+from tests.support.boards import RULES
 
 EXPORTER = "prometheus-redis-exporter"
 MISSING = [name for name in ("prometheus", EXPORTER) if shutil.which(name) is None]

@@ -13,7 +13,7 @@ from quire.gateway.settings import GatewaySettings
 from quire.ops.tools import values_schema
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
-from tests.ops.charts import (
+from tests.support.charts import (
     CASES,
     CHART,
     SETTINGS,

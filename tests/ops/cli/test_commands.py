@@ -11,31 +11,8 @@ from pathlib import Path
 import pytest
 
 from quire.ops.cli.commands import COMMANDS
-from quire.ops.paths import PROJECT_ROOT
-from quire.ops.tools.env_example import render
 from tests.conftest import clean_environ
-
-
-def quire(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "quire", *arguments],
-        env=clean_environ(**environ),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-
-
-def refusal(code: int, *arguments: str, cwd: Path | None = None, **environ: str) -> str:
-    done = quire(*arguments, cwd=cwd, **environ)
-    lines = done.stderr.splitlines()
-    assert done.returncode == code, done.stderr
-    assert lines[-1].startswith("quire"), done.stderr
-    assert "Traceback" not in done.stderr
-    return lines[-1]
+from tests.support.commands import quire, refusal
 
 
 def test_help_lists_the_commands_and_has_examples() -> None:
@@ -143,12 +120,6 @@ def test_a_state_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path)
     (tmp_path / "file").touch()
     line = refusal(1, "serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))
     assert f"cannot write to the state folder {tmp_path}/file/state: Not a directory; pass --state-dir" in line
-
-
-def test_the_example_file_has_every_setting() -> None:
-    assert (PROJECT_ROOT / ".env.example").read_text() == render(), (
-        "python -m quire.ops.tools.env_example > .env.example"
-    )
 
 
 def unused_port() -> int:

@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import QuireProcess
 from tests.faults.calls import owned
 from tests.faults.stack import KEYS, MODEL, FaultStack, Stream
-from tests.ops.boards import alerts, metrics_of, rules, targets
-from tests.ops.monitoring import MISSING, Monitoring, free_port
+from tests.support.boards import alerts, metrics_of, rules, targets
+from tests.support.monitoring import MISSING, Monitoring, free_port
 from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [
