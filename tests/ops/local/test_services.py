@@ -20,7 +20,8 @@ STATE = Path("/state")
 
 
 def services(environ: Mapping[str, str] = {}, **settings: Any) -> Services:
-    return Services(ServeSettings(**{"model": "/models/tiny", "served_model_name": "tiny", "device": "cpu", **settings}), environ, STATE)
+    defaults = {"model": "/models/tiny", "served_model_name": "tiny", "device": "cpu"}
+    return Services(ServeSettings(**{**defaults, **settings}), environ, STATE)
 
 
 def given(program: ServiceProgram, *names: str) -> list[str]:
