@@ -18,7 +18,7 @@ def test_flags_of_the_services_become_variables_and_the_rest_stays() -> None:
         "--max-n=4",
         "--no-prefix-caching",
         "--",
-        "--block-size",
+        "--threads",
     ]
     rest, environ = lift_service_flags(words, {"HOME": "/root", "QUIRE_BLOCK_SIZE": "8"})
     assert rest == ["./model", "--port", "9000", "--", "--threads"]
