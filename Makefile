@@ -65,7 +65,7 @@ soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour
 	@$(BIN)/python -m quire.ops.benchmarks.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
-	@$(BIN)/python -m pytest -m soak -s tests/ops/test_containers.py $(ARGS)
+	@$(BIN)/python -m pytest -m soak -s tests/ops/deploy/test_containers.py $(ARGS)
 
 # A bare machine with CUDA, torch, triton and transformers needs no installation; what else is missing (it says what) may
 # be unpacked in .gpu-check/ elsewhere, by a Python of the same version:

@@ -29,7 +29,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from quire.ops.cli.commands import COMMANDS, known_settings, pass_through
+from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.service_flags import lift_service_flags
+from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.settings_table import with_table
 from quire.shared.keys import LaneKeys
@@ -222,10 +224,10 @@ def shown_commands() -> list[tuple[Block, str]]:
 def test_the_flags_of_a_shown_command_exist(block: Block, line: str) -> None:
     words = shlex.split(line, comments=True)
     words = words[words.index("quire") + 1 :]
-    cls, arguments, environ = COMMANDS[words[0]].settings(), words[1:], {}
+    cls, arguments, environ = COMMANDS[words[0]].settings, words[1:], {}
     if words[0] == "serve":
-        arguments, environ = pass_through(cls, arguments, environ)
-    load(cls, arguments, environ, prog=f"quire {words[0]}", known=known_settings())
+        arguments, environ = lift_service_flags(arguments, environ)
+    load(cls, arguments, environ, prog=f"quire {words[0]}", known=ALL_SETTINGS)
 
 
 def test_make_knows_the_verbs_that_the_pages_name() -> None:
@@ -269,7 +271,7 @@ FLAGS_OF_OTHERS = {
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
 def test_flags_that_a_page_names_exist(name: str) -> None:
-    known = {flag for command in COMMANDS.values() for item in options(command.settings()) for flag in item.flags}
+    known = {flag for command in COMMANDS.values() for item in options(command.settings) for flag in item.flags}
     known |= FLAGS_OF_OTHERS.get(name, set()) | {"--help"}
     # In `make ...` and `python -m ...` they are those of another program.
     spans = [

@@ -12,8 +12,9 @@ from typing import Any, TextIO
 
 from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted
 from quire.ops.cli.settings import ChatSettings
-from quire.ops.errors import CommandError
 from quire.ops.paths import user_state_dir
+from quire.shared.command_line import CommandError
+from quire.shared.interrupts import raise_at_ctrl_c
 
 COMMANDS_HELP = """\
 /reset          forget the conversation
@@ -29,6 +30,7 @@ Message = dict[str, str]
 
 def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
     """Answer once if there is a prompt or a pipe, else converse. Returns the exit code. Raises CommandError."""
+    raise_at_ctrl_c()
     client = ChatClient(settings.url, settings.api_key)
     prompt = settings.prompt
     if prompt == "-" or (not prompt and not sys.stdin.isatty()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.ops.cli.server_url import parse_url
-from quire.ops.errors import CommandError
+from quire.shared.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
 # A server that queues may be silent for long before the first token; it sends comments meanwhile.

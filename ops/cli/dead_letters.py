@@ -1,154 +1,34 @@
-"""`quire dead`: requests that were given up because every worker that ran them died."""
+"""`quire dead`: the dead-letter queue of a Redis, by default that of a running `quire serve`."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from redis.exceptions import RedisError
-
+from quire.gateway.admin.dead_letters import carry_out, run
 from quire.ops.cli.settings import DeadSettings
-from quire.ops.errors import CommandError
 from quire.ops.local.preconditions import find_redis
 from quire.ops.paths import resolve_state_dir
-from quire.shared.broker import Broker, DeadRequest, QueueBounds, new_id
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import GenerationRequest, MessageError
-from quire.shared.redis.clients import command_client, node_clients
-from quire.shared.redis.url import BrokerUnavailable, redact
+from quire.shared.interrupts import raise_at_ctrl_c
 
-# Nothing is refused for want of room: an operator asks for it.
-NO_BOUNDS = QueueBounds(10**12, 10**15)
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-_LANE = re.compile(r"^quire:\{(.+)\}:dead$")
 
 
 def dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action; prints what it found. Raises CommandError.
 
-    Without --redis-url the Redis is that of the `quire serve` with the state folder, else the one at DEFAULT_REDIS_URL.
+    Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder, else DEFAULT_REDIS_URL.
     """
+    raise_at_ctrl_c()
     if settings.redis_url:
-        where = f"no Redis at {redact(settings.redis_url)}"
-        return asyncio.run(_run(settings, where, "pass another --redis-url (QUIRE_REDIS_URL)"))
+        return run(settings, environ)
     state_dir = resolve_state_dir(settings.state_dir, environ)
     if found := find_redis(state_dir):
         where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
-        return asyncio.run(_run(replace(settings, redis_url=found), where, "wait until that `quire serve` is ready"))
+        return carry_out(replace(settings, redis_url=found), where, "wait until that `quire serve` is ready")
     where = f"no `quire serve` runs with the state folder {state_dir}, and no Redis is at {DEFAULT_REDIS_URL}"
     remedy = (
         "start `quire serve`, pass the --state-dir (QUIRE_STATE_DIR) of a running one, or the URL of its Redis with "
         "--redis-url (QUIRE_REDIS_URL)"
     )
-    return asyncio.run(_run(replace(settings, redis_url=DEFAULT_REDIS_URL), where, remedy))
-
-
-async def _run(settings: DeadSettings, where: str, remedy: str) -> int:
-    """`where` and `remedy` are the parts of the error in case no Redis answers."""
-    brokers: dict[str, Broker] = {}
-    try:
-        name = settings.served_model_name
-        for lane in [name] if name else await _lanes(settings.redis_url):
-            brokers[lane] = Broker(command_client(settings.redis_url, lane, connections=2), lane)
-        if settings.action == "list":
-            return await _list(brokers.values(), settings)
-        broker, found = await _find(brokers.values(), settings.entry)
-        return await ACTIONS[settings.action](broker, found)
-    except BrokerUnavailable as error:
-        raise CommandError(str(error)) from error
-    except (RedisError, OSError) as error:
-        raise CommandError(f"{where}: {str(error).rstrip('.')}; {remedy}") from error
-    finally:
-        for broker in brokers.values():
-            await broker.client.aclose()
-
-
-async def _list(brokers: Iterable[Broker], settings: DeadSettings) -> int:
-    found = [(broker.keys.lane, one) for broker in brokers for one in await broker.read_dead(settings.count)]
-    for lane, one in found:
-        print(f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens")
-    if not found:
-        model = f" of model {settings.served_model_name!r}" if settings.served_model_name else ""
-        print(f"no request{model} was given up", file=sys.stderr)
-    return 0
-
-
-async def _lanes(url: str) -> list[str]:
-    """The lanes that have a dead stream."""
-    found = []
-    clients = await node_clients(url)
-    try:
-        for client in clients:
-            async for key in client.scan_iter(LaneKeys("*").dead, count=1000):
-                if match := _LANE.match(key.decode()):
-                    found.append(match[1])
-    finally:
-        for client in clients:
-            await client.aclose()
-    return sorted(found)
-
-
-async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequest]:
-    if not entry:
-        raise CommandError("--entry is missing: give one that `quire dead list` shows")
-    found = [
-        (broker, one) for broker in brokers for one in await broker.read_dead(count=10_000) if one.entry_id == entry
-    ]
-    if not found:
-        raise CommandError(f"there is no entry {entry!r}: `quire dead list` shows those that there are")
-    if len(found) > 1:
-        names = ", ".join(broker.keys.lane for broker, _ in found)
-        raise CommandError(f"there is an entry {entry!r} of the models {names}: choose with --served-model-name")
-    return found[0]
-
-
-async def _show(broker: Broker, one: DeadRequest) -> int:
-    fields: dict[str, object] = {
-        "entry": one.entry_id,
-        "model": broker.keys.lane,
-        "request": one.request_id,
-        "class": one.priority_class,
-        "worker": one.worker,
-        "emitted_tokens": one.emitted,
-    }
-    try:
-        request = GenerationRequest.decode(one.body)
-        fields |= {"prompt_tokens": list(request.prompt), "sampling": repr(request.sampling)}
-    except MessageError as error:
-        fields["unreadable"] = str(error)
-    print(json.dumps(fields, indent=1))
-    return 0
-
-
-async def _retry(broker: Broker, one: DeadRequest) -> int:
-    """Queue it again as a new request, in the background: its client has had its answer."""
-    try:
-        request = replace(GenerationRequest.decode(one.body), id=new_id())
-    except MessageError as error:
-        raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
-    await broker.submit(
-        request.id,
-        request.encode(),
-        gateway="none",
-        cost=request.cost,
-        bounds=NO_BOUNDS,
-        priority_class=one.priority_class,
-        about=one.about,
-        is_background=True,
-    )
-    await broker.drop_dead(one.entry_id)
-    print(f"queued again as request {request.id}")
-    return 0
-
-
-async def _drop(broker: Broker, one: DeadRequest) -> int:
-    await broker.drop_dead(one.entry_id)
-    print(f"dropped {one.entry_id}")
-    return 0
-
-
-ACTIONS: dict[str, Callable[[Broker, DeadRequest], Awaitable[int]]] = {"show": _show, "retry": _retry, "drop": _drop}
+    return carry_out(replace(settings, redis_url=DEFAULT_REDIS_URL), where, remedy)

@@ -1,16 +1,15 @@
-"""The command `quire`. This module takes over Ctrl-C before it imports the others, which takes up to seconds."""
+"""The entry point of the command `quire`. It takes over Ctrl-C before it imports the rest, which can take seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quire.ops.cli import interrupts
+from quire.shared import interrupts
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run `quire` with these arguments.
+    """Run `quire` with these arguments; without `argv` with those of the process, which ends after this call.
 
-    Without `argv` the arguments are those of the process, which ends after this call: Ctrl-C then ends it at once.
     Returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
     """
     interrupts.end_at_ctrl_c()

@@ -1,91 +1,74 @@
-"""The settings of `quire serve` and `quire chat`. The services have theirs in gateway/ and worker/."""
+"""The settings of `quire serve`, `quire chat` and `quire dead`, and the list of all settings classes of Quire."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.settings import GatewaySettings
+from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
 from quire.shared.settings import option
+from quire.worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
-    """One machine: Redis, workers and a gateway. Other settings go to the services unchanged."""
+    """The settings of `quire serve`. It passes all other settings on to the gateway and the workers unchanged."""
 
-    workers: int = option(1, minimum=1, maximum=64, metavar="N", help="Worker processes, each with the whole model.")
+    workers: int = option(
+        1, minimum=1, maximum=64, metavar="N", help="Number of worker processes; each loads the whole model."
+    )
     redis_url: str = option(
         "",
-        help="Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without this setting "
-        "`quire serve` starts its own, and gateways and workers take redis://127.0.0.1:6379/0.",
+        help="URL of a running Redis (redis://, redis+sentinel://, redis+cluster:// or unix://). If not set, "
+        "`quire serve` starts its own, and the other commands use redis://127.0.0.1:6379/0.",
         metavar="URL",
         secret=True,
     )
-    max_model_len: int = option(0, minimum=0, metavar="N", help="Longest context in tokens; 0 is the model's own.")
+    max_model_len: int = option(
+        0, minimum=0, metavar="N", help="Longest context in tokens; 0 uses the model's own limit."
+    )
     state_dir: str = option(
         "",
         metavar="DIR",
-        help="Folder for Redis' data, logs and the lock; by default .quire in the checkout, or the user's state "
-        "folder for an installed package. Each running `quire serve` needs its own.",
+        help="Folder for Redis' data, logs and the lock, one per running `quire serve`. The default is .quire in a "
+        "checkout, and the user's state folder for an installed package.",
     )
     start_timeout_s: float = option(
         1800.0,
         minimum=1,
         metavar="SECONDS",
-        help="Seconds after which a start without an answer is given up; loading can take minutes.",
+        help="Give up if the server is not ready after this time; loading a model can take minutes.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadSettings:
-    """Requests that were given up."""
+class DeadSettings(DeadLetterSettings):
+    """The dead-letter queue of a Redis, by default that of a running `quire serve`."""
 
-    action: str = option(
-        "list",
-        positional=True,
-        variable="QUIRE_DEAD_ACTION",
-        metavar="ACTION",
-        choices=("list", "show", "retry", "drop"),
-        help="Action: list all dead letters, or show, retry or drop one.",
-    )
-    entry: str = option(
-        "", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Entry to show, retry or drop, as `list` names it."
-    )
     redis_url: str = option(
         "",
-        help="Redis that holds the requests; by default the one of the running `quire serve`, and without one "
-        "redis://127.0.0.1:6379/0.",
+        help="Redis that holds the requests; by default that of the running `quire serve`, or "
+        "redis://127.0.0.1:6379/0 if none runs.",
         metavar="URL",
         secret=True,
     )
-    state_dir: str = option("", metavar="DIR", help="State folder of the running `quire serve`, if it was given one.")
-    served_model_name: str = option(
-        "", metavar="NAME", help="Served model whose requests are meant; by default all models."
-    )
-    count: int = option(
-        100,
-        minimum=1,
-        maximum=10_000,
-        variable="QUIRE_DEAD_COUNT",
-        metavar="N",
-        help="Largest number of entries listed.",
-    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """A conversation in the terminal with any server that speaks the OpenAI API."""
+    """The settings of `quire chat`, for any server that speaks the OpenAI API."""
 
     prompt: str = option(
-        "",
-        positional=True,
-        variable="QUIRE_CHAT_PROMPT",
-        help="Question to ask: print the answer and exit; - reads the question from standard input.",
+        "", positional=True, variable="QUIRE_CHAT_PROMPT", help="Prompt to answer once; - reads it from standard input."
     )
     url: str = option(
-        "http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="Base URL of the server, with or without /v1."
+        "http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="URL of the server, with or without /v1."
     )
     model: str = option(
-        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first one of the server."
+        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first model of the server."
     )
     system: str = option("", variable="QUIRE_CHAT_SYSTEM", metavar="TEXT", help="System message of the conversation.")
     temperature: float | None = option(
@@ -93,21 +76,25 @@ class ChatSettings:
         minimum=0,
         maximum=2,
         variable="QUIRE_CHAT_TEMPERATURE",
-        help="Sampling temperature, 0 is greedy; unset is the server's default.",
+        help="Sampling temperature; 0 is greedy. If not set, the server's default.",
     )
     top_p: float | None = option(
         None,
         minimum=0,
         maximum=1,
         variable="QUIRE_CHAT_TOP_P",
-        help="Nucleus sampling probability; unset is the server's default.",
+        help="Nucleus sampling. If not set, the server's default.",
     )
     max_tokens: int | None = option(
         None, minimum=1, variable="QUIRE_CHAT_MAX_TOKENS", metavar="N", help="Longest answer in tokens."
     )
     seed: int | None = option(
-        None, minimum=0, variable="QUIRE_CHAT_SEED", help="Seed of sampling: the same seed gives the same answer."
+        None, minimum=0, variable="QUIRE_CHAT_SEED", help="Seed of the sampling: an equal seed gives an equal answer."
     )
     api_key: str = option(
-        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token if given."
+        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token."
     )
+
+
+# The settings of all commands: together they are what `QUIRE_*` variables may name.
+ALL_SETTINGS = (ServeSettings, GatewaySettings, WorkerSettings, ChatSettings, BenchSettings, DeadSettings)

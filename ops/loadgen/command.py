@@ -10,7 +10,6 @@ from pathlib import Path
 
 import uvloop
 
-from quire.ops.errors import CommandError
 from quire.ops.loadgen import table
 from quire.ops.loadgen.client import new_session
 from quire.ops.loadgen.html_report import page
@@ -22,6 +21,8 @@ from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.server import connect, load_tokenizer, make_prompts
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.local.progress import Progress
+from quire.shared.command_line import CommandError
+from quire.shared.interrupts import raise_at_ctrl_c
 
 BAR = 24
 # Room for what words that are only calibrated may have too many.
@@ -30,6 +31,7 @@ CALIBRATION_MARGIN = 16
 
 def bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
     """Returns the exit code: 0, 1 if a request failed, 130 after Ctrl-C. Raises SettingError and CommandError."""
+    raise_at_ctrl_c()
     plan = make_plan(settings)
     count = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
     api_key = settings.api_key or environ.get("OPENAI_API_KEY", "")

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 
 from quire.ops.cli.server_url import ServerUrl, parse_url
-from quire.ops.errors import CommandError
 from quire.ops.loadgen.client import RequestRecord, encode, refusal, stream
 from quire.ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
 from quire.ops.loadgen.settings import BenchSettings
+from quire.shared.command_line import CommandError
 from quire.shared.settings import SettingError
 
 CONNECT_TIMEOUT_S = 30.0

@@ -9,42 +9,41 @@ from quire.shared.settings import option
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """Load for one server or two, what is measured, and where the result goes."""
+    """The load for one server or two, the limits of a good answer, and the files for the result."""
 
     url: str = option(
         "http://127.0.0.1:8000",
         positional=True,
         variable="QUIRE_BENCH_URL",
         metavar="URL",
-        help="Base URL of the server, with or without /v1.",
+        help="URL of the server, with or without /v1.",
     )
     against: str = option(
         "",
         variable="QUIRE_BENCH_AGAINST",
         metavar="URL",
-        help="Second server, which gets the same requests in the same run, block by block in turn.",
+        help="URL of a second server to compare with. It gets the same requests; blocks of requests alternate.",
     )
     model: str = option(
-        "", variable="QUIRE_BENCH_MODEL", metavar="NAME", help="Model to ask; by default the first one of the server."
+        "", variable="QUIRE_BENCH_MODEL", metavar="NAME", help="Model to ask; by default the first model of the server."
     )
     against_model: str = option(
         "",
         variable="QUIRE_BENCH_AGAINST_MODEL",
         metavar="NAME",
-        help="Model of the second server; by default the one of the same name, else its first one.",
+        help="Model of the second server; by default the one of the same name, or else its first model.",
     )
     endpoint: str = option(
         "completions",
         variable="QUIRE_BENCH_ENDPOINT",
         choices=("completions", "chat"),
-        help="API to call: completions or chat.",
+        help="API to call: /v1/completions or /v1/chat/completions.",
     )
     shape: str = option(
         "sharegpt",
         variable="QUIRE_BENCH_SHAPE",
         choices=("sharegpt", "alpaca", "azure-chat", "azure-code", "prefix", "fixed"),
-        help="Distribution of the lengths of prompts and answers: those of a trace; prefix: prompts share a "
-        "prefix; fixed: all lengths are equal.",
+        help="Lengths of prompts and answers: those of a published trace, prompts with a shared prefix, or fixed.",
     )
     input_tokens: int | None = option(
         None,
@@ -52,7 +51,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_INPUT_TOKENS",
         metavar="N",
-        help="Tokens per prompt: by default 128 with fixed, and with prefix 32 after the prefix.",
+        help="Tokens per prompt, with the shapes fixed (default 128) and prefix (default 32, without the prefix).",
     )
     output_tokens: int | None = option(
         None,
@@ -60,7 +59,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_OUTPUT_TOKENS",
         metavar="N",
-        help="Tokens per answer, with fixed and prefix; 64 by default.",
+        help="Tokens per answer, with the shapes fixed and prefix (default 64).",
     )
     prefix_tokens: int | None = option(
         None,
@@ -68,7 +67,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_PREFIX_TOKENS",
         metavar="N",
-        help="Tokens of the prefix that all prompts share, with prefix; 512 by default.",
+        help="Tokens of the prefix that all prompts share, with the shape prefix (default 512).",
     )
     requests: int | None = option(
         None,
@@ -76,7 +75,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_REQUESTS",
         metavar="N",
-        help="Number of requests sent to each server; 100 by default.",
+        help="Number of requests to each server; 100 by default.",
     )
     duration_s: float | None = option(
         None,
@@ -84,7 +83,7 @@ class BenchSettings:
         maximum=86_400,
         variable="QUIRE_BENCH_DURATION_S",
         metavar="SECONDS",
-        help="Seconds during which requests are sent to each server, instead of --requests.",
+        help="How long to send requests to each server, instead of a number of requests.",
     )
     concurrency: int | None = option(
         None,
@@ -98,7 +97,7 @@ class BenchSettings:
         "",
         variable="QUIRE_BENCH_RATE",
         metavar="R",
-        help="Open loop: requests per second that arrive, whatever the server does; inf is all at once.",
+        help="Open loop: requests sent per second, whether or not the server keeps up; inf sends all at once.",
     )
     burstiness: float | None = option(
         None,
@@ -106,10 +105,10 @@ class BenchSettings:
         maximum=1000,
         variable="QUIRE_BENCH_BURSTINESS",
         metavar="K",
-        help="Shape of the gamma-distributed gaps of an open loop: 1, the default, is Poisson, less comes in bursts.",
+        help="Shape parameter of the gamma-distributed gaps of an open loop; 1 (default) is Poisson, less is burstier.",
     )
     seed: int = option(
-        0, minimum=0, variable="QUIRE_BENCH_SEED", help="Seed of the load: the same seed sends the same requests."
+        0, minimum=0, variable="QUIRE_BENCH_SEED", help="Seed of the load: an equal seed sends equal requests."
     )
     warmup: int = option(
         2,
@@ -117,7 +116,7 @@ class BenchSettings:
         maximum=10_000,
         variable="QUIRE_BENCH_WARMUP",
         metavar="N",
-        help="Requests sent first to warm up; they are not measured.",
+        help="Requests to each server before the measurement; they are not counted.",
     )
     rounds: int = option(
         4,
@@ -125,27 +124,26 @@ class BenchSettings:
         maximum=1000,
         variable="QUIRE_BENCH_ROUNDS",
         metavar="N",
-        help="Blocks into which a run with two servers is cut; the servers take turns to go first.",
+        help="Number of blocks of a run with two servers. The server that goes first alternates.",
     )
     slo: str = option(
         "",
         variable="QUIRE_BENCH_SLO",
         metavar="LIMITS",
-        help="Latency limits that a good answer meets, such as ttft=500ms,tpot=50ms; also itl (its longest gap) "
-        "and e2e.",
+        help="Latency limits of a good answer, such as ttft=500ms,tpot=50ms; also itl (the longest gap) and e2e.",
     )
     prompts: str = option(
         "auto",
         variable="QUIRE_BENCH_PROMPTS",
         choices=("auto", "ids", "text"),
-        help="Kind of prompts: random token ids (completions only) or words; auto is ids where the server takes them.",
+        help="Prompts of random token ids (completions only) or of words; auto sends ids if the server accepts them.",
     )
     tokenizer: str = option(
         "",
         variable="QUIRE_BENCH_TOKENIZER",
         metavar="PATH",
-        help="Folder of the model or its tokenizer.json, for word prompts of exact length; by default the "
-        "server's count is used.",
+        help="The model's folder or tokenizer.json, to make prompts of words with an exact number of tokens. If not "
+        "set, the number is estimated from the server's own count.",
     )
     context: int | None = option(
         None,
@@ -153,7 +151,7 @@ class BenchSettings:
         maximum=10_000_000,
         variable="QUIRE_BENCH_CONTEXT",
         metavar="N",
-        help="Longest prompt and answer together, in tokens; by default what the server says. Longer requests are cut.",
+        help="Most tokens of prompt and answer together; by default as the server reports. Longer requests are cut.",
     )
     temperature: float = option(
         0.0, minimum=0, maximum=2, variable="QUIRE_BENCH_TEMPERATURE", help="Sampling temperature; 0 is greedy."
@@ -161,7 +159,7 @@ class BenchSettings:
     ignore_eos: bool = option(
         True,
         variable="QUIRE_BENCH_IGNORE_EOS",
-        help="Ask for answers of exactly the requested length (ignore_eos); not every server takes the parameter.",
+        help="Request answers of exactly the given length; not every server accepts this parameter.",
     )
     timeout_s: float = option(
         600.0,
@@ -169,22 +167,18 @@ class BenchSettings:
         maximum=86_400,
         variable="QUIRE_BENCH_TIMEOUT_S",
         metavar="SECONDS",
-        help="Seconds after which a request counts as failed.",
+        help="Time limit of a request; a request that takes longer counts as failed.",
     )
     allow_errors: bool = option(False, variable="QUIRE_BENCH_ALLOW_ERRORS", help="Exit with 0 even if requests failed.")
-    json: str = option(
-        "", variable="QUIRE_BENCH_JSON", metavar="FILE", help="File to which the result is written as JSON."
-    )
-    html: str = option(
-        "", variable="QUIRE_BENCH_HTML", metavar="FILE", help="File to which a report with plots is written."
-    )
+    json: str = option("", variable="QUIRE_BENCH_JSON", metavar="FILE", help="File for the result as JSON.")
+    html: str = option("", variable="QUIRE_BENCH_HTML", metavar="FILE", help="File for a report with plots.")
     save_requests: bool = option(
-        False, variable="QUIRE_BENCH_SAVE_REQUESTS", help="Put each request and its times into the JSON."
+        False, variable="QUIRE_BENCH_SAVE_REQUESTS", help="Include every request and its times in the JSON."
     )
     api_key: str = option(
         "",
         variable="QUIRE_BENCH_API_KEY",
         metavar="KEY",
         secret=True,
-        help="API key, sent as a bearer token; give it as a variable rather than as a flag. By default OPENAI_API_KEY.",
+        help="API key, sent as a bearer token; by default the value of OPENAI_API_KEY. Variables are safer than flags.",
     )

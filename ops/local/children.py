@@ -1,4 +1,4 @@
-"""The children of `quire serve`: how each is started, what its log says, and when it is started again."""
+"""The children of `quire serve`: how each is started, what its log says, and when it is restarted."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from quire.ops.errors import CommandError
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.backoff import Backoff
+from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
-from quire.worker.progress import PIPE
+from quire.worker.progress import PIPE, READY
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
-# A child that has run for so long starts from the first backoff again.
+# After a child has run this long, its next restart uses the first backoff again.
 HEALTHY_AFTER_S = 60.0
-# A log that has grown so long makes place at the next start; one older log is kept.
+# A longer log is rotated at the next start. One older log is kept.
 MAX_LOG_BYTES = 16 * 1024 * 1024
-# The end of a log, in which the reason of a death is looked for.
+# How much of the end of a log is searched for the reason of a death.
 MAX_REASON_BYTES = 65536
-# Longer than any line of progress.
+# How much progress output is kept: more than its longest line.
 MAX_PROGRESS_BYTES = 4096
 
-# What a command of Quire prints when it gives up, and a log line of the level ERROR.
+# The last line of a command of Quire that fails, and a log line of level ERROR or CRITICAL.
 _FINAL_LINE = re.compile(r"quire(?: \w+)?: (?P<message>.+)")
 _ERROR_LINE = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)\s+.*?  (?P<message>.+)")
 
 
-class Doing(NamedTuple):
-    """A phase of a start. `percent` is the part of it that is done, as digits; empty where the phase has no length."""
+class StartPhase(NamedTuple):
+    """What a starting process does. `percent`: how much of the phase is done, in digits; empty if that is unknown."""
 
     phase: str
     percent: str
@@ -46,22 +46,22 @@ class Doing(NamedTuple):
 
 
 class Program(Protocol):
-    """Something that can be started, again and again."""
+    """A program that can be started any number of times."""
 
     name: str
     log_path: Path
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it without waiting. Raises CommandError."""
+        """Start a process, without waiting until it is ready. Raises CommandError."""
         ...
 
     def reason(self) -> str:
-        """Why it ended, as far as its log tells."""
+        """Why the last process ended, if its log tells; else empty."""
         ...
 
 
-class ChildProcess:
-    """A gateway or a worker: a Python child with a log of its own, and a pipe for its progress while it starts."""
+class ServiceProgram:
+    """A gateway or a worker. Each has its own log, and reports the progress of its start through a pipe."""
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class ChildProcess:
         self._command = command
         self._environ = environ
         self._log_start = 0
-        self._progress = -1  # the pipe's end to read from
+        self._progress = -1  # read end of the pipe
         self._said = b""
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -87,7 +87,7 @@ class ChildProcess:
             return self._spawn(log)
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        if self._progress >= 0:  # of the process before
+        if self._progress >= 0:  # the pipe of the previous process
             os.close(self._progress)
         self._said = b""
         self._progress, writing = os.pipe()
@@ -105,14 +105,14 @@ class ChildProcess:
                     return match["message"]
         return lines[-1] if lines else ""
 
-    def doing(self) -> Doing:
-        """The last report of the process on its start; `starting Python` before the first one."""
+    def phase(self) -> StartPhase:
+        """The last phase that the process reported; `starting Python` before the first report."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._progress, 65536):
                 self._said = (self._said + data)[-MAX_PROGRESS_BYTES:]
-        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last one is not whole yet, or empty
+        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last one is incomplete or empty
         phase, _, percent = (lines[-1] if lines else "").partition("\t")
-        return Doing(phase or "starting Python", percent)
+        return StartPhase(phase or "starting Python", percent)
 
     def _lines(self) -> list[str]:
         try:
@@ -120,12 +120,12 @@ class ChildProcess:
                 size = log.seek(0, 2)
                 log.seek(max(self._log_start, size - MAX_REASON_BYTES))
                 return [_as_text(line) for line in log.read().decode(errors="replace").splitlines()]
-        except OSError:  # somebody tidied up
+        except OSError:  # the log was deleted
             return []
 
 
 def _as_text(line: str) -> str:
-    """A line of the log in its form for people, also where services write JSON."""
+    """A line of the log as text, also if the service logs JSON."""
     if line.startswith("{"):
         try:
             record = json.loads(line)
@@ -135,8 +135,8 @@ def _as_text(line: str) -> str:
     return line
 
 
-class RedisService:
-    """The embedded Redis as a child like the others."""
+class RedisProgram:
+    """The embedded Redis as a program."""
 
     name = "redis"
 
@@ -154,7 +154,7 @@ class RedisService:
 
 
 class Child:
-    """A program and the process that runs it now."""
+    """A program, and the process that runs it at the moment, if any."""
 
     def __init__(self, program: Program, clock: Callable[[], float] = time.monotonic) -> None:
         self.program = program
@@ -169,11 +169,13 @@ class Child:
         return self.program.name
 
     def start(self) -> None:
+        """Start the program. Raises CommandError and OSError."""
         self.restart_at = None
         self._started_at = self._clock()
         self.process = self.program.start()
 
     def has_ended(self) -> bool:
+        """Whether the process has ended and is not yet scheduled for a restart."""
         return self.process is not None and self.process.poll() is not None
 
     def how_it_ended(self) -> str:
@@ -186,7 +188,7 @@ class Child:
         return f"exit code {code}: {reason}" if reason and code else f"exit code {code}"
 
     def schedule_restart(self) -> float:
-        """Plan the next start; returns the seconds until then, which double with every early death."""
+        """Plan the next start. Returns the seconds until then, which double with every early death."""
         now = self._clock()
         if now - self._started_at > HEALTHY_AFTER_S:
             self._backoff.reset()
@@ -196,4 +198,26 @@ class Child:
         return wait_s
 
     def is_due(self) -> bool:
+        """Whether it is time for the restart that was planned."""
         return self.restart_at is not None and self._clock() >= self.restart_at
+
+
+def start_phases(workers: Sequence[ServiceProgram]) -> tuple[str, str]:
+    """The phases of the workers that are not ready yet, as text with and without percentages.
+
+    Workers in the same phase are counted together, with the percentage of the slowest. If all workers are ready, the
+    start waits for the gateway.
+    """
+    phases: dict[str, list[tuple[int, str, str]]] = {}
+    for worker in workers:
+        phase = worker.phase()
+        if phase.phase != READY:
+            phases.setdefault(phase.phase, []).append((int(phase.percent or 0), str(phase), worker.name))
+    if not phases:
+        return ("gateway: starting",) * 2
+    texts, plain = [], []
+    for name, members in phases.items():
+        who = members[0][2] if len(members) == 1 else f"{len(members)} workers"
+        texts.append(f"{who}: {min(members)[1]}")
+        plain.append(f"{who}: {name}")
+    return ", ".join(texts), ", ".join(plain)

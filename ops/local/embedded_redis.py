@@ -29,8 +29,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from quire.ops.errors import CommandError
 from quire.ops.local.processes import FileLock
+from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
 
 # Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.

@@ -7,9 +7,9 @@ import errno
 import socket
 from pathlib import Path
 
-from quire.ops.errors import CommandError
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.processes import FileLock, is_running
+from quire.shared.command_line import CommandError
 
 # In the lock, instead of a URL: Redis is a child of `quire serve`.
 EMBEDDED = "embedded"

@@ -23,7 +23,7 @@ def render() -> str:
     users: dict[str, list[str]] = {}
     first: dict[str, Option] = {}
     for name, command in COMMANDS.items():
-        for item in options(command.settings()):
+        for item in options(command.settings):
             users.setdefault(item.variable, []).append(name)
             first.setdefault(item.variable, item)
     order = list(dict.fromkeys(map(tuple, users.values())))

@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 import sys
+from typing import Literal
 
 from playwright.sync_api import Page, expect, sync_playwright
 
 from quire.ops.paths import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs" / "images"
-PICTURES = (
+PICTURES: tuple[tuple[str, Literal["light", "dark"], int, int], ...] = (
     ("engine-light", "light", 1280, 1060),
     ("engine-dark", "dark", 1280, 1060),
     ("engine-phone", "light", 390, 844),

@@ -11,13 +11,14 @@ import math
 import platform
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from quire.shared.version import installed_version
 
 __all__ = ["CONTENT_TYPE_LATEST", "Exposition", "Fading", "Histogram", "build_info", "counter", "gauge", "histogram"]
 
@@ -123,11 +124,7 @@ def _number(bound: float) -> str:
 
 def build_info(process: str) -> Metric:
     """Return the metric whose labels name process, version and Python."""
-    try:
-        version = metadata.version("quire")
-    except metadata.PackageNotFoundError:  # runs from the sources, not installed
-        version = "unknown"
-    values = {(process, version, platform.python_version()): 1.0}
+    values = {(process, installed_version("unknown"), platform.python_version()): 1.0}
     return gauge(
         "quire_build_info",
         "Constant 1; the labels give process, version and Python",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -30,6 +29,7 @@ from opentelemetry.trace import (
 )
 
 from quire.shared.telemetry.trace_context import TraceContext
+from quire.shared.version import installed_version
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Tracer:
     def __init__(self, process: str, instance: str, url: str, environ: Mapping[str, str]) -> None:
         # The library logs each failure; `_Exporter` logs it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        attributes = {"service.instance.id": instance, "service.version": _version()}
+        attributes = {"service.instance.id": instance, "service.version": installed_version("0")}
         if not environ.get("OTEL_SERVICE_NAME"):
             attributes["service.name"] = f"quire-{process}"
         has_timeout = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}TIMEOUT") for name in ("TRACES_", ""))
@@ -99,7 +99,7 @@ class Tracer:
         )
         delay_ms = None if environ.get("OTEL_BSP_SCHEDULE_DELAY") else SCHEDULE_DELAY_MS
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter(exporter, url), schedule_delay_millis=delay_ms))
-        self._tracer = self._provider.get_tracer("quire", _version())
+        self._tracer = self._provider.get_tracer("quire", installed_version("0"))
         self.url = url
 
     def span(
@@ -147,10 +147,3 @@ def fail(span: Span, kind: str) -> None:
 
 def _remote(context: TraceContext) -> SpanContext:
     return SpanContext(context.trace_id, context.span_id, is_remote=True, trace_flags=TraceFlags(context.flags))
-
-
-def _version() -> str:
-    try:
-        return version("quire")
-    except PackageNotFoundError:
-        return "0"

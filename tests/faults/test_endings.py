@@ -14,7 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, owned
 from tests.faults.stack import FaultStack, Stream, said

@@ -1,22 +1,39 @@
-"""One import name: what is installed is `quire`, and nothing in the project imports a folder by its own name."""
+"""The packages: one import name, the same dependencies everywhere, and wheels that hold no more than they should."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
+from tests.conftest import clean_environ
 
 FOLDERS = "gateway|worker|shared|kernels|ops"
 OLD_IMPORT = re.compile(rf"^\s*(from|import) ({FOLDERS})\b", re.MULTILINE)
 SOURCES = [path for folder in (*FOLDERS.split("|"), "tests", "src") for path in (PROJECT_ROOT / folder).rglob("*.py")]
+# What each wheel holds of `quire`.
+SERVICES = {"gateway": {"gateway", "shared"}, "worker": {"worker", "kernels", "shared"}}
+BUILD_FILES = {"Dockerfile", "pyproject.toml", ".gitignore"}
+
+
+def project(folder: str) -> dict[str, Any]:
+    """The table [project] of the pyproject.toml in a folder of the project."""
+    table: dict[str, Any] = tomllib.loads((PROJECT_ROOT / folder / "pyproject.toml").read_text())["project"]
+    return table
 
 
 def test_the_installed_package_is_quire_alone() -> None:
-    """`kernels` and `ops` are packages of other projects; transformers looks for the first."""
+    """`kernels` and `ops` are packages of other projects; transformers imports the first if it is there."""
     top_level = importlib.metadata.distribution("quire").read_text("top_level.txt")
     assert top_level is not None
     assert top_level.split() == ["quire"]
@@ -36,3 +53,118 @@ def test_no_module_imports_a_folder_by_its_own_name() -> None:
 def test_the_links_of_the_package_lead_to_the_folders() -> None:
     links = {path.name: path.resolve() for path in (PROJECT_ROOT / "src" / "quire").iterdir() if path.is_symlink()}
     assert links == {name: Path(PROJECT_ROOT, name).resolve() for name in FOLDERS.split("|")}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_requires_what_the_complete_package_requires_for_it(service: str) -> None:
+    whole, part = project("."), project(service)
+    extras = whole["optional-dependencies"]
+    assert part["dependencies"] == sorted(whole["dependencies"] + extras[service], key=str.lower)
+    assert part["optional-dependencies"] == {"tracing": extras["tracing"]}
+    for name in ("version", "requires-python", "license"):
+        assert part[name] == whole[name], name
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of both services and of the complete package, built from a copy of the sources."""
+    tree, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
+    not_sources = shutil.ignore_patterns("__pycache__", "_build", "build", "*.egg-info", "results")
+    for name in ("src", *FOLDERS.split("|")):
+        shutil.copytree(PROJECT_ROOT / name, tree / name, symlinks=True, ignore=not_sources)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT_ROOT / name, tree)
+    places = {service: f"./{service}" for service in SERVICES} | {"quire": "."}
+    pip("wheel", "--no-deps", "--wheel-dir", str(target), *places.values(), cwd=tree)
+    return {name: next(target.glob(f"quire{'' if name == 'quire' else '_' + name}-*.whl")) for name in places}
+
+
+def pip(*arguments: str, cwd: Path | None = None) -> None:
+    """Run pip, with the pinned build tools. Raises AssertionError with its output."""
+    environ = clean_environ(PIP_CONSTRAINT=str(PROJECT_ROOT / "constraints.txt"))
+    command = [sys.executable, "-m", "pip", *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def new_environment(folder: Path, *requirements: str) -> Path:
+    """Make a virtual environment with just these packages; what they import comes from the one that runs the tests.
+
+    Returns its Python.
+    """
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    pip("install", "--no-deps", "--target", str(packages), *requirements)
+    # Folders in a .pth file come after those of the environment itself.
+    folders = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(folders) + "\n")
+    return folder / "bin" / "python"
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python that sees nothing of the project but what is installed."""
+    return subprocess.run(
+        [python, "-P", *arguments], cwd="/", env=clean_environ(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_wheel_of_a_service_holds_its_folders_and_no_others(service: str, wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels[service]) as wheel:
+        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    tracked = subprocess.run(
+        ["git", "ls-files", *SERVICES[service]], cwd=PROJECT_ROOT, capture_output=True, text=True, check=True
+    )
+    wanted = {f"quire/{name}" for name in tracked.stdout.split() if Path(name).name not in BUILD_FILES}
+    assert held == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("service", "module", "commands"),
+    [
+        ("gateway", "quire.gateway.main", ["quire-gateway", "quire-dead"]),
+        ("worker", "quire.worker.service", ["quire-worker"]),
+    ],
+)
+def test_a_service_runs_without_the_rest(
+    service: str, module: str, commands: list[str], wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    python = new_environment(tmp_path / "environment", str(wheels[service]))
+    here = run(python, "-c", f"import {module} as m; print(m.__file__)")
+    assert here.stdout.startswith(str(tmp_path)), here.stderr
+    others = {"gateway", "worker", "kernels", "ops"} - SERVICES[service]
+    for other in others:
+        assert f"No module named 'quire.{other}'" in run(python, "-c", f"import quire.{other}").stderr
+    with zipfile.ZipFile(wheels[service]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+        scripts = dict(re.findall(r"^(\S+) = (\S+)$", wheel.read(name).decode(), re.MULTILINE))
+    assert sorted(scripts) == sorted(commands)
+    for command, entry in scripts.items():
+        module_name, _, function = entry.partition(":")
+        program = f"import sys; from {module_name} import {function} as f; sys.argv[1:] = ['--help']; sys.exit(f())"
+        done = run(python, "-c", program)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"usage: {command} " in done.stdout
+        assert "quire " not in done.stdout.partition("examples:")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_shares_an_environment_with_the_package_kernels(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """PyPI's `kernels`, which transformers imports if it is there, and our `quire.kernels` are different packages."""
+    python = new_environment(tmp_path / "environment", str(wheels["quire"]), "kernels")
+    program = (
+        "import kernels, quire.kernels, transformers, transformers.integrations.hub_kernels\n"
+        "import quire.worker.models.transformers_backend\n"
+        "print(kernels.__file__, quire.kernels.__file__, callable(kernels.get_kernel))"
+    )
+    done = run(python, "-c", program)
+    theirs, ours, *rest = done.stdout.split() or [done.stderr]
+    assert theirs.endswith("site-packages/kernels/__init__.py"), done.stderr
+    assert ours.endswith("site-packages/quire/kernels/__init__.py")
+    assert all(path.startswith(str(tmp_path)) for path in (theirs, ours))
+    assert rest == ["True"]

@@ -16,8 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire import kernels
-from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
 from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
+from quire.shared.model_argument import DEFAULT_MODEL
 from quire.shared.text import json_schema
 from quire.shared.text.json_schema import ANY_OBJECT
 from quire.worker.device.device_runner import DeviceRunner

@@ -122,7 +122,7 @@ def capacity(case: ThroughputCase) -> float:
 def _crossing(points: dict[float, float], low: float, high: float, limit: float) -> float | None:
     """Where the latency crosses the limit between two rates; logarithms are interpolated. None if no rate is so low."""
     if not math.isfinite(points[high]):
-        return (low * high) ** 0.5
+        return math.sqrt(low * high)
     if not points[low] < limit <= points[high]:
         return low if points[low] < limit else None
     share = math.log(limit / points[low]) / math.log(points[high] / points[low])

@@ -109,4 +109,5 @@ def _scaled(shapes: np.ndarray, mean: float, longest: np.ndarray) -> np.ndarray:
         factor = (low * high) ** 0.5
         values = np.clip(np.rint(shapes * factor), MIN_TOKENS, longest)
         low, high = (factor, high) if values.mean() < mean else (low, factor)
-    return np.clip(np.rint(shapes * (low * high) ** 0.5), MIN_TOKENS, longest).astype(np.int64)
+    lengths: np.ndarray = np.clip(np.rint(shapes * (low * high) ** 0.5), MIN_TOKENS, longest).astype(np.int64)
+    return lengths

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,13 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             port = free_port()
             command = ["worker", *common, "--worker-id", f"w{index}", "--internal-port", str(port), "--threads", "1"]
             command += ["--dtype", "float32", "--max-num-seqs", "16", *lease, "--tensor-parallel-size", str(args.ranks)]
-            workers.append(
-                RestartedProcess(f"w{index}", command, lambda port=port: answers(port, "/health"), folder / "w.log")
-            )
+            workers.append(RestartedProcess(f"w{index}", command, partial(answers, port, "/health"), folder / "w.log"))
         for index in range(args.gateways):
             port = free_port()
             urls.append(f"http://127.0.0.1:{port}")
             command = ["gateway", *common, "--port", str(port), "--drain-s", "1"]
             gateways.append(
-                RestartedProcess(f"g{index}", command, lambda port=port: answers(port, "/healthz"), folder / "g.log")
+                RestartedProcess(f"g{index}", command, partial(answers, port, "/healthz"), folder / "g.log")
             )
         chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s, args.ranks)
         await chaos.mend_all()

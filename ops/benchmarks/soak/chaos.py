@@ -108,7 +108,7 @@ class Chaos:
         while not until.is_set():
             await asyncio.sleep(self._random.uniform(0.3, 1.7) * self._pause_s)
             self._mend()
-            (what,) = self._random.choices(list(self._kinds), self._kinds.values())
+            (what,) = self._random.choices(list(self._kinds), list(self._kinds.values()))
             await self._do(what)
 
     def _mend(self) -> None:

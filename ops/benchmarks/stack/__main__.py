@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
-from quire.ops.benchmarks.stack.load import CASES, LoadResult, run_case
+from quire.ops.benchmarks.stack.load import CASES, LoadCase, LoadResult, run_case
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -85,7 +85,7 @@ def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.
 
 
 def measure(
-    server: str, url: str, model: str, vocab_size: int, cases: list, repeat: int
+    server: str, url: str, model: str, vocab_size: int, cases: list[LoadCase], repeat: int
 ) -> list[tuple[str, LoadResult]]:
     """Each case `repeat` times, with other prompts each time."""
     rows = []

@@ -16,6 +16,7 @@ import json
 import signal
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ async def measure(rounds: int, streams: int, folder: Path) -> None:
         port = free_port()
         command = ["worker", *common, "--worker-id", name, "--internal-port", str(port), "--threads", "1"]
         command += ["--drain-s", "0.2", "--dtype", "float32"]
-        services.append(RestartedProcess(name, command, lambda port=port: answers(port, "/health"), folder / "log"))
+        services.append(RestartedProcess(name, command, partial(answers, port, "/health"), folder / "log"))
     port = free_port()
     gateway = RestartedProcess(
         "g", ["gateway", *common, "--port", str(port)], lambda: answers(port, "/healthz"), folder / "log"

@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
@@ -45,8 +46,8 @@ def main() -> None:
 
 def beams(engine: Engine, rounds: int) -> None:
     """The decode step of one search with four beams against that of four plain sequences."""
-    common = {"max_tokens": STEPS + 8, "temperature": 0.0, "ignore_eos": True}
-    plain, search = SamplingParams(n=4, **common), SamplingParams(beam_width=4, **common)
+    greedy = SamplingParams(max_tokens=STEPS + 8, temperature=0.0, ignore_eos=True)
+    plain, search = replace(greedy, n=4), replace(greedy, beam_width=4)
     times: dict[str, list[float]] = {"plain": [], "beams": []}
     copies = []
     decode_time(engine, "warm", search)

@@ -1,4 +1,4 @@
-"""A container's health check: ends with 0 if a URL answers 200, else with 1; prints what it says either way.
+"""The health check of a container: GETs a URL, prints the answer, and exits with 0 for status 200, else with 1.
 
 python -IS probe.py http://127.0.0.1:8000/readyz
 """

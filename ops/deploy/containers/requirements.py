@@ -1,6 +1,8 @@
-"""Prints what pyproject.toml requires for some extras: an image's packages are one layer, and its sources another.
+"""Prints the requirements in the pyproject.toml of the working directory, with those of the extras given.
 
-python requirements.py gateway
+An image installs them in a layer of their own, which is reused when only the sources change.
+
+python requirements.py tracing
 """
 
 import sys

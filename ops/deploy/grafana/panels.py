@@ -144,7 +144,7 @@ def series(
 def stat(
     title: str, unit: str, about: str, line: Line, limits: Thresholds | None = None, width: int = STAT_WIDTH
 ) -> Panel:
-    """One number, with its past behind it."""
+    """A panel with one number, and its history as a graph in the background."""
     return (
         stat_builders.Panel()
         .title(title)
@@ -162,7 +162,7 @@ def stat(
 
 
 def heat(title: str, about: str, metric: str, *matchers: str, width: int = WIDTH) -> Panel:
-    """How often each duration came, over time: a histogram whose buckets are in seconds."""
+    """A heatmap of durations over time. The metric is a histogram with buckets in seconds."""
     query = f"sum by (le) (increase({of(metric + '_bucket', *matchers)}{RANGE}))"
     target = _targets([Line(query, "{{le}}")])[0].format(prometheus.PromQueryFormat.HEATMAP)
     return (

@@ -1,4 +1,4 @@
-"""Service level objectives: are they met, and how fast is the error budget used up?
+"""Service level objectives: whether they are met, and how fast the error budget is used up.
 
 The rules are in ops/deploy/prometheus/rules/slo.yml."""
 
@@ -8,7 +8,7 @@ from quire.ops.deploy.grafana.panels import Board, Line, Panel, Thresholds, seri
 
 # Share of calls that may fail, and of first tokens that may be late: as in the rules.
 FAILED_BUDGET, LATE_BUDGET = 0.001, 0.01
-# Budgets are for 30 days; from these rates on somebody is told, at once or during the day.
+# Burn rates of a budget for 30 days at which an alert opens a ticket, or pages.
 SLOW, FAST = 3.0, 14.4
 
 
@@ -65,7 +65,8 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
         stat(
             f"{title}: burn rate, 1 h",
             "short",
-            f"How many times faster than allowed the budget is used up; from {FAST:g} on somebody is woken: {remedy}.",
+            f"Rate at which the budget is used up, as a multiple of the allowed rate; from {FAST:g} on an alert pages: "
+            f"{remedy}.",
             Line(f"{ratio}1h / {budget:g}", "burn"),
             Thresholds(SLOW, FAST),
             width=6,
@@ -81,8 +82,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
         series(
             f"{title}: burn rate, short windows",
             "short",
-            f"{what}: burn over windows that page; both 1 h and 5 m above {FAST:g} (or 6 h and 30 m above 6) call "
-            f"somebody: {remedy}.",
+            f"{what}: burn rates of the paging alerts; 1 h and 5 m above {FAST:g}, or 6 h and 30 m above 6: {remedy}.",
             *(Line(f"{ratio}{window} / {budget:g}", window) for window in ("5m", "30m", "1h", "6h")),
             limits=Thresholds(6, FAST),
             width=12,
@@ -90,7 +90,7 @@ def _promise(title: str, word: str, ratio: str, budget: float, what: str, remedy
         series(
             f"{title}: burn rate, long windows",
             "short",
-            f"{what}: burn over windows that write a ticket; 1 d with 2 h above {SLOW:g}, or 3 d with 6 h above 1: "
+            f"{what}: burn rates of the alerts that open a ticket; 1 d and 2 h above {SLOW:g}, or 3 d and 6 h above 1: "
             f"{remedy}.",
             *(Line(f"{ratio}{window} / {budget:g}", window) for window in ("2h", "6h", "1d", "3d")),
             limits=Thresholds(1, SLOW),

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts Redis with a password, which is REDIS_PASSWORD, or drawn once: gateways and workers read it from /run/quire.
-# `start.sh health` is the container's health check: Redis answers, and its append-only file can be written.
+# Starts Redis with the password REDIS_PASSWORD, or with a random one that is generated once. Gateways and workers read it
+# from /run/quire. `start.sh health` is the container's health check: Redis answers and can write its append-only file.
 set -eu
 password_file=/run/quire/redis-password
 
@@ -26,7 +26,7 @@ case $password in
     exit 1 ;;
 esac
 if [ ${#password} -lt 16 ]; then
-  echo "REDIS_PASSWORD: it has ${#password} characters; give 16 or more, or leave it out and one is drawn" >&2
+  echo "REDIS_PASSWORD: it has ${#password} characters; give 16 or more, or leave it out to generate one" >&2
   exit 1
 fi
 printf %s "$password" >"$password_file.new"
@@ -36,8 +36,8 @@ mv "$password_file.new" "$password_file"
   cat /etc/quire/redis.conf
   printf 'requirepass %s\nmaxmemory %s\n' "$password" "${REDIS_MAXMEMORY:-1gb}"
 } >/tmp/redis.conf
-# Where the end of the append-only file was torn Redis keeps the beginning of the transaction that it was in, and would
-# drop what is written behind it at the next start. So the file is written anew, as soon as it is loaded.
+# If the end of the append-only file is torn, Redis keeps the beginning of the incomplete transaction, and would drop all
+# later writes at the next start. Rewriting the file as soon as it is loaded avoids that.
 (
   REDISCLI_AUTH=$password
   export REDISCLI_AUTH

@@ -10,7 +10,8 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.model_argument import DEFAULT_MODEL
 from quire.shared.text import json_schema
 from quire.shared.text.json_schema import SchemaError
 

@@ -1,0 +1,32 @@
+"""The console scripts of the package quire-gateway. `python -m quire.gateway` is `quire-gateway`.
+
+Each takes over Ctrl-C before it imports the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from quire.shared.interrupts import end_at_ctrl_c
+
+
+def main() -> int:
+    """`quire-gateway`: start one gateway."""
+    end_at_ctrl_c()
+    from quire.gateway.commands import GATEWAY
+    from quire.shared.command_line import run_script
+
+    return run_script("quire-gateway", GATEWAY)
+
+
+def dead_letters() -> int:
+    """`quire-dead`: look at requests that were given up. The settings of the gateway may be in its environment."""
+    end_at_ctrl_c()
+    from quire.gateway.commands import DEAD_LETTERS, GATEWAY
+    from quire.shared.command_line import run_script
+
+    return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

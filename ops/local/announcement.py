@@ -1,0 +1,63 @@
+"""What `quire serve` prints once it serves: the URLs, how to chat, how to stop, and a request to paste."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def announcement(url: str, model_name: str, logs: Path, is_default_port: bool) -> str:
+    """The lines. The first is `ready: URL`, for programs that start `quire serve`."""
+    request = {
+        "model": model_name,
+        "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+        "stream": True,
+    }
+    body = json.dumps(request).replace("'", "'\\''")
+    lines = [f"ready: {url}", ""]
+    if answers(url, "/"):
+        lines.append(f"  page   {url}/")
+    lines += [
+        f"  API    {url}/v1",
+        f"  model  {model_name}",
+        f"  logs   {logs}",
+        f"  chat   {_quire()} chat" + ("" if is_default_port else f" --url {url}"),
+        "  stop   Ctrl-C",
+        "",
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+    return "\n".join(lines)
+
+
+def answers(url: str, path: str) -> bool:
+    """Whether a GET of `path` returns status 200."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def local_url(host: str, port: int) -> str:
+    """The URL at which this machine reaches a server that listens on `host` and `port`."""
+    if host in ("", "0.0.0.0"):
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _quire() -> str:
+    """The command as the user can type it: by name, or in a checkout by its path in the virtual environment."""
+    script = Path(sys.executable).with_name("quire")
+    if shutil.which("quire") or not script.is_file():
+        return "quire"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))

@@ -1,0 +1,132 @@
+"""Runs one command: reads its settings, runs it, and prints each failure as one line with its remedy.
+
+`quire`, `quire-gateway`, `quire-worker` and `quire-dead` share this module. Exit codes: 0 for success, 1 for a failure,
+2 for a wrong setting, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from quire.shared.interrupts import EXIT_CODE, end_at_ctrl_c
+from quire.shared.settings import SettingError, load, with_sources
+from quire.shared.version import installed_version
+
+Settings = TypeVar("Settings")
+
+
+class CommandError(Exception):
+    """A failure that the user can mend. The text is one line: what is wrong, where, and the remedy."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Command(Generic[Settings]):
+    """One command. `examples` are command lines with `{prog}` in place of the command's name.
+
+    `run` gets the settings and the environment and returns the exit code. It imports what it needs when it is called,
+    so that `--help` loads neither torch nor aiohttp.
+    """
+
+    summary: str
+    description: str
+    examples: tuple[str, ...]
+    settings: type[Settings]
+    run: Callable[[Settings, Mapping[str, str]], int]
+
+
+def run_command(
+    prog: str,
+    command: Command[Any],
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    known: Iterable[type] = (),
+) -> int:
+    """Run `command` with `arguments`; returns the exit code.
+
+    prog: the command's name in help and errors. known: settings classes of other processes, whose variables the
+    environment may hold.
+    """
+
+    def run() -> int:
+        examples = [example.replace("{prog}", prog) for example in command.examples]
+        settings = load(
+            command.settings,
+            arguments,
+            environ,
+            prog=prog,
+            description=command.description,
+            examples=examples,
+            known=known,
+        )
+        try:
+            return command.run(settings, environ)
+        except (SettingError, CommandError) as error:
+            error.args = (with_sources(str(error), settings, environ),)
+            raise
+
+    return report_failures(prog, environ, run)
+
+
+def run_script(prog: str, command: Command[Any], known: Iterable[type] = ()) -> int:
+    """The body of a console script that is one command: runs it with the process's arguments and environment."""
+    arguments = sys.argv[1:]
+    try:
+        if arguments[:1] in (["-V"], ["--version"]):
+            print(f"{prog} {installed_version('0 (not installed)')}")
+            return 0
+        return run_command(prog, command, arguments, dict(os.environ), known)
+    finally:
+        end_at_ctrl_c()
+
+
+def report_failures(prog: str, environ: Mapping[str, str], run: Callable[[], int]) -> int:
+    """Call `run`; returns its exit code, or that of the exception that it raised, after one line on standard error."""
+    try:
+        code = _exit_code(prog, environ, run)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `quire --help | head`: the reader has gone, and the rest of the buffer is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _exit_code(prog: str, environ: Mapping[str, str], run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except SettingError as error:
+        return _fail(prog, error, 2)
+    except CommandError as error:
+        return _fail(prog, error, error.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_CODE
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if environ.get("QUIRE_LOG_LEVEL") == "debug":
+            traceback.print_exc()
+        return _fail(prog, _explain(error), 1)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python package {error.name} is missing: `make setup` installs everything"
+    if isinstance(error, ConnectionError):
+        return str(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(where.filename)}:{where.lineno}"
+    detail = f"{type(error).__name__}: {error} (at {place}; QUIRE_LOG_LEVEL=debug prints the traceback)"
+    return f"unexpected failure, {detail}"
+
+
+def _fail(prog: str, error: object, code: int) -> int:
+    print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
+    return code

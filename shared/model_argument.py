@@ -1,0 +1,48 @@
+"""The argument MODEL of the commands: a folder, or a name on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from quire.shared.command_line import CommandError
+from quire.shared.model_folder import find_fault, gguf_fault
+
+# The model that comes with Quire, as a path below the folder of the sources.
+DEFAULT_MODEL = "models/demo"
+
+_SOURCES = Path(__file__).resolve().parents[1]
+_HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def resolve_model(model: str) -> str:
+    """The absolute path of a folder, or a Hugging Face name unchanged. Raises CommandError for anything else.
+
+    DEFAULT_MODEL is found from every working directory.
+    """
+    path = Path(model).expanduser()
+    if model == DEFAULT_MODEL and not path.is_dir():
+        path = _SOURCES / DEFAULT_MODEL
+    if path.is_dir():
+        if fault := find_fault(path):
+            raise CommandError(f"model: {fault}")
+        if not (path / "config.json").is_file():
+            raise CommandError(
+                f"model: {path} holds none: config.json is missing; give a folder with config.json, *.safetensors and "
+                "tokenizer.json, or a Hugging Face name"
+            )
+        return str(path.resolve())
+    if path.is_file():
+        if path.suffix == ".gguf":
+            raise CommandError(f"model: {gguf_fault(path)}")
+        raise CommandError(
+            f"model: {path} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
+        )
+    # `models/x` is a misspelt folder where there is a folder `models`, and a Hugging Face name where there is none.
+    folder_exists = "/" in model and path.parent.is_dir()
+    if path.is_absolute() or folder_exists or not _HUGGING_FACE_NAME.fullmatch(model):
+        raise CommandError(
+            f"model: there is none at {path.absolute()}; give a folder with config.json, or a Hugging Face name "
+            "such as Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    return model

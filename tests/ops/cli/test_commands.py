@@ -1,0 +1,143 @@
+"""`quire`: quick, with examples in every help, and one line with a remedy for every mistake."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.ops.cli.commands import COMMANDS
+from tests.conftest import clean_environ
+from tests.support.commands import quire, refusal
+
+
+def test_help_lists_the_commands_and_has_examples() -> None:
+    done = quire("--help")
+    assert done.returncode == 0
+    assert "examples:" in done.stdout
+    for name in COMMANDS:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_with_examples_that_call_it(name: str) -> None:
+    done = quire(name, "--help")
+    assert done.returncode == 0
+    assert f"usage: quire {name}" in done.stdout
+    assert f"quire {name}" in done.stdout.partition("examples:")[2]
+    assert "QUIRE_" in done.stdout
+
+
+def test_help_loads_neither_torch_nor_aiohttp() -> None:
+    program = (
+        "import sys; from quire.ops.cli.main import main; main(['--help']); main(['--version'])\n"
+        "for name in ('serve', 'gateway', 'worker', 'chat', 'bench'):\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "sys.exit(' '.join({'torch', 'aiohttp', 'redis', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version() -> None:
+    done = quire("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("quire 0.")
+
+
+def test_no_command_shows_the_help_and_fails() -> None:
+    done = quire()
+    assert done.returncode == 2
+    assert "commands:" in done.stdout
+
+
+def test_a_misspelt_command_and_flag_and_variable() -> None:
+    assert refusal(2, "serv") == "quire: there is no command 'serv': did you mean `quire serve`?"
+    assert refusal(2, "serve", "--prot", "1").endswith("unknown flag --prot: did you mean --port?")
+    assert refusal(2, "serve", "--block-sise", "16").endswith("did you mean --block-size?")
+    assert "did you mean QUIRE_MAX_NUM_SEQS?" in refusal(2, "serve", QUIRE_MAX_NUM_SEQ="1")
+    assert "did you mean QUIRE_STATE_DIR?" in refusal(2, "worker", QUIRE_STATEDIR="x")
+
+
+def test_wrong_values_of_serve_and_of_the_services() -> None:
+    assert "from --port is too large; give a whole number from 0 to 65535" in refusal(2, "serve", "--port", "65536")
+    assert "from --block-size is not one of its values; give 8, 16," in refusal(2, "serve", "--block-size", "17")
+    assert "from QUIRE_WORKERS is too small" in refusal(2, "serve", QUIRE_WORKERS="0")
+
+
+def test_wrong_values_for_the_services_are_found_before_anything_starts(tmp_path: Path, tiny_model: Path) -> None:
+    arguments = ("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path))
+    assert "from QUIRE_BLOCK_SIZE is not" in refusal(2, *arguments, QUIRE_BLOCK_SIZE="17")
+    assert "--served-model-name" in refusal(1, *arguments, "--served-model-name", "a b")
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.slow
+def test_a_missing_model_folder(tmp_path: Path) -> None:
+    assert f"model: there is none at {tmp_path}/nope; give a folder" in refusal(1, "serve", f"{tmp_path}/nope")
+    assert f"model: there is none at {tmp_path}/nope;" in refusal(1, "serve", "./nope", cwd=tmp_path)
+    (tmp_path / "models").mkdir()
+    assert f"model: there is none at {tmp_path}/models/x;" in refusal(1, "serve", "models/x", cwd=tmp_path)
+    assert "config.json is missing" in refusal(1, "worker", str(tmp_path))
+    assert "config.json is missing" in refusal(1, "gateway", str(tmp_path))
+
+
+def test_a_port_in_use_names_one_that_is_free(tmp_path: Path, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refusal(1, "serve", str(tiny_model), "--port", str(port), "--state-dir", str(tmp_path))
+    assert f"port {port} on 127.0.0.1: Address already in use; pass --port " in line
+
+
+def test_an_address_of_another_machine(tmp_path: Path, tiny_model: Path) -> None:
+    line = refusal(1, "serve", str(tiny_model), "--host", "192.0.2.1", "--port", "8000", "--state-dir", str(tmp_path))
+    assert "cannot listen on 192.0.2.1: Cannot assign requested address; pass --host 127.0.0.1" in line
+
+
+def test_no_redis_at_the_url(tmp_path: Path, tiny_model: Path) -> None:
+    url = f"redis://user:secret@127.0.0.1:{unused_port()}/0"
+    arguments = ("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path))
+    line = refusal(1, *arguments, "--redis-url", url)
+    assert "no Redis at redis://user:***@127.0.0.1" in line
+    assert "secret" not in line
+    assert "--redis-url" in line
+    assert "Give --redis-url" in refusal(1, *arguments, "--redis-url", "http://127.0.0.1")
+
+
+@pytest.mark.slow
+def test_services_without_redis(tiny_model: Path) -> None:
+    url = f"redis://127.0.0.1:{unused_port()}/0"
+    assert "no Redis at" in refusal(1, "gateway", str(tiny_model), "--redis-url", url, "--port", "0")
+    assert "no Redis at" in refusal(1, "worker", str(tiny_model), "--redis-url", url)
+
+
+def test_a_state_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refusal(1, "serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))
+    assert f"cannot write to the state folder {tmp_path}/file/state: Not a directory; pass --state-dir" in line
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_output_may_be_cut_off() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", "serve", "--help"],
+        env=clean_environ(),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == ""

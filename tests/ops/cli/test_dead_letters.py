@@ -1,0 +1,124 @@
+"""`quire dead` over several lanes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from quire.ops.cli.dead_letters import dead
+from quire.ops.cli.settings import DeadSettings
+from quire.ops.local.embedded_redis import running_url
+from quire.ops.local.preconditions import find_redis
+from quire.shared.command_line import CommandError
+from quire.shared.keys import LaneKeys
+from tests.conftest import StartQuire, clean_environ
+
+FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "about": ""}
+
+
+@pytest.fixture
+def lanes(redis_url: str) -> str:
+    """Two lanes with an entry of the same id, and one more in the second."""
+    with Redis.from_url(redis_url) as client:
+        for lane in ("one", "two/b"):
+            client.xadd(LaneKeys(lane).dead, dict(FIELDS), id="5-0")
+        client.xadd(LaneKeys("two/b").dead, dict(FIELDS), id="6-0")
+    return redis_url
+
+
+def settings(redis_url: str, action: str, entry: str = "", lane: str = "") -> DeadSettings:
+    return DeadSettings(action=action, entry=entry, redis_url=redis_url, served_model_name=lane)
+
+
+def test_all_lanes_are_listed_unless_one_is_named(lanes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dead(settings(lanes, "list"), {}) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["5-0", "one"],
+        ["6-0", "two/b"],
+        ["5-0", "two/b"],
+    ]
+    assert dead(settings(lanes, "list", lane="one"), {}) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_none_is_said_to_be_there(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dead(settings(redis_url, "list"), {}) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "no request was given up\n")
+    assert dead(settings(redis_url, "list", lane="one"), {}) == 0
+    assert capsys.readouterr().err == "no request of model 'one' was given up\n"
+
+
+def quire_dead(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quire", "dead", *arguments]
+    return subprocess.run(
+        command, env=clean_environ(**environ), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("folder", ["state", "state" * 20], ids=["socket", "port"])
+def test_the_redis_of_a_running_serve_is_found_by_its_state_folder(
+    folder: str, start_quire: StartQuire, tiny_model: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / folder
+    process = start_quire("serve", str(tiny_model), "--port", "0", "--state-dir", str(state))
+    process.wait_ready()
+    url = running_url(state)
+    assert url.startswith("unix://" if folder == "state" else "redis://")
+    with Redis.from_url(url) as client:
+        client.xadd(LaneKeys("tiny").dead, dict(FIELDS), id="7-0")
+    for done in (quire_dead("--state-dir", str(state)), quire_dead(QUIRE_STATE_DIR=str(state))):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("7-0  tiny  request r  ")
+    assert process.stop() == 0
+    assert find_redis(state) is None
+
+
+def test_the_redis_that_a_running_serve_was_given_is_found_too(
+    lanes: str, start_quire: StartQuire, tiny_model: Path, tmp_path: Path
+) -> None:
+    process = start_quire("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path), "--redis-url", lanes)
+    process.wait_ready()
+    assert len(quire_dead("--state-dir", str(tmp_path)).stdout.splitlines()) == 3
+    assert process.stop() == 0
+
+
+def test_a_serve_that_was_killed_is_not_taken_for_a_running_one(
+    start_quire: StartQuire, tiny_model: Path, tmp_path: Path
+) -> None:
+    process = start_quire("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path))
+    process.wait_for("^Starting")
+    assert find_redis(tmp_path) is not None
+    process.kill()
+    process.wait()
+    assert find_redis(tmp_path) is None
+
+
+def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.ops.cli.dead_letters.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    with pytest.raises(CommandError) as caught:
+        dead(DeadSettings(state_dir=str(tmp_path)), {})
+    said = str(caught.value)
+    assert said.startswith(
+        f"no `quire serve` runs with the state folder {tmp_path}, and no Redis is at redis://127.0.0.1:1"
+    )
+    for remedy in ("start `quire serve`", "--state-dir (QUIRE_STATE_DIR)", "--redis-url (QUIRE_REDIS_URL)"):
+        assert remedy in said
+    assert not list(tmp_path.iterdir()), "looking makes no files"
+    with pytest.raises(CommandError, match=r"no Redis at redis://127.0.0.1:1/0: .*; pass another --redis-url"):
+        dead(settings("redis://127.0.0.1:1/0", "list"), {})
+
+
+def test_an_entry_of_several_lanes_is_not_guessed(lanes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match="one, two/b: choose with --served-model-name"):
+        dead(settings(lanes, "drop", "5-0"), {})
+    assert dead(settings(lanes, "drop", "5-0", lane="two/b"), {}) == 0
+    assert dead(settings(lanes, "drop", "5-0"), {}) == 0
+    assert dead(settings(lanes, "show", "6-0"), {}) == 0
+    assert '"model": "two/b"' in capsys.readouterr().out
+    with pytest.raises(CommandError, match="there is no entry '5-0'"):
+        dead(settings(lanes, "drop", "5-0"), {})

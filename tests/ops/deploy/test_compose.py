@@ -1,0 +1,224 @@
+"""docker-compose.yml and the images as texts: settings, and what nobody may do. test_containers runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire.gateway.settings import GatewaySettings
+from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.compose import VARIABLES
+from quire.shared.settings import options
+from quire.worker.settings import WorkerSettings
+from tests.conftest import clean_environ
+from tests.support.containers import compose_command
+
+TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
+STACK: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = STACK["services"]
+FOLDERS = [PROJECT_ROOT / name for name in ("gateway", "worker", "ops")]
+DOCKERFILES = sorted(path for folder in FOLDERS for path in folder.rglob("Dockerfile"))
+
+# What only makes sense for one process, and so is no setting of a stack with replicas.
+OF_ONE_PROCESS = {"QUIRE_GATEWAY_ID", "QUIRE_WORKER_ID", "QUIRE_REUSE_PORT"}
+
+
+def defaults_in(text: str) -> dict[str, set[str]]:
+    """Every `${NAME:-default}` with its defaults."""
+    found: dict[str, set[str]] = {}
+    for name, default in re.findall(r"\$\{(\w+):-([^}]*)\}", text):
+        found.setdefault(name, set()).add(default)
+    return found
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"].split(":")[0] not in ("", "0", "root")
+    assert service["init"] is True
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "env_file"} & service.keys()
+    assert service["pids_limit"] > 0
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name != "worker-gpu"])
+def test_a_service_has_a_limit_of_memory(name: str) -> None:
+    assert SERVICES[name]["deploy"]["resources"]["limits"]["memory"]
+
+
+def test_the_queue_can_be_reached_by_nobody_outside() -> None:
+    assert STACK["networks"]["inside"] == {"internal": True}
+    assert SERVICES["redis"]["networks"] == ["inside"]
+    assert "ports" not in SERVICES["redis"]
+    assert all("ports" not in SERVICES[name] for name in ("worker", "worker-gpu"))
+    # Published for this machine only, unless somebody says otherwise.
+    for name in ("gateway", "prometheus", "grafana"):
+        (port,) = SERVICES[name]["ports"]
+        assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
+
+
+def test_the_configuration_of_redis_keeps_what_was_accepted() -> None:
+    lines = (PROJECT_ROOT / "ops/deploy/redis/redis.conf").read_text().splitlines()
+    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction", "protected-mode yes"} <= {*lines}
+    assert "queue:/var/lib/quire" in SERVICES["redis"]["volumes"]
+    assert "dir /var/lib/quire" in lines
+
+
+def test_what_starts_by_default_and_what_by_profile() -> None:
+    profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
+    assert profiles.pop("worker-gpu") == ["gpu"]
+    assert profiles.pop("grafana") == profiles.pop("redis-exporter") == ["dashboards"]
+    assert profiles == {"redis": [], "gateway": [], "worker": [], "prometheus": []}
+    # Whoever starts by default may not wait for who does not.
+    assert all(
+        not SERVICES[other].get("profiles") for name in profiles for other in SERVICES[name].get("depends_on", [])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [("gateway", GatewaySettings), ("worker", WorkerSettings), ("worker-gpu", WorkerSettings)]
+)
+def test_every_setting_reaches_its_service(name: str, cls: type) -> None:
+    wanted = {item.variable for item in options(cls)} - OF_ONE_PROCESS
+    given = {variable for variable in SERVICES[name]["environment"] if variable.startswith("QUIRE_")}
+    both = {item.variable for other in (GatewaySettings, WorkerSettings) for item in options(other)}
+    assert wanted <= given, "add it to docker-compose.yml"
+    assert given <= both, "no process has this setting"
+
+
+def test_names_of_the_stack_are_documented_with_their_defaults() -> None:
+    settings = {item.variable for cls in (GatewaySettings, WorkerSettings) for item in options(cls)}
+    used = {name: defaults for name, defaults in defaults_in(TEXT).items() if name not in settings}
+    used |= {name: {""} for name in re.findall(r"^ +([A-Z_]+):$", TEXT, re.MULTILINE) if not name.startswith("QUIRE_")}
+    # Compose itself reads this one.
+    documented = {entry.name: {entry.default} for entry in VARIABLES if entry.name != "COMPOSE_PROFILES"}
+    assert used == documented
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.parent.relative_to(PROJECT_ROOT)))
+def test_an_image_is_pinned_and_runs_without_rights(path: Path) -> None:
+    text = path.read_text()
+    defaults = dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", text, re.MULTILINE))
+    compose = defaults_in(TEXT)
+    assert defaults
+    for name, image in defaults.items():
+        assert re.search(r":v?\d+\.\d+\.\d+", image), f"{image} is not pinned"
+        assert compose[name] == {image}, "docker-compose.yml and the Dockerfile have different defaults"
+    stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", text, re.MULTILINE)
+    names = {stage for _, stage in stages}
+    assert all(base.strip("${}") in defaults or base in names for base, _ in stages)
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"
+
+
+@pytest.mark.parametrize("image", ["gateway", "worker"])
+def test_builds_have_stages(image: str) -> None:
+    text = (PROJECT_ROOT / image / "Dockerfile").read_text()
+    build, *others = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    assert " AS build" in build
+    served = [stage for stage in others if not re.match(r"\S+ AS build-", stage)]
+    assert served
+    assert others[-1] in served, "the last stage is the default one"
+    assert all("pip install" not in stage and "g++" not in stage for stage in served)
+    assert f"COPY {image}/pyproject.toml " in build
+    assert f"pip install --no-deps ./{image}" in build
+    copied = set(re.findall(r"^COPY (\w+) \1/$", build, re.MULTILINE))
+    assert copied == {"src", "shared", image} | ({"kernels"} if image == "worker" else set())
+
+
+def stage(text: str, name: str) -> str:
+    """The instructions of a stage of a Dockerfile."""
+    (found,) = re.findall(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def test_the_image_for_gpus_tells_triton_where_the_driver_and_a_right_assembler_are() -> None:
+    """A read-only container has no cache of the linker that names libcuda; Triton's own ptxas is older than 13.3."""
+    text = (PROJECT_ROOT / "worker" / "Dockerfile").read_text()
+    gpu, assembler = stage(text, "gpu"), stage(text, "build-ptxas")
+    environ = dict(re.findall(r"(TRITON_\w+)=(\S+)", gpu))
+    assert environ["TRITON_LIBCUDA_PATH"] == "/usr/lib/x86_64-linux-gnu"
+    source = r"COPY --from=build-ptxas /cuda/nvidia/cu13/bin/ptxas (\S+)"
+    assert re.findall(source, gpu) == [environ["TRITON_PTXAS_PATH"]]
+    (version,) = re.findall(r"nvidia-cuda-nvcc==(\d+)\.(\d+)\.\d+\b", assembler)
+    assert tuple(map(int, version)) >= (13, 3)
+    assert "ptxas --version" in assembler, "the build fails if the wheel has no assembler there that runs"
+    assert SERVICES["worker-gpu"]["build"]["target"] == "gpu"
+    assert SERVICES["worker-gpu"]["read_only"] is True
+    assert not {"TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH"} & SERVICES["worker-gpu"]["environment"].keys()
+
+
+def test_stopping_waits_for_longer_than_what_runs_is_given() -> None:
+    defaults = defaults_in(TEXT)
+    (grace,), (drain,) = defaults["STOP_GRACE_PERIOD"], defaults["QUIRE_DRAIN_S"]
+    assert int(grace.removesuffix("s")) >= int(drain) + 10
+
+
+def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
+    for password, complaint in (("short", "it has 5 characters"), ("with space and @ in it", "part of a URL")):
+        done = subprocess.run(
+            ["sh", str(PROJECT_ROOT / "ops/deploy/redis/start.sh")],
+            env={"PATH": "/usr/bin:/bin", "REDIS_PASSWORD": password},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("REDIS_PASSWORD: ")
+        assert complaint in done.stderr
+        assert password not in done.stderr
+
+
+def test_grafana_says_which_password_is_missing() -> None:
+    shell, option, script = SERVICES["grafana"]["entrypoint"]
+    environ = {"PATH": "/usr/bin:/bin", "GF_SECURITY_ADMIN_PASSWORD": ""}
+    done = subprocess.run([shell, option, script.replace("$$", "$")], env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("GRAFANA_PASSWORD is not set")
+    assert "add the line GRAFANA_PASSWORD=... to .env and run docker compose --profile dashboards" in line
+
+
+@pytest.mark.parametrize(
+    "document", ["docs/quickstart.md", "docs/how-to/containers.md", "docs/how-to/monitoring.md", "docker-compose.yml"]
+)
+def test_the_password_of_grafana_is_named_where_grafana_is(document: str) -> None:
+    text = (PROJECT_ROOT / document).read_text()
+    assert "--profile dashboards" in text
+    assert "GRAFANA_PASSWORD=" in text
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/quickstart.md", "docs/how-to/containers.md", "docker-compose.yml"]
+)
+def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
+    text = (PROJECT_ROOT / document).read_text()
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    commands = re.findall(r"docker compose [^`\n]+", text)
+    assert commands
+    for command in commands:
+        assert {*re.findall(r"--scale (\S+)=", command)} <= {*SERVICES}
+        assert {*re.findall(r"--profile (\S+)", command)} <= profiles
+
+
+@pytest.mark.skipif(not compose_command(), reason="needs docker compose")
+@pytest.mark.slow
+def test_compose_understands_the_file() -> None:
+    environ = clean_environ(GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
+    for profiles, names in (([], {*SERVICES} - {"worker-gpu", "grafana"}), (["gpu", "dashboards"], {*SERVICES})):
+        arguments = [word for profile in profiles for word in ("--profile", profile)]
+        done = subprocess.run(
+            [*compose_command(), *arguments, "config"], cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        understood = yaml.safe_load(done.stdout)["services"]
+        assert names <= {*understood}
+        assert understood["worker"]["environment"]["QUIRE_MAX_NUM_SEQS"] == "5"
+        assert int(understood["worker"]["scale"]) == 3

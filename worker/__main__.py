@@ -1,0 +1,23 @@
+"""The console script of the package quire-worker: `python -m quire.worker` is `quire-worker`.
+
+It takes over Ctrl-C before it imports the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from quire.shared.interrupts import end_at_ctrl_c
+
+
+def main() -> int:
+    """`quire-worker`: start one worker."""
+    end_at_ctrl_c()
+    from quire.shared.command_line import run_script
+    from quire.worker.commands import WORKER
+
+    return run_script("quire-worker", WORKER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
