@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.worker.inspect.tracing import AttemptSpans
-from quire.worker.queue.commit_counts import CommitCounts
+from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis_clients import BLOCK_S
 from quire.worker.inspect.tracing import spans_of
-from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
+from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
