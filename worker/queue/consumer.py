@@ -195,7 +195,7 @@ class Consumer:
                 await asyncio.to_thread(self._engine.prepare, request)
             wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
-                spans.asks(len(request.prompt))
+                spans.set_prompt_tokens(len(request.prompt))
             if claim.runs_alone:
                 log.warning(
                     "request %s has seen %d workers die: it runs alone",
