@@ -1,7 +1,7 @@
 """The view of an engine that a worker publishes for `/engine`, and its strict msgpack form.
 
 A view holds counts and ids only: neither text, nor token ids, nor whole request ids. Its size is bounded, and it says
-how much was left out. What it says of each block is packed in columns, which neither end needs a loop for.
+how much was left out. Figures of each block are packed in columns, which neither end needs a loop for.
 
     cells     one entry per block that is not free: id u32, owner u16, owners u8, filled slots u8, flags u8
     sequence  [request, choice, state, class, prompt tokens, tokens, tokens in the cache, blocks, host blocks, table]
@@ -89,7 +89,7 @@ FIGURES = tuple(field.name for field in fields(EngineFigures))
 
 
 class ViewLimits(NamedTuple):
-    """How much the engine can hold, and the token budget of a step."""
+    """The capacity of the engine, and the token budget of a step."""
 
     block_size: int
     num_blocks: int

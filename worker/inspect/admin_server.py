@@ -22,7 +22,7 @@ from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
 
-# How long a request waits for the step in progress.
+# Longest time for which a request waits for the step in progress.
 ANSWER_S = 2.0
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from quire.worker.inspect.snapshot import Snapshot, take_snapshot
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """What `/debug/blocks` shows. `ref_counts` are those of the block manager, which owners should add up to."""
+    """The content of `/debug/blocks`. `ref_counts` are those of the block manager; owners should add up to them."""
 
     snapshot: Snapshot
     ref_counts: list[int]

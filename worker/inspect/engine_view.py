@@ -75,7 +75,7 @@ def _cells(columns: BlockColumns) -> tuple[Cells, int]:
 
 def _sequences(snapshot: Snapshot) -> tuple[SequenceView, ...]:
     shown = snapshot.sequences[:MAX_SEQUENCES]
-    # If the tables are too long together, each is cut to an equal share. What short tables leave over is not used.
+    # If the tables are too long together, each is cut to an equal share; space that short tables leave is not used.
     limit = MAX_TABLE_ENTRIES
     if sum(len(one.block_table) for one in shown) > limit:
         limit //= len(shown)

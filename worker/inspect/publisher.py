@@ -26,7 +26,7 @@ from quire.worker.queue.engine_thread import EngineGone, EngineThread
 
 log = logging.getLogger(__name__)
 
-# How often Redis is asked whether there are viewers.
+# Interval at which Redis is asked for viewers.
 ASK_S = 0.4
 # Shortest time between two views. An idle engine is shown less often, for viewers that join.
 VIEW_S = 0.1
@@ -118,7 +118,7 @@ class ViewPublisher:
 
 
 def _read(engine: Engine, steps: StepLog) -> tuple[Snapshot, RecentSteps, float]:
-    """What a view is made of, and the seconds of the engine's thread that reading it took."""
+    """Read the parts of a view, and return the seconds of the engine's thread that this took."""
     started = time.thread_time()
     return take_snapshot(engine), steps.take(), time.thread_time() - started
 

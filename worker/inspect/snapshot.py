@@ -68,7 +68,7 @@ class PinnedBlocks(NamedTuple):
 
 
 class BlockColumns(NamedTuple):
-    """Who holds each block, and how much of it: arrays [num_blocks]."""
+    """The owners and the filled slots of each block: arrays [num_blocks]."""
 
     num_owners: Integers  # sequences with the block in their tables
     first_owner: Integers  # index of the first of these sequences; -1 for none

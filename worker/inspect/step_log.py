@@ -1,4 +1,4 @@
-"""What the engine's steps did since the last view: their sizes, the blocks that they moved, and one batch."""
+"""A log of the engine's steps since the last view: their sizes, the blocks that they moved, and one batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepLog:
                 self._shown = step
 
     def take(self) -> RecentSteps:
-        """Return what was noted since the last call, and forget it."""
+        """Return the steps since the last call, and clear the log."""
         found = RecentSteps(tuple(self._steps), tuple(self._moves), self._num_moves - len(self._moves), self._shown)
         self._steps.clear()
         self._moves.clear()
