@@ -57,6 +57,12 @@ def _read_extra_tokens(folder: Path) -> list[str]:
     return []
 
 
+def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
+    """The end-of-sequence token that the tokenizer names. It counts only if the model's configuration names none."""
+    eos: int | None = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    return eos
+
+
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
     """The tokenizer of the file. Its own post-processor says what goes around a plain prompt; like Transformers, this
     does not look at `add_bos_token` and `add_eos_token` where there is such a file."""

@@ -83,7 +83,7 @@ class WorkerService:
         self._ended = asyncio.Event()
 
     def stop(self) -> None:
-        """Ask `run` to end: it stops reading, gives running requests a grace period, and returns the rest to the queue."""
+        """Ask `run` to end: it stops reading, gives running requests a grace period and returns the rest."""
         self._stop.set()
 
     async def run(self, drain_s: float) -> None:

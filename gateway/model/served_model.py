@@ -16,7 +16,7 @@ from quire.shared.detokenizer import context_of, drops_first_space
 from quire.shared.hub import HubError, download
 from quire.shared.model_config import context_length, read_model_config
 from quire.shared.templates import ChatTemplate, load_chat_template
-from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.shared.tokenizer import ModelError, eos_token_id, load_tokenizer, read_json, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 
@@ -109,5 +109,5 @@ def _eos_token_ids(
         ids = value if isinstance(value, list) else [value]
         if any(type(item) is int for item in ids):
             return frozenset(item for item in ids if type(item) is int)
-    eos = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    eos = eos_token_id(tokenizer, special_tokens)
     return frozenset() if eos is None else frozenset([eos])
