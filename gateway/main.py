@@ -14,26 +14,22 @@ import uvloop
 
 from quire.gateway.admin.server import GatewayAdminServer
 from quire.gateway.app import GATEWAY, GatewayRunner, create_app, start_site
-from quire.gateway.model.served_model import ModelError, load_model
+from quire.gateway.model.served_model import load_model
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
-from quire.shared.internal_server import PortError, bind
-from quire.shared.logs import give_up, setup_logging
-from quire.shared.naming import InvalidModelName
-from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.errors import StartError
+from quire.shared.redis.check import check_redis
+from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
-from quire.shared.tracing import TracingError
-from quire.shared.tracing import start as start_tracing
+from quire.shared.telemetry.internal_server import bind
+from quire.shared.telemetry.logs import give_up, setup_logging
+from quire.shared.telemetry.tracing import start as start_tracing
 
 log = logging.getLogger("gateway")
 
 # A published step of 256 requests makes some thousands of objects, none of them in cycles. Python's default has the
 # collector look through the youngest after each 700, and so a few times per step.
 GC_THRESHOLD = 20_000
-
-
-class GatewayStartError(Exception):
-    """The gateway cannot start: what is wrong, where, and the remedy."""
 
 
 def run(settings: GatewaySettings) -> int:
@@ -48,7 +44,7 @@ def run(settings: GatewaySettings) -> int:
     )
     try:
         uvloop.run(_serve(settings))
-    except (GatewayStartError, PortError, ModelError, InvalidModelName, BrokerUnavailable, TracingError) as error:
+    except StartError as error:
         give_up("quire gateway", with_sources(str(error), settings, os.environ))
         return 1
     except KeyboardInterrupt:
@@ -100,7 +96,7 @@ async def _listen(runner: GatewayRunner, settings: GatewaySettings) -> int:
         return await start_site(runner, settings.host, settings.port, settings.reuse_port)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise GatewayStartError(
+        raise StartError(
             f"cannot listen on {settings.host} port {settings.port}: {why}; choose another with --port (QUIRE_PORT) or "
             "--host (QUIRE_HOST), or stop what uses it."
         ) from error

@@ -36,12 +36,13 @@ from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.transcript import ANSWER, Transcript
 from quire.gateway.stream.writer import StreamWriter, send_whole
 from quire.shared.broker import Broker, QueueBounds, new_id
-from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import MessageError
-from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.redis.clients import command_client, pubsub_client
+from quire.shared.states import CancelReply
+from quire.shared.telemetry.loop_lag import LoopLag
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 log = logging.getLogger("gateway")
 
@@ -227,7 +228,7 @@ class Gateway:
         except MessageError as error:
             self._note_corrupt_about(call_id, error)
             raise resume.not_found() from error
-        ran = not known.is_done or "cancelled" in found or "flagged" in found
+        ran = not known.is_done or CancelReply.CANCELLED in found or CancelReply.FLAGGED in found
         return web.json_response({"id": format_.prefix + call_id, "cancelled": ran})
 
     async def _look_up(self, ids: Sequence[str], dialect: str) -> StoredCall | None:

@@ -16,6 +16,25 @@ DEFAULT_CLASS = "standard"
 HANDED = "handed"
 QUEUES = (HANDED, *PRIORITY_CLASSES)
 
+# How long a finished request's hash and output log stay, and a notice in a mailbox: a client may come back for tokens
+# that it missed.
+RETENTION_S = 600
+# Longest life of an idempotency key, a day. A key whose request is forgotten counts as unused.
+IDEMPOTENCY_S = 86_400
+# Lease of a gateway, which it renews four times as often. After it, requests that only this gateway listens to are
+# orphans.
+GATEWAY_TTL_S = 10
+# Time between two heartbeats of a worker.
+BEAT_S = 1.0
+# Life of a worker's heartbeat: a few lost or late beats do not make it count as stuck.
+WORKER_TTL_S = 5
+# How long an entry of the set of workers outlives its last heartbeat: names of workers that are gone must not pile up.
+FORGET_WORKER_S = 3600
+# How long one request of a gateway for views of a worker's engine holds; it is renewed while the page is open.
+VIEW_TTL_S = 3.0
+# Length of the dead-letter stream; Redis drops the oldest entries beyond it.
+MAX_DEAD = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class LaneKeys:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgpack
 
 from quire.shared.logprobs import MAX_TOP_LOGPROBS, check_records, record_size
+from quire.shared.states import OutcomeName
 
 VERSION = 4
 
@@ -43,8 +44,7 @@ MAX_ID_LENGTH = 128
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-# The one outcome that each accepted request ends with.
-OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "quarantined")
+OUTCOMES = tuple(outcome.value for outcome in OutcomeName)
 
 # When a beam search ends: Hugging Face's `early_stopping` False, True and "never".
 EARLY_STOPPING = ("false", "true", "never")

@@ -55,6 +55,7 @@ class Option:
     variable: str
     positional: bool
     secret: bool
+    last: bool
 
     @property
     def flag(self) -> str:
@@ -144,11 +145,13 @@ def option(
     variable: str | None = None,
     positional: bool = False,
     secret: bool = False,
+    last: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
     A `positional` one can also be given without its flag (one per class). A `secret` one is never printed nor put on a
     command line for others to read. `variable` is for the few whose `QUIRE_` name means something else elsewhere.
+    A `last` one of a base class is listed after the options of the classes that inherit it.
     """
     metadata = {
         "option": {
@@ -160,13 +163,15 @@ def option(
             "variable": variable,
             "positional": positional,
             "secret": secret,
+            "last": last,
         }
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 def options(cls: Any) -> tuple[Option, ...]:
-    """The options of a settings class, in the order of its fields. Raises TypeError for a wrong declaration."""
+    """The options of a settings class in the order of its fields, the `last` ones last. Raises TypeError for a wrong
+    declaration."""
     hints = get_type_hints(cls)
     found = []
     for field in dataclasses.fields(cls):
@@ -182,7 +187,7 @@ def options(cls: Any) -> tuple[Option, ...]:
         found.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
     if sum(item.positional for item in found) > 1:
         raise TypeError(f"{cls.__name__} has more than one positional option")
-    return tuple(found)
+    return tuple(sorted(found, key=lambda item: item.last))
 
 
 def load(

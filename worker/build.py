@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from quire import kernels
+from quire.shared.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import devices, graph_capture
 from quire.worker.device.device_runner import DeviceRunner
@@ -18,7 +19,6 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.pacing import PrefillPacer
-from quire.worker.errors import WorkerStartError
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
 from quire.worker.models.choice import choose_model
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(settings: WorkerSettings, name: str) -> Engine:
-    """Build and warm up the engine, and pin its prefixes. Raises WorkerStartError, CheckpointError."""
+    """Build and warm up the engine, and pin its prefixes. Raises StartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check_settings(settings, device)
     if not Path(settings.model).is_dir():
@@ -64,12 +64,12 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     except Exception as error:
         devices.raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
-            raise WorkerStartError(
+            raise StartError(
                 f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
             ) from error
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
-        raise WorkerStartError(
+        raise StartError(
             f"out of the GPU's memory at start, with {devices.free_memory(device) / GIB:.2f} GiB of it free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
@@ -122,7 +122,7 @@ def make_engine(
     try:
         pin_prefixes(engine, texts.prefixes)
     except PrefixError as error:
-        raise WorkerStartError(str(error)) from error
+        raise StartError(str(error)) from error
     return engine
 
 

@@ -6,10 +6,10 @@ import logging
 
 import torch
 
+from quire.shared.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.memory import available_memory
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.errors import WorkerStartError
 from quire.worker.models.paged import PagedModel
 from quire.worker.settings import WorkerSettings
 
@@ -24,7 +24,7 @@ HOST_BLOCKS_SHARE = 0.2
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """Choose what the engine can hold. Raises WorkerStartError if one sequence of the maximum length does not fit."""
+    """Choose what the engine can hold. Raises StartError if one sequence of the maximum length does not fit."""
     max_model_len = model.max_model_len
     # Of one rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
@@ -44,7 +44,7 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, budget, remedy)
     if num_blocks * bytes_per_block > free:
         asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
-        raise WorkerStartError(
+        raise StartError(
             f"{asked}: that takes {num_blocks * bytes_per_block / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; "
             "lower it, or leave the setting out to have the size chosen"
         )
@@ -69,7 +69,7 @@ def choose_num_blocks(
 ) -> int:
     """Blocks of the KV cache: as set, else as many as fit into `budget` bytes.
 
-    Raises WorkerStartError if one sequence of the maximum length does not fit.
+    Raises StartError if one sequence of the maximum length does not fit.
     """
     longest = -(-max_model_len // settings.block_size)
     if settings.num_blocks:
@@ -80,7 +80,7 @@ def choose_num_blocks(
         blocks = budget // bytes_per_block
     if blocks < longest:
         need = longest * bytes_per_block / GIB
-        raise WorkerStartError(
+        raise StartError(
             f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
             f"{longest} blocks ({need:.2f} GiB): {remedy}"
             + (f", or lower --max-model-len to {blocks * settings.block_size}" if blocks else "")

@@ -11,14 +11,13 @@ from typing import NoReturn
 
 from redis.exceptions import RedisError
 
-from quire.shared.logs import give_up, setup_logging
-from quire.shared.naming import InvalidModelName, served_name
-from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.errors import StartError
+from quire.shared.model.naming import served_name
+from quire.shared.redis.check import check_redis
+from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
-from quire.shared.tokenizer import ModelError
-from quire.shared.tracing import TracingError
-from quire.shared.tracing import start as start_tracing
-from quire.worker.errors import WorkerStartError
+from quire.shared.telemetry.logs import give_up, setup_logging
+from quire.shared.telemetry.tracing import start as start_tracing
 from quire.worker.interpreter import leave, settle, without_collections
 from quire.worker.progress import progress
 from quire.worker.settings import WorkerSettings
@@ -39,14 +38,13 @@ def run_to_the_end(settings: WorkerSettings) -> int:
     with without_collections():
         # These import torch, which takes seconds: `quire worker --help` must not.
         import quire.worker.service  # noqa: F401
-        from quire.worker.models.errors import CheckpointError
         from quire.worker.ranks.leader import OutOfStep
 
     try:
         with closing(progress):
             serve(settings)
         return 0
-    except (WorkerStartError, CheckpointError, ModelError, BrokerUnavailable, InvalidModelName, TracingError) as error:
+    except StartError as error:
         give_up("quire worker", with_sources(str(error), settings, os.environ))
         return 1
     except RedisError as error:  # at the start; a running worker waits for its Redis
@@ -70,7 +68,7 @@ def serve(settings: WorkerSettings) -> None:
     """Load the model, build the engine and run the service."""
     import uvloop
 
-    from quire.shared.internal_server import PortError, bind
+    from quire.shared.telemetry.internal_server import bind
     from quire.worker.build import build_engine
     from quire.worker.device.devices import arithmetic
     from quire.worker.inspect.fingerprint import of_results
@@ -85,10 +83,7 @@ def serve(settings: WorkerSettings) -> None:
         log.info("traces go to %s", tracer.url)
     asyncio.run(check_redis(settings.redis_url, name))
     asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
-    try:
-        listener = bind(settings.internal_host, settings.internal_port)
-    except PortError as error:
-        raise WorkerStartError(str(error)) from error
+    listener = bind(settings.internal_host, settings.internal_port)
     engine = build_engine(settings, name)
     model = engine.runner.model
     digests = {"weights": model.weights_digest, "results": of_results(engine)}

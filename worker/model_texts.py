@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from quire.shared.templates import load_chat_template
-from quire.shared.tokenizer import eos_token_id, load_tokenizer, read_json, read_special_tokens
-from quire.worker.errors import WorkerStartError
+from quire.shared.errors import StartError
+from quire.shared.model.files import read_json
+from quire.shared.text.chat_template import load_chat_template
+from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
 from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes
 from quire.worker.settings import WorkerSettings
 
@@ -24,7 +25,7 @@ class ModelTexts:
 
 
 def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
-    """Read the tokenizer of a model folder, and --pinned-prefixes. Raises WorkerStartError, ModelError."""
+    """Read the tokenizer of a model folder, and --pinned-prefixes. Raises StartError, ModelError."""
     config = read_json(path / "tokenizer_config.json")
     special_tokens = read_special_tokens(path, config)
     tokenizer = load_tokenizer(path, special_tokens)
@@ -38,4 +39,4 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
         file = Path(settings.pinned_prefixes).expanduser()
         return ModelTexts(tokenizer, eos, load_prefixes(file, tokenizer, template, vocab_size))
     except PrefixError as error:
-        raise WorkerStartError(str(error)) from error
+        raise StartError(str(error)) from error

@@ -5,66 +5,63 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from quire.shared.redis_url import REDIS_URL_HELP
+from quire.shared.service_settings import DeviceSettings, ServiceSettings
 from quire.shared.settings import option
-from quire.shared.tracing import OTLP_ENDPOINT_HELP
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
-    """One model replica. `0` and `auto` mean: measured or derived at start, and said in the log."""
+class WorkerSettings(DeviceSettings, ServiceSettings):
+    """One model replica. For `0` and `auto` the worker measures or derives the value at start, and logs it."""
 
-    model: str = option(
-        "models/demo", help="Folder of the checkpoint, or its Hugging Face name.", metavar="MODEL", positional=True
-    )
-    served_model_name: str = option("", help="Name that clients use; by default the folder's or the Hugging Face name.")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
     model_impl: str = option(
         "auto",
         choices=("auto", "quire", "transformers"),
-        help="What computes the model; auto is Quire's own decoder where that knows its kind, else Transformers.",
-    )
-    device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
-    dtype: str = option(
-        "auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="Type of weights and KV cache; auto is bfloat16 where the device has it, else float16 or (CPU) float32.",
+        help="Implementation of the model; auto is Quire's own decoder if it knows the architecture, else "
+        "Transformers.",
     )
     kv_cache_dtype: str = option(
         "auto",
         choices=("auto", "fp8"),
-        help="Type of the KV cache; auto is --dtype, fp8 (e4m3, CUDA) is half as large.",
+        help="Type of the KV cache; auto is that of --dtype. fp8 (e4m3, CUDA only) needs half the memory.",
     )
     tensor_parallel_size: int = option(
         1,
         minimum=1,
         maximum=64,
-        help="GPUs of this machine that share the model, each with a part of every layer; on a CPU processes.",
+        help="GPUs of this machine that share the model, each with a part of every layer; on a CPU, processes.",
     )
     max_model_len: int = option(0, minimum=0, help="Longest context in tokens; 0 is the model's own.")
     block_size: int = option(16, choices=(8, 16, 32, 64, 128), help="Tokens per block of the KV cache.")
     gpu_memory_utilization: float = option(
-        0.9, minimum=0.05, maximum=0.99, help="Share of a GPU's memory for weights, a step and the KV cache."
+        0.9,
+        minimum=0.05,
+        maximum=0.99,
+        help="Share of a GPU's memory for weights, a step and the KV cache.",
     )
-    kv_cache_gb: float = option(0.0, minimum=0, help="Memory for the KV cache in GiB, on each GPU; 0 chooses.")
-    num_blocks: int = option(0, minimum=0, help="Blocks of the KV cache, instead of --kv-cache-gb.")
+    kv_cache_gb: float = option(
+        0.0, minimum=0, help="Memory for the KV cache in GiB, on each GPU; 0 derives it from the device's memory."
+    )
+    num_blocks: int = option(0, minimum=0, help="Number of blocks of the KV cache, instead of --kv-cache-gb.")
     swap_gb: float = option(
         1.0,
         minimum=0,
         maximum=65536,
-        help="Host memory in GiB for blocks that are swapped out, at most; less where little is free, 0 for none.",
+        help="Largest host memory in GiB for swapped-out blocks; less if little is free, 0 for no swapping.",
     )
-    prefix_caching: bool = option(True, help="Whether requests share the blocks of beginnings that are the same.")
+    prefix_caching: bool = option(True, help="Prefix caching: reuse the KV blocks of identical prompt prefixes.")
     pinned_prefixes: str = option(
-        "", metavar="FILE", help="TOML file with beginnings that are computed at start and stay in the cache for ever."
+        "",
+        metavar="FILE",
+        help="TOML file with prompt prefixes that are computed at start and stay in the prefix cache.",
     )
     preemption: str = option(
         "auto",
         choices=("auto", "recompute", "swap"),
-        help="How sequences come back that had to give way; auto swaps requests of several sequences.",
+        help="Method of preemption: recompute a preempted sequence, or swap its blocks; auto swaps requests of "
+        "several sequences.",
     )
     max_num_seqs: int = option(
-        0, minimum=0, maximum=4096, help="Sequences that run at once; 0 is 64 on a CPU, 256 on a GPU."
+        0, minimum=0, maximum=4096, help="Largest number of sequences that run at once; 0 is 64 on a CPU, 256 on a GPU."
     )
     max_num_batched_tokens: int = option(
         0,
@@ -76,64 +73,60 @@ class WorkerSettings:
         0,
         minimum=0,
         maximum=1_048_576,
-        help="Prompt tokens of a step in which others decode, at most; 0 is what the token budget leaves.",
+        help="Largest number of prompt tokens in a step that also decodes; 0 is what the token budget leaves.",
     )
     itl_target_ms: float = option(
         0.0,
         minimum=0,
         maximum=60_000,
-        help="Time between two tokens of a stream that prompts beside it must keep to, learned from step to step; 0 is "
-        "off.",
+        help="Target inter-token latency in milliseconds; prefill per step is limited adaptively to meet it. 0 is off.",
     )
-    threads: int = option(0, minimum=0, maximum=1024, help="Threads that compute; 0 is one per core.")
+    threads: int = option(0, minimum=0, maximum=1024, help="Compute threads; 0 is one per core.")
     kernels: str = option(
-        "auto", choices=("auto", "cpu", "triton", "reference"), help="Implementation of the operations."
+        "auto", choices=("auto", "cpu", "triton", "reference"), help="Implementation of the model's operations."
     )
     cuda_graphs: bool = option(
         True,
-        help="Whether steps on a GPU are replayed as graphs. They are captured before the worker is ready, for 15 s at "
-        "most; what is left follows while nothing runs.",
+        help="Replay steps on a GPU as CUDA graphs. The worker captures graphs for at most 15 s before it is "
+        "ready, and "
+        "the rest while nothing runs.",
     )
     batch_invariant: bool = option(
-        False, help="Same bits for a request alone, in a batch, in chunks or resumed. On a GPU that costs speed."
+        False, help="Give a request the same output bits alone, in a batch, in chunks or resumed. Slower on a GPU."
     )
-    worker_id: str = option("", help="Stable name of this worker in the queue; by default host name and slot 0.")
-    internal_host: str = option(
-        "127.0.0.1", help="Address of /metrics, /health and (worker) /debug/blocks: for operators, not for clients."
-    )
-    internal_port: int = option(
-        0,
-        minimum=0,
-        maximum=65535,
-        help="Their port; 0 takes a free one, which the log names. In `quire serve` the first worker has it, then come "
-        "the other workers, then the gateway.",
-    )
+    worker_id: str = option("", help="Stable name of this worker in the queue; by default the host name and slot 0.")
     drain_s: float = option(
         2.0,
         minimum=0,
         maximum=86400,
-        help="Time that running requests get when told to stop; then other workers go on with them.",
+        help="Seconds that running requests may go on after the worker is told to stop; then other workers "
+        "resume them.",
     )
     lease_s: float = option(
-        3.0, minimum=0.5, maximum=3600, help="A worker that is silent for so long loses its requests to others."
+        3.0,
+        minimum=0.5,
+        maximum=3600,
+        help="Seconds of silence after which a worker loses its requests to other workers.",
     )
     beat_s: float = option(
-        1.0, minimum=0.05, maximum=600, help="How often a worker renews its leases; below --lease-s."
+        1.0,
+        minimum=0.05,
+        maximum=600,
+        help="Seconds between two renewals of a worker's leases; must be below --lease-s.",
     )
     watchdog_s: float = option(
-        30.0, minimum=0, maximum=86400, help="A worker whose engine stands still for so long ends itself; 0 is never."
+        30.0,
+        minimum=0,
+        maximum=86400,
+        help="Seconds without progress of its engine after which a worker ends itself; 0 is never.",
     )
     orphan_s: float = option(
         30.0,
         minimum=0,
         maximum=86400,
-        help="A running request whose gateway is gone is cancelled after so long, unless a client comes back for it.",
+        help="Seconds after which a running request whose gateway is gone is cancelled, unless a client comes "
+        "back for it.",
     )
-    log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What is logged.")
-    log_format: str = option(
-        "text", choices=("text", "json"), help="How it is logged: lines for people, or one JSON object per line."
-    )
-    otlp_endpoint: str = option("", metavar="URL", help=OTLP_ENDPOINT_HELP)
 
     @property
     def name(self) -> str:

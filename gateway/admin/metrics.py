@@ -19,9 +19,9 @@ from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
-from quire.shared.lane_state import LaneState, read_lane
-from quire.shared.loop_lag import LoopLag
-from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.shared.broker.lane_state import LaneState, read_lane
+from quire.shared.telemetry.loop_lag import LoopLag
+from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
 log = logging.getLogger("gateway")
 
@@ -79,7 +79,12 @@ class GatewayMetrics:
 
     def _calls(self) -> Iterator[Metric]:
         meters = self._meters
-        yield counter("quire_http_requests", "HTTP requests that were answered", meters.http, ("route", "status"))
+        yield counter(
+            "quire_http_requests",
+            "HTTP requests that were answered, by route and status",
+            meters.http,
+            ("route", "status"),
+        )
         yield counter("quire_calls", "Calls that ended", meters.calls, ("dialect", "kind", "outcome"))
         yield counter("quire_refusals", "HTTP requests that were refused, by reason", meters.refusals, ("reason",))
         yield gauge("quire_open_calls", "Calls that are being answered", meters.open_calls, ("dialect",))
@@ -92,47 +97,57 @@ class GatewayMetrics:
         meters, labels = self._meters, ("dialect",)
         yield histogram(
             "quire_time_to_first_token_seconds",
-            "From the receipt of a streamed call until its first token is written",
+            "Time from the receipt of a streamed call until its first token is written",
             meters.first_token_s,
             labels,
         )
         yield histogram(
             "quire_inter_token_latency_seconds",
-            "Between two writes to a stream that bring tokens",
+            "Time between two writes of tokens to a stream",
             meters.between_tokens_s,
             labels,
         )
         yield histogram(
             "quire_call_duration_seconds",
-            "From the receipt of a call to the end of its answer, of those that ended well",
+            "Time from the receipt of a call to the end of its answer, of calls that succeeded",
             meters.complete_s,
             labels,
         )
         yield histogram(
             "quire_gateway_overhead_seconds",
-            "From receipt to acceptance, and from a worker's message to the client's socket",
+            "Time from receipt of a call to its acceptance, and from a worker's message to the client's socket",
             meters.overhead_s,
             ("part",),
         )
-        yield histogram("quire_event_loop_lag_seconds", "How late the event loop wakes up", self._lag.seconds)
+        yield histogram("quire_event_loop_lag_seconds", "Delay with which the event loop wakes up", self._lag.seconds)
 
     def _streams(self) -> Iterator[Metric]:
         meters, fanout = self._meters, self._fanout
         yield gauge("quire_open_streams", "Streams of events that are open", meters.open_streams)
-        yield counter("quire_slow_clients", "Connections that were cut because nobody read them", meters.slow_clients)
+        yield counter(
+            "quire_slow_clients", "Connections that were cut because the client stopped reading", meters.slow_clients
+        )
         yield counter("quire_gap_repairs", "Gaps in published output that the log filled", fanout.repairs)
         yield counter("quire_log_reads", "Reads of output logs", fanout.log_reads)
         yield counter("quire_cancellations", "Requests that this gateway cancelled", self._canceller.cancelled)
 
     def _redis(self, answers: bool) -> Iterator[Metric]:
         subscription, fanout = self._subscription, self._fanout
-        yield gauge("quire_redis_up", "Whether Redis answered this scrape", float(answers))
-        yield gauge("quire_subscribed", "Whether the workers' output is heard", float(subscription.ready.is_set()))
+        yield gauge("quire_redis_up", "Answer of Redis during this scrape: 1 if it came, else 0", float(answers))
+        yield gauge(
+            "quire_subscribed",
+            "Subscription to the workers' output: 1 while it stands, else 0",
+            float(subscription.ready.is_set()),
+        )
         yield counter("quire_frames", "Messages with output that workers published", subscription.frames)
-        yield counter("quire_resubscriptions", "Subscriptions after the first", max(0, subscription.subscribes - 1))
+        yield counter(
+            "quire_resubscriptions",
+            "Subscriptions after the first one, each after a lost connection",
+            max(0, subscription.subscribes - 1),
+        )
         yield counter(
             "quire_corrupt_messages",
-            "What could not be decoded, by where it was",
+            "Messages that could not be decoded, by where they were found",
             {
                 "frame": subscription.corrupt,
                 "log": fanout.corrupt_logs,
@@ -146,7 +161,9 @@ class GatewayMetrics:
     def _retry_after(self, lane: LaneState) -> Metric:
         wait_s = self._fleet.rate.retry_after_s(sum(lane.waiting.values()))
         return gauge(
-            "quire_retry_after_seconds", "When a client that finds the queue full is told to come again", wait_s
+            "quire_retry_after_seconds",
+            "Seconds after which a client that finds the queue full is told to retry",
+            wait_s,
         )
 
 
@@ -164,6 +181,10 @@ def _lane(name: str, lane: LaneState) -> Iterator[Metric]:
     for metric, what, values in (
         ("quire_queue_requests", "Requests that wait, by priority class", lane.waiting),
         ("quire_queue_tokens", "Tokens that waiting requests may need, by priority class", lane.tokens),
-        ("quire_queue_oldest_age_seconds", "How long the first request of a queue waits", lane.oldest_s),
+        (
+            "quire_queue_oldest_age_seconds",
+            "Age of the oldest request that waits in a queue, by priority class",
+            lane.oldest_s,
+        ),
     ):
         yield gauge(metric, what, {(name, class_): float(value) for class_, value in values.items()}, (*model, "class"))

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from quire.gateway.api.errors import BrokerDown
 from quire.gateway.stream.subscription import Subscription
+from quire.shared.backoff import Backoff
 
 log = logging.getLogger("gateway")
 
@@ -45,7 +46,7 @@ class RetryPolicy:
         """The result of a command that may be made again where its reply was lost. Raises BrokerDown."""
         loop = asyncio.get_running_loop()
         since = loop.time() if self._is_subscribed else self._subscription.lost_at
-        until, attempts, pause = since + PATIENCE_S, 0, PAUSE_S[0]
+        until, attempts, backoff = since + PATIENCE_S, 0, Backoff(*PAUSE_S)
         while True:
             try:
                 return await command()
@@ -56,8 +57,7 @@ class RetryPolicy:
                 # Where the subscription has ended too, Redis is silent.
                 if (attempts >= ATTEMPTS and is_over) or (is_late and not self._is_subscribed):
                     raise down(str(error)) from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSE_S[1])
+            await asyncio.sleep(backoff.next())
 
     @property
     def _is_subscribed(self) -> bool:

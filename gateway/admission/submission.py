@@ -18,6 +18,7 @@ from quire.gateway.api import call
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.messages import GenerationRequest
+from quire.shared.states import CancelReply, ExpireReply
 
 log = logging.getLogger("gateway")
 
@@ -116,7 +117,7 @@ class Canceller:
             return
         # Whoever has attached to it by now, at whichever gateway, keeps it alive. What was refused is unknown, and what
         # has ended meanwhile is done.
-        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
+        if await self._broker.cancel(request_id, unless_beside=others) in (CancelReply.CANCELLED, CancelReply.FLAGGED):
             self.cancelled += 1
 
     def _spares(self, request_id: str) -> bool:
@@ -126,7 +127,7 @@ class Canceller:
         return wanted
 
     async def _expire(self, request_id: str) -> None:
-        if await self._broker.expire(request_id) == "early":
+        if await self._broker.expire(request_id) is ExpireReply.EARLY:
             await self._cancel_unwanted(request_id)
 
 

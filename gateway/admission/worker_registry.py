@@ -12,7 +12,8 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.router import FrameRouter
-from quire.shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
+from quire.shared.broker import Broker
+from quire.shared.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 
 log = logging.getLogger("gateway")

@@ -1,7 +1,7 @@
 """Whether answers can follow a JSON schema: each new one is tried in a process of its own.
 
-A few characters can ask for hours, gigabytes or a stack without end (`shared/json_schema.py`). There that ends one
-small process; here it would be the gateway.
+A few characters can ask for hours, gigabytes or an endless stack (`shared/text/json_schema_trial.py`). In a process of
+its own such a schema ends only that process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.shared import json_schema
-from quire.shared.json_schema import ANY_OBJECT, SchemaError
+from quire.shared.text.json_schema import ANY_OBJECT, SchemaError
 
 # Schemas of which it is known.
 KEPT = 256
@@ -49,8 +48,7 @@ class Schemas:
 
 def try_out(schema: str) -> str:
     """What is wrong with a schema; empty: nothing. Raises TimeoutExpired."""
-    # Not as a module: the process needs nothing of this project, wherever that is found.
-    command = [sys.executable, "-P", json_schema.__file__]
+    command = [sys.executable, "-P", "-m", "quire.shared.text.json_schema_trial"]
     trial = subprocess.run(
         command, input=schema.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S
     )

@@ -21,6 +21,7 @@ from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
 from quire.shared.messages import MessageError, Outcome, StepItem
+from quire.shared.states import ExpireReply, OutcomeName
 
 if TYPE_CHECKING:
     from quire.gateway.stream.router import FrameRouter
@@ -256,9 +257,9 @@ class OutputBuffer:
             # The client need not wait for Redis; the request is ended once that answers.
             if not cursor.ended:
                 self.late.append(cursor.request_id)
-            self._end(cursor, Outcome("deadline", "the deadline passed, and no worker took notice"))
+            self._end(cursor, Outcome(OutcomeName.DEADLINE, "the deadline passed, and no worker took notice"))
             return
-        if found == "early":
+        if found is ExpireReply.EARLY:
             self.overdue_at = self._loop.time() + OVERDUE_S
             self._fanout.watch.add(self, self.overdue_at)
         else:
@@ -306,7 +307,7 @@ class OutputBuffer:
             return
         if state in (None, b"done") and not cursor.ended and not cursor.behind:
             detail = "the request was lost together with the data of Redis; send it again"
-            self._end(cursor, Outcome("error", detail))
+            self._end(cursor, Outcome(OutcomeName.ERROR, detail))
 
     def _end(self, cursor: Cursor, outcome: Outcome) -> None:
         if cursor.ended:  # while Redis was asked

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -16,8 +15,9 @@ from redis.exceptions import RedisError
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.router import FrameRouter
+from quire.shared.backoff import Backoff
 from quire.shared.messages import MessageError, decode_items
-from quire.shared.redis_clients import LaneClient
+from quire.shared.redis.lane_client import LaneClient
 
 log = logging.getLogger("gateway")
 
@@ -53,21 +53,20 @@ class Subscription:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read_forever(self) -> None:
-        pause = RECONNECT_S[0]
+        backoff = Backoff(*RECONNECT_S, jitter=True)
         while True:
             try:
                 await self._listen()
             except (RedisError, OSError) as error:
                 if self.ready.is_set():
                     log.warning("the subscription is broken, connecting again: %s", error)
-                    pause = RECONNECT_S[0]
+                    backoff.reset()
             finally:
                 if self.ready.is_set():
                     self.lost_at = asyncio.get_running_loop().time()
                 self.ready.clear()
             check_cancelled()
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
-            pause = min(2 * pause, RECONNECT_S[1])
+            await asyncio.sleep(backoff.next())
 
     async def _listen(self) -> None:
         """Take what comes, until the connection is closed or seems dead: then raises ConnectionError."""

@@ -15,6 +15,7 @@ from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.assembly import Assembly, Choice, TextDelta, usage
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.shared.messages import Outcome, StepItem
+from quire.shared.states import OutcomeName
 
 
 class Dialect(Protocol):
@@ -57,11 +58,11 @@ class Transcript:
         if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
-        if self.outcome.name == "cancelled":
+        if self.outcome.name == OutcomeName.CANCELLED:
             return errors.Cancelled(detail or "The request was cancelled.")
-        if self.outcome.name == "deadline":
+        if self.outcome.name == OutcomeName.DEADLINE:
             return errors.DeadlinePassed(detail or "The deadline of the request passed.")
-        code = "quarantined" if self.outcome.name == "quarantined" else None
+        code = "quarantined" if self.outcome.name == OutcomeName.QUARANTINED else None
         return errors.GenerationFailed(detail or "The request failed.", code=code)
 
     @property

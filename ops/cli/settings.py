@@ -4,51 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
 from quire.shared.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings:
-    """One machine: Redis, workers and a gateway. What is not here goes to the services as it was given."""
+class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
+    """One machine: Redis, workers and a gateway. Other settings go to the services unchanged."""
 
-    model: str = option(
-        "models/demo",
-        help="Folder of the checkpoint, or its Hugging Face name; the default is the model that comes with Quire.",
-        metavar="MODEL",
-        positional=True,
-    )
-    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every interface.")
-    port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
     workers: int = option(1, minimum=1, maximum=64, metavar="N", help="Worker processes, each with the whole model.")
     redis_url: str = option(
         "",
-        help="A Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without it "
-        "`quire serve` starts its own, and the other commands take redis://127.0.0.1:6379/0.",
+        help="Redis that runs already (redis://, redis+sentinel://, redis+cluster:// or unix://); without this setting "
+        "`quire serve` starts its own, and gateways and workers take redis://127.0.0.1:6379/0.",
         metavar="URL",
         secret=True,
-    )
-    device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
-    dtype: str = option(
-        "auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="Type of weights and KV cache; auto chooses what the machine computes with best.",
-    )
-    served_model_name: str = option(
-        "", metavar="NAME", help="Name that clients use; by default the folder's or the Hugging Face name."
     )
     max_model_len: int = option(0, minimum=0, metavar="N", help="Longest context in tokens; 0 is the model's own.")
     state_dir: str = option(
         "",
         metavar="DIR",
-        help="Folder for Redis' data, logs and the lock; by default .quire beside the sources, or the user's state "
-        "folder for an installed package. One per running `quire serve`.",
+        help="Folder for Redis' data, logs and the lock; by default .quire in the checkout, or the user's state "
+        "folder for an installed package. Each running `quire serve` needs its own.",
     )
     start_timeout_s: float = option(
-        1800.0, minimum=1, metavar="SECONDS", help="Give up if nothing answers after so long; loading can take minutes."
-    )
-    log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="What the services log.")
-    log_format: str = option(
-        "text", choices=("text", "json"), help="How they log: lines for people, or one JSON object per line."
+        1800.0,
+        minimum=1,
+        metavar="SECONDS",
+        help="Seconds after which a start without an answer is given up; loading can take minutes.",
     )
 
 
@@ -62,20 +45,29 @@ class DeadSettings:
         variable="QUIRE_DEAD_ACTION",
         metavar="ACTION",
         choices=("list", "show", "retry", "drop"),
-        help="What to do: list them all; show, retry or drop one.",
+        help="Action: list all dead letters, or show, retry or drop one.",
     )
-    entry: str = option("", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Which one, as `list` names it.")
+    entry: str = option(
+        "", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Entry to show, retry or drop, as `list` names it."
+    )
     redis_url: str = option(
         "",
-        help="Redis that holds the requests; by default that of the running `quire serve`, and without one "
+        help="Redis that holds the requests; by default the one of the running `quire serve`, and without one "
         "redis://127.0.0.1:6379/0.",
         metavar="URL",
         secret=True,
     )
-    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
-    served_model_name: str = option("", metavar="NAME", help="Of this model only; by default of all.")
+    state_dir: str = option("", metavar="DIR", help="State folder of the running `quire serve`, if it was given one.")
+    served_model_name: str = option(
+        "", metavar="NAME", help="Served model whose requests are meant; by default all models."
+    )
     count: int = option(
-        100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="How many are listed, at most."
+        100,
+        minimum=1,
+        maximum=10_000,
+        variable="QUIRE_DEAD_COUNT",
+        metavar="N",
+        help="Largest number of entries listed.",
     )
 
 
@@ -84,25 +76,38 @@ class ChatSettings:
     """A conversation in the terminal with any server that speaks the OpenAI API."""
 
     prompt: str = option(
-        "", positional=True, variable="QUIRE_CHAT_PROMPT", help="Ask this, print the answer and leave; - reads it."
+        "",
+        positional=True,
+        variable="QUIRE_CHAT_PROMPT",
+        help="Question to ask: print the answer and exit; - reads the question from standard input.",
     )
-    url: str = option("http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="The server, with or without /v1.")
+    url: str = option(
+        "http://127.0.0.1:8000", variable="QUIRE_CHAT_URL", help="Base URL of the server, with or without /v1."
+    )
     model: str = option(
-        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first that the server has."
+        "", variable="QUIRE_CHAT_MODEL", metavar="NAME", help="Model to ask; by default the first one of the server."
     )
     system: str = option("", variable="QUIRE_CHAT_SYSTEM", metavar="TEXT", help="System message of the conversation.")
     temperature: float | None = option(
-        None, minimum=0, maximum=2, variable="QUIRE_CHAT_TEMPERATURE", help="0 is greedy; unset is the server's."
+        None,
+        minimum=0,
+        maximum=2,
+        variable="QUIRE_CHAT_TEMPERATURE",
+        help="Sampling temperature, 0 is greedy; unset is the server's default.",
     )
     top_p: float | None = option(
-        None, minimum=0, maximum=1, variable="QUIRE_CHAT_TOP_P", help="Nucleus sampling; unset is the server's."
+        None,
+        minimum=0,
+        maximum=1,
+        variable="QUIRE_CHAT_TOP_P",
+        help="Nucleus sampling probability; unset is the server's default.",
     )
     max_tokens: int | None = option(
         None, minimum=1, variable="QUIRE_CHAT_MAX_TOKENS", metavar="N", help="Longest answer in tokens."
     )
     seed: int | None = option(
-        None, minimum=0, variable="QUIRE_CHAT_SEED", help="The same seed draws the same answer again."
+        None, minimum=0, variable="QUIRE_CHAT_SEED", help="Seed of sampling: the same seed gives the same answer."
     )
     api_key: str = option(
-        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="Sent as a bearer token if given."
+        "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token if given."
     )

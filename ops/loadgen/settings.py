@@ -16,34 +16,35 @@ class BenchSettings:
         positional=True,
         variable="QUIRE_BENCH_URL",
         metavar="URL",
-        help="The server, with or without /v1.",
+        help="Base URL of the server, with or without /v1.",
     )
     against: str = option(
         "",
         variable="QUIRE_BENCH_AGAINST",
         metavar="URL",
-        help="Another server that gets the same requests in the same run, block by block in turn.",
+        help="Second server, which gets the same requests in the same run, block by block in turn.",
     )
     model: str = option(
-        "", variable="QUIRE_BENCH_MODEL", metavar="NAME", help="Model to ask; by default the first that the server has."
+        "", variable="QUIRE_BENCH_MODEL", metavar="NAME", help="Model to ask; by default the first one of the server."
     )
     against_model: str = option(
         "",
         variable="QUIRE_BENCH_AGAINST_MODEL",
         metavar="NAME",
-        help="Model of the other server; by default the one of the same name, else its first.",
+        help="Model of the second server; by default the one of the same name, else its first one.",
     )
     endpoint: str = option(
         "completions",
         variable="QUIRE_BENCH_ENDPOINT",
         choices=("completions", "chat"),
-        help="Which of the two APIs is called.",
+        help="API to call: completions or chat.",
     )
     shape: str = option(
         "sharegpt",
         variable="QUIRE_BENCH_SHAPE",
         choices=("sharegpt", "alpaca", "azure-chat", "azure-code", "prefix", "fixed"),
-        help="Lengths of prompts and answers, as in these traces; prefix: prompts begin alike; fixed: all the same.",
+        help="Distribution of the lengths of prompts and answers: those of a trace; prefix: prompts share a "
+        "prefix; fixed: all lengths are equal.",
     )
     input_tokens: int | None = option(
         None,
@@ -51,7 +52,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_INPUT_TOKENS",
         metavar="N",
-        help="Length of a prompt: with fixed 128 by default, with prefix 32, behind the prefix.",
+        help="Tokens per prompt: by default 128 with fixed, and with prefix 32 after the prefix.",
     )
     output_tokens: int | None = option(
         None,
@@ -59,7 +60,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_OUTPUT_TOKENS",
         metavar="N",
-        help="Length of an answer, with fixed and prefix; 64 by default.",
+        help="Tokens per answer, with fixed and prefix; 64 by default.",
     )
     prefix_tokens: int | None = option(
         None,
@@ -67,7 +68,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_PREFIX_TOKENS",
         metavar="N",
-        help="Length of what all prompts share, with prefix; 512 by default.",
+        help="Tokens of the prefix that all prompts share, with prefix; 512 by default.",
     )
     requests: int | None = option(
         None,
@@ -75,7 +76,7 @@ class BenchSettings:
         maximum=1_000_000,
         variable="QUIRE_BENCH_REQUESTS",
         metavar="N",
-        help="How many are sent, to each server; 100 by default.",
+        help="Number of requests sent to each server; 100 by default.",
     )
     duration_s: float | None = option(
         None,
@@ -83,7 +84,7 @@ class BenchSettings:
         maximum=86_400,
         variable="QUIRE_BENCH_DURATION_S",
         metavar="SECONDS",
-        help="For how long requests are sent, to each server, instead of a number of them.",
+        help="Seconds during which requests are sent to each server, instead of --requests.",
     )
     concurrency: int | None = option(
         None,
@@ -91,13 +92,13 @@ class BenchSettings:
         maximum=10_000,
         variable="QUIRE_BENCH_CONCURRENCY",
         metavar="N",
-        help="Closed loop: so many requests are open at all times; 16 by default.",
+        help="Closed loop: number of requests that are open at all times; 16 by default.",
     )
     rate: str = option(
         "",
         variable="QUIRE_BENCH_RATE",
         metavar="R",
-        help="Open loop: so many requests per second arrive, whatever the server does; inf is all at once.",
+        help="Open loop: requests per second that arrive, whatever the server does; inf is all at once.",
     )
     burstiness: float | None = option(
         None,
@@ -107,9 +108,16 @@ class BenchSettings:
         metavar="K",
         help="Shape of the gamma-distributed gaps of an open loop: 1, the default, is Poisson, less comes in bursts.",
     )
-    seed: int = option(0, minimum=0, variable="QUIRE_BENCH_SEED", help="The same seed sends the same requests again.")
+    seed: int = option(
+        0, minimum=0, variable="QUIRE_BENCH_SEED", help="Seed of the load: the same seed sends the same requests."
+    )
     warmup: int = option(
-        2, minimum=0, maximum=10_000, variable="QUIRE_BENCH_WARMUP", metavar="N", help="Requests before, not counted."
+        2,
+        minimum=0,
+        maximum=10_000,
+        variable="QUIRE_BENCH_WARMUP",
+        metavar="N",
+        help="Requests sent first to warm up; they are not measured.",
     )
     rounds: int = option(
         4,
@@ -117,25 +125,27 @@ class BenchSettings:
         maximum=1000,
         variable="QUIRE_BENCH_ROUNDS",
         metavar="N",
-        help="Blocks into which a run with two servers is cut; they go first in turn.",
+        help="Blocks into which a run with two servers is cut; the servers take turns to go first.",
     )
     slo: str = option(
         "",
         variable="QUIRE_BENCH_SLO",
         metavar="LIMITS",
-        help="What a good answer keeps to, such as ttft=500ms,tpot=50ms; also itl (its longest gap) and e2e.",
+        help="Latency limits that a good answer meets, such as ttft=500ms,tpot=50ms; also itl (its longest gap) "
+        "and e2e.",
     )
     prompts: str = option(
         "auto",
         variable="QUIRE_BENCH_PROMPTS",
         choices=("auto", "ids", "text"),
-        help="Random token ids (completions only) or words; auto: ids where the server takes them.",
+        help="Kind of prompts: random token ids (completions only) or words; auto is ids where the server takes them.",
     )
     tokenizer: str = option(
         "",
         variable="QUIRE_BENCH_TOKENIZER",
         metavar="PATH",
-        help="The model's folder or tokenizer.json, for words of exact length; otherwise the server's count is asked.",
+        help="Folder of the model or its tokenizer.json, for word prompts of exact length; by default the "
+        "server's count is used.",
     )
     context: int | None = option(
         None,
@@ -143,13 +153,15 @@ class BenchSettings:
         maximum=10_000_000,
         variable="QUIRE_BENCH_CONTEXT",
         metavar="N",
-        help="Longest prompt and answer together; by default what the server says. Longer lengths are cut.",
+        help="Longest prompt and answer together, in tokens; by default what the server says. Longer requests are cut.",
     )
-    temperature: float = option(0.0, minimum=0, maximum=2, variable="QUIRE_BENCH_TEMPERATURE", help="0 is greedy.")
+    temperature: float = option(
+        0.0, minimum=0, maximum=2, variable="QUIRE_BENCH_TEMPERATURE", help="Sampling temperature; 0 is greedy."
+    )
     ignore_eos: bool = option(
         True,
         variable="QUIRE_BENCH_IGNORE_EOS",
-        help="Ask for answers of exactly the asked length; not every server takes the parameter.",
+        help="Ask for answers of exactly the requested length (ignore_eos); not every server takes the parameter.",
     )
     timeout_s: float = option(
         600.0,
@@ -157,18 +169,22 @@ class BenchSettings:
         maximum=86_400,
         variable="QUIRE_BENCH_TIMEOUT_S",
         metavar="SECONDS",
-        help="A request that takes longer is an error.",
+        help="Seconds after which a request counts as failed.",
     )
     allow_errors: bool = option(False, variable="QUIRE_BENCH_ALLOW_ERRORS", help="Exit with 0 even if requests failed.")
-    json: str = option("", variable="QUIRE_BENCH_JSON", metavar="FILE", help="Write the result there as JSON.")
-    html: str = option("", variable="QUIRE_BENCH_HTML", metavar="FILE", help="Write a report with plots there.")
+    json: str = option(
+        "", variable="QUIRE_BENCH_JSON", metavar="FILE", help="File to which the result is written as JSON."
+    )
+    html: str = option(
+        "", variable="QUIRE_BENCH_HTML", metavar="FILE", help="File to which a report with plots is written."
+    )
     save_requests: bool = option(
-        False, variable="QUIRE_BENCH_SAVE_REQUESTS", help="Put every request and its times into the JSON."
+        False, variable="QUIRE_BENCH_SAVE_REQUESTS", help="Put each request and its times into the JSON."
     )
     api_key: str = option(
         "",
         variable="QUIRE_BENCH_API_KEY",
         metavar="KEY",
         secret=True,
-        help="Sent as a bearer token; better as a variable than as a flag. Else OPENAI_API_KEY, if that is set.",
+        help="API key, sent as a bearer token; give it as a variable rather than as a flag. By default OPENAI_API_KEY.",
     )

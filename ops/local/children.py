@@ -15,6 +15,7 @@ from typing import IO, NamedTuple, Protocol
 
 from quire.ops.errors import CommandError
 from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.shared.backoff import Backoff
 from quire.shared.processes import spawn
 from quire.worker.progress import PIPE
 
@@ -161,7 +162,7 @@ class Child:
         self.restart_at: float | None = None
         self._clock = clock
         self._started_at = 0.0
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
 
     @property
     def name(self) -> str:
@@ -188,8 +189,8 @@ class Child:
         """Plan the next start; returns the seconds until then, which double with every early death."""
         now = self._clock()
         if now - self._started_at > HEALTHY_AFTER_S:
-            self._backoff_s = FIRST_BACKOFF_S
-        wait_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, LAST_BACKOFF_S)
+            self._backoff.reset()
+        wait_s = self._backoff.next()
         self.process = None
         self.restart_at = now + wait_s
         return wait_s

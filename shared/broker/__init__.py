@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from quire.shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
 from quire.shared.broker.gateway import (
-    GATEWAY_TTL_S,
-    IDEMPOTENCY_S,
-    VIEW_TTL_S,
     Attachment,
     GatewayVerbs,
     IdempotencyConflict,
@@ -18,20 +15,14 @@ from quire.shared.broker.gateway import (
     QueueBounds,
     QueueFull,
 )
-from quire.shared.broker.lane import RETENTION_S, new_id
-from quire.shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
+from quire.shared.broker.lane import new_id
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
 from quire.shared.broker.reader import QueueReader, StreamEntry
+from quire.shared.broker.registration import NameHolder, NameVerbs
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [
-    "BEAT_S",
-    "GATEWAY_TTL_S",
-    "IDEMPOTENCY_S",
     "MAX_DEATHS",
-    "RETENTION_S",
-    "VIEW_TTL_S",
-    "WORKER_TTL_S",
     "Attachment",
     "Broker",
     "Claim",

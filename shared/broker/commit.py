@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgpack
 from redis.asyncio import Redis
 
-from quire.shared.broker.lane import RETENTION_S, Lane, pairs, text
+from quire.shared.broker.lane import Lane, pairs, text
+from quire.shared.keys import RETENTION_S
 from quire.shared.messages import VERSION, StepItem, new_packer
 
 # A notice in a worker's mailbox; every other one is the token of an attempt that is over.

@@ -8,15 +8,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from quire.shared.broker.lane import RETENTION_S, Lane, text
-from quire.shared.keys import DEFAULT_CLASS, QUEUES
+from quire.shared.broker.lane import Lane, text
+from quire.shared.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
 from quire.shared.messages import MessageError, StepItem, WorkerCard, decode_items
-
-GATEWAY_TTL_S = 10
-# How long a gateway's wish to see a worker's engine holds.
-VIEW_TTL_S = 3.0
-# How long an idempotency key is remembered, at most: no longer than its request is.
-IDEMPOTENCY_S = 86_400
+from quire.shared.states import CancelReply, ExpireReply, RequestState, SubmitReply
 
 
 class IdempotencyConflict(Exception):
@@ -100,33 +95,35 @@ class GatewayVerbs(Lane):
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
         reply = await self._submit(keys=keys, args=args)
-        if reply[0] == b"full":
+        found = SubmitReply(text(reply[0]))
+        if found is SubmitReply.FULL:
             raise QueueFull(int(reply[1]), int(reply[2]))
-        if reply[0] == b"conflict":
+        if found is SubmitReply.CONFLICT:
             raise IdempotencyConflict(idempotency_key)
-        return text(reply[1]) if reply[0] == b"same" else request_id
+        return text(reply[1]) if found is SubmitReply.SAME else request_id
 
     async def attach(self, request_id: str, gateway: str) -> Attachment | None:
         """Have the output of a request published to `gateway` from now on; None if it is unknown."""
         reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
-        return Attachment(reply[0] == b"done", reply[1]) if reply else None
+        return Attachment(text(reply[0]) == RequestState.DONE, reply[1]) if reply else None
 
     async def detach(self, request_id: str, gateway: str) -> list[str]:
         """At `gateway` nobody listens to a request any more; returns where somebody does, or did when it died."""
         return list(map(text, await self._detach(keys=[self.keys.request(request_id)], args=[gateway])))
 
-    async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> str:
-        """Stop a request: 'cancelled' (it waited), 'flagged' (it runs), 'done' or 'unknown'.
+    async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> CancelReply:
+        """Stop a request, waiting or running.
 
-        unless_beside: not ('wanted') if somebody listens at a gateway that is none of these.
+        unless_beside: do nothing (WANTED) if a gateway that is not one of these listens to it.
         """
         args: list[Any] = [self.keys.prefix, request_id, RETENTION_S, "" if unless_beside is None else "1"]
-        return text(await self._cancel(keys=[self.keys.request(request_id)], args=[*args, *(unless_beside or ())]))
+        reply = await self._cancel(keys=[self.keys.request(request_id)], args=[*args, *(unless_beside or ())])
+        return CancelReply(text(reply))
 
-    async def expire(self, request_id: str) -> str:
-        """End a request whose deadline has passed, waiting or running: 'expired', 'early', 'done' or 'unknown'."""
+    async def expire(self, request_id: str) -> ExpireReply:
+        """End a request whose deadline has passed, waiting or running."""
         keys = [self.keys.request(request_id)]
-        return text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S]))
+        return ExpireReply(text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S])))
 
     async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
         """The items of the output log that end after token `after`, the terminal one included: at most `count` entries.

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
 
+from quire.shared.broker.scripts import Script, load_script
 from quire.shared.keys import LaneKeys
 
 log = logging.getLogger(__name__)
-
-# How long the hash and the output log of a finished request stay: a client may come back for what it missed.
-RETENTION_S = 600
 
 
 def new_id() -> str:
@@ -44,27 +38,6 @@ class Lane:
         self.corrupt[what] += 1
         if self.corrupt[what] == 1:
             log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)
-
-
-class Script:
-    """A script that Redis keeps; it is sent to one that does not have it."""
-
-    def __init__(self, client: Redis, source: str) -> None:
-        self._execute: Any = client.execute_command
-        self._source = source
-        self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-    async def __call__(self, keys: Sequence[Any] = (), args: Sequence[Any] = ()) -> Any:
-        try:
-            return await self._execute("EVALSHA", self._sha, len(keys), *keys, *args)
-        except NoScriptError:  # nothing was carried out
-            return await self._execute("EVAL", self._source, len(keys), *keys, *args)
-
-
-def load_script(client: Redis, name: str) -> Script:
-    """One of shared/scripts for one client."""
-    folder = files("quire.shared") / "scripts"
-    return Script(client, (folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text())
 
 
 def text(value: Any) -> str:

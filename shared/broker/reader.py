@@ -10,7 +10,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from quire.shared.broker.lane import load_script, text
+from quire.shared.broker.lane import text
+from quire.shared.broker.scripts import load_script
 from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 

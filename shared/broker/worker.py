@@ -9,10 +9,11 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from quire.shared.broker.lane import RETENTION_S, Lane, text
+from quire.shared.broker.lane import Lane, text
 from quire.shared.broker.reader import StreamEntry, read_entry
-from quire.shared.keys import GROUP, QUEUES
+from quire.shared.keys import GROUP, QUEUES, RETENTION_S
 from quire.shared.messages import MessageError, StepItem, decode_items, unpack
+from quire.shared.states import ClaimReply, DropReason
 
 # Bound of the field with the gateways at which somebody listens to a request.
 MAX_LISTENERS_BYTES = 65_536
@@ -90,10 +91,11 @@ class WorkerVerbs(Lane):
             incarnation or worker_id,
         ]
         reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
-        if reply[0] != b"claimed":
-            if reply[1:] == [b"unknown"]:
+        if text(reply[0]) != ClaimReply.CLAIMED:
+            reason = text(reply[1]) if len(reply) > 1 else ""
+            if reason == DropReason.UNKNOWN:
                 self.note_corrupt("queue entry", delivery.entry_id, f"there is no request {request_id[:64]!r}")
-            elif reply[1:] == [b"corrupt"]:
+            elif reason == DropReason.CORRUPT:
                 self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
             return None
         _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, traceparent, before = reply

@@ -32,11 +32,19 @@ local function add_load(prefix, class, requests, tokens)
     redis.call('HINCRBY', load, 'tokens:' .. class, tokens)
 end
 
+local function is_class(name)
+    for _, class in ipairs(PRIORITY_CLASSES) do
+        if class == name then
+            return true
+        end
+    end
+    return false
+end
+
 -- What a request counts as in the load: its class and cost, and where these are corrupt what its queue knows of them.
 local function load_of(prefix, class, cost, queue, entry)
-    local classes = {interactive = true, standard = true, batch = true}
-    if not classes[class] then
-        class = classes[queue] and queue or 'standard'
+    if not is_class(class) then
+        class = is_class(queue) and queue or DEFAULT_CLASS
     end
     local tokens = whole(cost)
     if not tokens and queue and entry then
@@ -50,7 +58,7 @@ end
 local function take_off_queue(prefix, queue, entry)
     if queue and entry then
         local stream = prefix .. 'queue:' .. queue
-        try('XACK', stream, 'workers', entry)
+        try('XACK', stream, GROUP, entry)
         try('XDEL', stream, entry)
     end
 end
@@ -91,13 +99,13 @@ end
 -- Have the queues forget a worker that is gone. False where something is still pending for it: it goes with that.
 local function forget_consumer(prefix, worker)
     local is_gone = true
-    for _, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
+    for _, name in ipairs(QUEUES) do
         local stream = prefix .. 'queue:' .. name
-        local pending = try('XPENDING', stream, 'workers', '-', '+', 1, worker)
+        local pending = try('XPENDING', stream, GROUP, '-', '+', 1, worker)
         if #pending > 0 then
             is_gone = false
         elseif not pending.err then
-            redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', worker)
+            redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, worker)
         end
     end
     return is_gone
@@ -125,7 +133,7 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
         emitted = last and whole(string.match(last[1], '^%d+')) or 0
         redis.call('HSET', prefix .. 'req:' .. id, 'emitted', emitted)
     end
-    local item = cmsgpack.pack({4, id, emitted, {}, {outcome, detail}})
+    local item = cmsgpack.pack({MESSAGE_VERSION, id, emitted, {}, {outcome, detail}})
     local reply = try('XADD', log, emitted .. '-1', 'item', item)
     if type(reply) == 'table' then
         if string.find(reply.err, '^WRONGTYPE') then

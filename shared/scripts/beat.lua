@@ -5,7 +5,6 @@
 --   ->    1 | 0 (another process lives under the name: nothing was done)
 -- Repeatable.
 local worker, incarnation, home, every, card, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local FORGOTTEN_MS = 3600000 -- names of workers long gone must not pile up
 
 local holder = redis.call('HGET', KEYS[1], 'incarnation')
 if holder and holder ~= incarnation then
@@ -19,7 +18,7 @@ redis.call('HSET', KEYS[1], 'incarnation', incarnation, 'home', home, 'every', e
 if card ~= '' then
     redis.call('HSET', KEYS[1], 'card', card)
     redis.call('ZADD', KEYS[2], now, worker)
-    for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], 0, now - FORGOTTEN_MS)) do
+    for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], 0, now - FORGET_WORKER_MS)) do
         if forget_consumer(ARGV[8], gone) then
             redis.call('ZREM', KEYS[2], gone)
         end

@@ -18,7 +18,7 @@ local function drop(why)
 end
 
 -- Who was slow to claim has lost the entry to another worker's reclaim.
-local pending = redis.call('XPENDING', prefix .. 'queue:' .. queue, 'workers', entry, entry, 1)[1]
+local pending = redis.call('XPENDING', prefix .. 'queue:' .. queue, GROUP, entry, entry, 1)[1]
 if not pending or pending[2] ~= worker then
     return {'lost'}
 end
@@ -43,7 +43,6 @@ local function end_corrupt()
 end
 
 local function is_corrupt()
-    local class = req[5]
     if state ~= 'queued' and (state ~= 'running' or not req[7] or not req[8] or not req[13]) then
         return true
     end
@@ -53,7 +52,7 @@ local function is_corrupt()
         end
     end
     return not (deadline and emitted and whole(req[6]) and whole(req[12]) and req[9] and req[10] and req[15])
-        or (class ~= 'interactive' and class ~= 'standard' and class ~= 'batch')
+        or not is_class(req[5])
 end
 
 if req[2] ~= entry or req[14] ~= queue then
@@ -82,7 +81,7 @@ if req[8] ~= attempt then
             notify(prefix, req[7], id, req[8], retention)
         end
         if not req[20] and has_died_too_often(KEYS[1], emitted, limit) then
-            redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', 1000, '*', 'id', id, 'class', req[5], 'worker', req[7],
+            redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', MAX_DEAD, '*', 'id', id, 'class', req[5], 'worker', req[7],
                 'emitted', emitted, 'body', req[9], 'about', req[15])
             finish_unowned(prefix, id, 'quarantined', 'the worker died each time it ran this request', retention)
             return {'dropped', 'quarantined'}

@@ -8,7 +8,7 @@ local found = {}
 for i, queue in ipairs(KEYS) do
     local entries = {}
     if left > 0 then
-        local reply = redis.call('XREADGROUP', 'GROUP', 'workers', ARGV[1], 'COUNT', left, 'STREAMS', queue, '>')
+        local reply = redis.call('XREADGROUP', 'GROUP', GROUP, ARGV[1], 'COUNT', left, 'STREAMS', queue, '>')
         entries = reply and reply[1][2] or {}
     end
     left = left - #entries

@@ -12,8 +12,8 @@ for i = 2, #ARGV, 2 do
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         local class, cost = load_of(prefix, req[5], req[6], req[3], req[4])
         take_off_queue(prefix, req[3], req[4])
-        local entry = redis.call('XADD', prefix .. 'queue:handed', '*', 'id', id, 'cost', cost)
-        redis.call('HSET', key, 'state', 'queued', 'queue', 'handed', 'entry', entry, 'before', req[1])
+        local entry = redis.call('XADD', prefix .. 'queue:' .. HANDED, '*', 'id', id, 'cost', cost)
+        redis.call('HSET', key, 'state', 'queued', 'queue', HANDED, 'entry', entry, 'before', req[1])
         redis.call('HDEL', key, 'attempt', 'owner', 'incarnation')
         add_load(prefix, class, 1, cost)
         released = released + 1

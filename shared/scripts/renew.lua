@@ -9,7 +9,7 @@ for i = 3, #ARGV, 2 do
     local req = redis.pcall('HMGET', prefix .. 'req:' .. ARGV[i], 'attempt', 'state', 'queue', 'entry')
     if req[1] == ARGV[i + 1] and req[2] == 'running' then
         -- What has no such entry cannot be renewed; it must not stop the others.
-        try('XCLAIM', prefix .. 'queue:' .. (req[3] or ''), 'workers', worker, 0, req[4] or '', 'JUSTID')
+        try('XCLAIM', prefix .. 'queue:' .. (req[3] or ''), GROUP, worker, 0, req[4] or '', 'JUSTID')
     elseif req[1] ~= ARGV[i + 1] then
         lost[#lost + 1] = ARGV[i]
         lost[#lost + 1] = ARGV[i + 1]

@@ -16,7 +16,7 @@ from quire.gateway.pages import engine_view
 from quire.gateway.pages.engine_page import is_on
 from quire.gateway.pages.engine_view import EngineViewer
 from quire.gateway.settings import GatewaySettings
-from quire.shared.broker import VIEW_TTL_S
+from quire.shared.keys import VIEW_TTL_S
 from quire.shared.messages import Delta, Outcome
 from quire.shared.views import View
 from tests.gateway.conftest import Start

@@ -12,8 +12,9 @@ import pytest
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
-from quire.shared.redis_clients import LaneClient, pubsub_client
-from tests.shared.redis_server import RedisServer
+from quire.shared.redis.clients import pubsub_client
+from quire.shared.redis.lane_client import LaneClient
+from tests.support.redis_server import RedisServer
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.shared.errors import StartError
 from quire.worker import capacity
 from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_num_host_blocks
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.errors import WorkerStartError
 from quire.worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
@@ -32,16 +32,14 @@ def test_a_cpu_cache_is_bounded_by_a_constant_by_free_memory_and_by_need(monkeyp
 
 
 def test_a_cache_that_cannot_hold_one_sequence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        WorkerStartError, match=r"99 blocks is too small .* 100 blocks .*: raise --num-blocks, or lower"
-    ):
+    with pytest.raises(StartError, match=r"99 blocks is too small .* 100 blocks .*: raise --num-blocks, or lower"):
         limits(monkeypatch, 100 * GIB, num_blocks=99)
-    with pytest.raises(WorkerStartError, match="raise --kv-cache-gb, or lower --max-model-len to 1024"):
+    with pytest.raises(StartError, match="raise --kv-cache-gb, or lower --max-model-len to 1024"):
         limits(monkeypatch, 100 * GIB, kv_cache_gb=1)
 
 
 def test_a_cache_beyond_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkerStartError, match=r"--kv-cache-gb 4: that takes 4\.00 GiB, and 3\.00 GiB are free; lower"):
+    with pytest.raises(StartError, match=r"--kv-cache-gb 4: that takes 4\.00 GiB, and 3\.00 GiB are free; lower"):
         limits(monkeypatch, 3 * GIB, kv_cache_gb=4)
 
 

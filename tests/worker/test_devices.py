@@ -11,11 +11,11 @@ import torch
 
 from quire import kernels
 from quire.kernels.cuda import pinned_bytes
+from quire.shared.errors import StartError
 from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
 from quire.worker.device import devices
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.errors import WorkerStartError
 from quire.worker.models.decoder import Decoder
 from quire.worker.preflight import check_weights
 from quire.worker.ranks.leader import OutOfStep
@@ -86,7 +86,7 @@ def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("card")
 def test_where_no_step_fits_the_settings_to_lower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 0, torch.OutOfMemoryError("no"))
-    with pytest.raises(WorkerStartError, match=r"a step of 512 tokens .*--max-num-batched-tokens and --max-num-seqs"):
+    with pytest.raises(StartError, match=r"a step of 512 tokens .*--max-num-batched-tokens and --max-num-seqs"):
         plan(max_num_seqs=300)
 
 
@@ -96,13 +96,11 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypa
     from triton.runtime.errors import OutOfResources
 
     steps(monkeypatch, 0, OutOfResources(172160, 101376, "shared memory"))
-    with pytest.raises(
-        WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
-    ) as refused:
+    with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference") as refused:
         plan()
     assert "\n" not in str(refused.value)
     steps(monkeypatch, 0, out_of_step(OutOfResources(172160, 101376, "shared memory")))
-    with pytest.raises(WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
+    with pytest.raises(StartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
         plan()
     steps(monkeypatch, 0, ValueError("a fault of ours"))
     with pytest.raises(ValueError, match="ours"):
@@ -130,7 +128,7 @@ def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
             raise out_of_step(error) if has_ranks else error
 
         monkeypatch.setattr(build, "warm_up", fails)
-        with pytest.raises(WorkerStartError, match=f"a Triton kernel .*{said}.*--kernels reference") as refused:
+        with pytest.raises(StartError, match=f"a Triton kernel .*{said}.*--kernels reference") as refused:
             build.build_engine(settings, "llama")
         assert "\n" not in str(refused.value)
 
@@ -153,9 +151,7 @@ def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monk
     driver.libcuda_dirs.cache_clear()
     triton_ops = kernels.triton_ops
     monkeypatch.setattr(kernels, "triton_ops", lambda device, *rest: triton_ops(ops.device, *rest))
-    with pytest.raises(
-        WorkerStartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference"
-    ) as refused:
+    with pytest.raises(StartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference") as refused:
         devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
     assert "\n" not in str(refused.value)
 
@@ -172,7 +168,7 @@ def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
         return
     for prefer in ("auto", "triton"):
         with pytest.raises(
-            WorkerStartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
+            StartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
         ) as refused:
             devices.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
         assert "\n" not in str(refused.value)
@@ -218,7 +214,7 @@ def test_swapped_blocks_that_cannot_be_pinned_are_one_line(tmp_path: Path, monke
 
     monkeypatch.setattr(build, "make_engine", fails)
     settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu", swap_gb=20)
-    with pytest.raises(WorkerStartError, match=r"--swap-gb 20: 20.00 GiB of host memory cannot be pinned .*; lower it"):
+    with pytest.raises(StartError, match=r"--swap-gb 20: 20.00 GiB of host memory cannot be pinned .*; lower it"):
         build.build_engine(settings, "llama")
 
 
@@ -231,11 +227,11 @@ def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.Mon
     steps(monkeypatch, 8192, RuntimeError())
     assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
     monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 49 * GIB)
-    with pytest.raises(WorkerStartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
+    with pytest.raises(StartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
         limits()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 60 * GIB)
-    with pytest.raises(WorkerStartError, match="a KV cache of 0 blocks") as none:
+    with pytest.raises(StartError, match="a KV cache of 0 blocks") as none:
         limits()
     assert "fp8" not in str(none.value)
     assert "--max-model-len" not in str(none.value)
@@ -245,9 +241,9 @@ def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.Mon
 def test_a_cache_that_is_asked_for_must_fit_beside_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits(kv_cache_gb=58).num_blocks == 58 * 64
-    with pytest.raises(WorkerStartError, match=r"--kv-cache-gb 59: that takes 59.00 GiB, and 58.00 GiB are free"):
+    with pytest.raises(StartError, match=r"--kv-cache-gb 59: that takes 59.00 GiB, and 58.00 GiB are free"):
         limits(kv_cache_gb=59)
-    with pytest.raises(WorkerStartError, match=r"--num-blocks 6400: that takes 100.00 GiB, and 58.00 GiB are free"):
+    with pytest.raises(StartError, match=r"--num-blocks 6400: that takes 100.00 GiB, and 58.00 GiB are free"):
         limits(num_blocks=6400)
 
 
@@ -261,9 +257,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     monkeypatch.setattr(devices, "available_memory", lambda: needed)
     check_weights(path, model.config, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
-    with pytest.raises(
-        WorkerStartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"
-    ):
+    with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
         check_weights(path, model.config, torch.float32, torch.device("cpu"))
     check_weights(path, model.config, torch.float16, torch.device("cpu"))
 
@@ -290,7 +284,7 @@ def test_memory_that_runs_out_at_start_is_one_line(
     monkeypatch.setattr(build, "make_engine", fails)
     settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
     with pytest.raises(
-        WorkerStartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
+        StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
     ):
         build.build_engine(settings, "llama")
 

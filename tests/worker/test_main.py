@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QuireProcess, StartQuire
-from tests.shared.redis_server import running_redis
+from tests.support.redis_server import running_redis
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.worker.errors import WorkerStartError
+from quire.shared.errors import StartError
 from quire.worker.preflight import check_settings
 from quire.worker.settings import WorkerSettings
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_swapping_without_memory_for_it() -> None:
-    with pytest.raises(WorkerStartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
+    with pytest.raises(StartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
         check_settings(WorkerSettings(preemption="swap", swap_gb=0), CPU)
     check_settings(WorkerSettings(preemption="auto", swap_gb=0), CPU)
 
@@ -28,7 +28,7 @@ def test_swapping_without_memory_for_it() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(WorkerStartError, match=message):
+    with pytest.raises(StartError, match=message):
         check_settings(WorkerSettings(**settings), CPU)
 
 

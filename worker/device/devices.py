@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from quire import kernels
+from quire.shared.errors import StartError
 from quire.worker.device.graph_capture import measure_graphs, release
 from quire.worker.device.memory import available_memory
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.errors import WorkerStartError
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.sharding import NotDivisible, Shard
@@ -36,15 +36,15 @@ LEAST_TOKENS = 256
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of --device; `auto` is a CUDA device where there is one. Raises WorkerStartError."""
+    """The device of --device; `auto` is a CUDA device where there is one. Raises StartError."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if torch.version.cuda is None:
-        raise WorkerStartError(
+        raise StartError(
             "--device cuda: the installed torch computes on CPUs only; install its CUDA build, or use --device cpu"
         )
     if not torch.cuda.is_available():
-        raise WorkerStartError(
+        raise StartError(
             "--device cuda: torch finds no CUDA device; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
     return torch.device("cuda", torch.cuda.current_device())
@@ -53,19 +53,19 @@ def choose_device(name: str) -> torch.device:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of --dtype. `auto` is bfloat16 if the device supports it, else the next best.
 
-    Raises WorkerStartError.
+    Raises StartError.
     """
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         has_bfloat16 = capability >= BFLOAT16_SINCE
         if name == "bfloat16" and not has_bfloat16:
-            raise WorkerStartError(
+            raise StartError(
                 f"--dtype bfloat16 needs compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}; use "
                 "--dtype float16"
             )
         return DTYPES.get(name, torch.bfloat16 if has_bfloat16 else torch.float16)
     if name == "float16":
-        raise WorkerStartError("--dtype float16 is for GPUs: on a CPU use --dtype bfloat16 or float32, or auto")
+        raise StartError("--dtype float16 is for GPUs: on a CPU use --dtype bfloat16 or float32, or auto")
     if name != "auto":
         return DTYPES[name]
     try:
@@ -81,40 +81,38 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> kernels.Ops:
-    """The operations of --kernels for a device. Raises WorkerStartError."""
+    """The operations of --kernels for a device. Raises StartError."""
     prefer, is_cuda = settings.kernels, device.type == "cuda"
     if is_cuda != (prefer == "triton") and prefer in ("cpu", "triton"):
-        raise WorkerStartError(f"--kernels {prefer} do not run on the {device.type} device; use --kernels auto")
+        raise StartError(f"--kernels {prefer} do not run on the {device.type} device; use --kernels auto")
     if settings.batch_invariant and prefer == "reference":
-        raise WorkerStartError("--batch-invariant: the reference kernels are not; use --kernels auto")
+        raise StartError("--batch-invariant: the reference kernels are not; use --kernels auto")
     if settings.kv_cache_dtype == "fp8":
         if not is_cuda:
-            raise WorkerStartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
+            raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
         if not has_fp8(device):
-            raise WorkerStartError(
-                "--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto"
-            )
+            raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
     if is_cuda and prefer != "reference" and (fault := kernels.outdated_triton()):
-        raise WorkerStartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
+        raise StartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
     try:
         if is_cuda and prefer != "reference":
             return kernels.triton_ops(device, dtype, settings.kv_cache_dtype == "fp8", settings.batch_invariant)
         return kernels.select_ops(str(device), dtype, prefer)
     except kernels.KernelsUnavailable as error:
-        raise WorkerStartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
+        raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
 
 
 def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig) -> None:
-    """Raise WorkerStartError where --tensor-parallel-size ranks cannot share the model, or have no GPU each."""
+    """Raise StartError where --tensor-parallel-size ranks cannot share the model, or have no GPU each."""
     size = settings.tensor_parallel_size
     if device.type == "cuda" and size > torch.cuda.device_count():
-        raise WorkerStartError(
+        raise StartError(
             f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
             "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
     if isinstance(config, TransformersConfig):
         if size > 1:
-            raise WorkerStartError(
+            raise StartError(
                 f"--tensor-parallel-size {size}: {config.architecture} is computed by Transformers, by one process; "
                 "lower it to 1, or give a model that Quire's own decoder knows (docs/quickstart.md)"
             )
@@ -122,7 +120,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelCon
     try:
         Shard(config, 0, size)
     except NotDivisible as error:
-        raise WorkerStartError(f"--tensor-parallel-size {size}: {error}") from error
+        raise StartError(f"--tensor-parallel-size {size}: {error}") from error
 
 
 def set_threads(settings: WorkerSettings, ops: kernels.Ops) -> int:
@@ -210,9 +208,9 @@ def _prompts(num_tokens: int, num_rows: int, longest: int, block_size: int) -> F
 
 
 def raise_in_one_line(error: Exception) -> None:
-    """Raise WorkerStartError if the error is Triton's, on any rank: kernel, cause and remedy. Else return."""
+    """Raise StartError if the error is Triton's, on any rank: kernel, cause and remedy. Else return."""
     if failure := kernels.triton_failure(reason(error)):
-        raise WorkerStartError(f"{failure}; or take --kernels reference, which computes with torch") from error
+        raise StartError(f"{failure}; or take --kernels reference, which computes with torch") from error
 
 
 class CudaMemory(NamedTuple):
@@ -237,7 +235,7 @@ def plan_cuda_memory(settings: WorkerSettings, model: PagedModel, max_model_len:
             break
         except torch.OutOfMemoryError:
             if tokens // 2 < max(LEAST_TOKENS, rows):
-                raise WorkerStartError(
+                raise StartError(
                     f"a step of {tokens} tokens does not fit into the device's memory beside the weights: lower "
                     "--max-num-batched-tokens and --max-num-seqs, or take a smaller model"
                 ) from None

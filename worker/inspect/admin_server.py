@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from quire.shared.broker import WORKER_TTL_S
-from quire.shared.internal_server import InternalServer, ServiceUnavailable, dump, json_response
-from quire.shared.measures import CONTENT_TYPE_LATEST
+from quire.shared.keys import WORKER_TTL_S
+from quire.shared.telemetry.internal_server import InternalServer, ServiceUnavailable, dump, json_response
+from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.metrics import WorkerMetrics

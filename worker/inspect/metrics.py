@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.metrics_core import Metric
 
 from quire.shared.broker import Broker
-from quire.shared.loop_lag import LoopLag
-from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.shared.telemetry.loop_lag import LoopLag
+from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 from quire.worker.engine.timing import StepTimes
 from quire.worker.inspect.snapshot import EngineUsage
 from quire.worker.queue.committer import Committer

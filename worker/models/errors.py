@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from quire.shared.errors import StartError
 
-class CheckpointError(Exception):
+
+class CheckpointError(StartError):
     """A model cannot be loaded as it is. The message names the place, the fault and a remedy, and is one line."""
 
     def __init__(self, where: object, what: str, remedy: str) -> None:

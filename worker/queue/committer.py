@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import AttemptSpans
 from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
@@ -22,8 +24,7 @@ from quire.worker.queue.engine_thread import EngineThread
 log = logging.getLogger(__name__)
 
 # Backoff of a failed commit. Nothing is lost meanwhile: uncommitted tokens wait in the committer.
-RETRY_S = 0.1
-RETRY_LIMIT_S = 2.0
+RETRY_S = (0.1, 2.0)
 # Largest number of results in a commit of several steps: Redis serves no other client during the script.
 MAX_COMMITS = 20_000
 # Largest number of tokens in a merged item: appending to a tuple costs time in proportion to its length.
@@ -189,7 +190,7 @@ class Committer:
         if is_new:
             for commit, item in zip(commits, step.items, strict=True):
                 self._attempts[commit[1][0]].log.extend(item)
-        delay = RETRY_S
+        backoff = Backoff(*RETRY_S)
         while True:
             try:
                 with self.counts.timed(commits):
@@ -200,9 +201,9 @@ class Committer:
                 if self._stopping:
                     raise
                 # Redis may have run the script or not; it is repeatable.
+                delay = backoff.next()
                 log.warning("commit of %d requests failed (%s); retrying in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RETRY_LIMIT_S)
 
     def _apply(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
         """Apply a reply. Returns the requests whose logs in Redis lack items, and where these logs end."""
@@ -223,14 +224,14 @@ class Committer:
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:
-                engine.finish(request_id, "cancelled")
+                engine.finish(request_id, OutcomeName.CANCELLED)
             else:  # before the reply to its claim; or after its end, and then the entry is evicted unused
                 if len(self._early_cancels) >= MAX_EARLY_CANCELS:
                     del self._early_cancels[next(iter(self._early_cancels))]
                 self._early_cancels[request_id] = None
         for request_id in reply.expired:
             if request_id in self._attempts:
-                engine.finish(request_id, "deadline")
+                engine.finish(request_id, OutcomeName.DEADLINE)
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
     def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:

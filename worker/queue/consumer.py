@@ -21,25 +21,26 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
+from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
-from quire.shared.redis_clients import BLOCK_S
+from quire.shared.redis.clients import BLOCK_S
+from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import spans_of
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 log = logging.getLogger(__name__)
 
 # Intervals at which a full engine is asked for free rows, and higher classes that may displace others are read.
 FULL_S = 0.01
 DISPLACE_S = 0.05
-RETRY_S = 0.2
-RETRY_LIMIT_S = 2.0
+RETRY_S = (0.2, 2.0)
 # Intervals, in reads, at which one request of a lower class comes first.
 TURNS = ((8, "batch"), (4, "standard"))
 
@@ -94,7 +95,7 @@ class Consumer:
 
     async def run(self) -> None:
         """Read until `stop`."""
-        delay = RETRY_S
+        backoff = Backoff(*RETRY_S)
         while not self._stopping.is_set():
             try:
                 if self._reads_pending:
@@ -113,8 +114,9 @@ class Consumer:
                     free_rows -= 1
                 if free_rows > 0:
                     await self._take(await self._reader.read(free_rows, int(1000 * BLOCK_S)))
-                delay = RETRY_S
+                backoff.reset()
             except (RedisError, OSError) as error:
+                delay = backoff.next()
                 if isinstance(error, ResponseError) and "NOGROUP" not in str(error):
                     log.error("Redis refuses to read the queue: %s", error)
                 else:
@@ -122,7 +124,6 @@ class Consumer:
                 self._reads_pending = True
                 self.postpone_reclaim()
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RETRY_LIMIT_S)
 
     async def run_reclaim(self) -> None:
         """Claim requests whose leases other workers have not renewed, until `stop`."""
@@ -190,7 +191,9 @@ class Consumer:
                     raise MessageError(f"its body belongs to request {request.id}")
             except MessageError as error:
                 self._broker.note_corrupt("request", claim.request_id, error)
-                item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", "the request cannot be read"))
+                item = StepItem(
+                    claim.request_id, claim.emitted, (), Outcome(OutcomeName.ERROR, "the request cannot be read")
+                )
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
@@ -210,7 +213,7 @@ class Consumer:
                 continue
             self._start(claim, request, logged, priority)
             if not is_wanted:
-                self._engine.finish(request.id, "cancelled")
+                self._engine.finish(request.id, OutcomeName.CANCELLED)
 
     def _start(
         self,

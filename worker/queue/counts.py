@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from quire.shared.broker import Claim, StepCommit
 from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.measures import STEP_S, WAIT_S, Histogram
 from quire.shared.messages import OUTCOMES
+from quire.shared.telemetry.prometheus import STEP_S, WAIT_S, Histogram
 
 
 class ClaimCounts:

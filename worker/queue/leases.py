@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.shared.broker import Broker, NameHolder
-from quire.shared.redis_clients import command_client
-from quire.worker.errors import WorkerStartError
+from quire.shared.errors import StartError
+from quire.shared.redis.clients import command_client
 
 # A worker that has missed this many heartbeats has lost its name.
 SILENT_BEATS = 3
 
 
-class NameTaken(WorkerStartError):
+class NameTaken(StartError):
     """Another live worker has this worker's name."""
 
     def __init__(self, worker_id: str, holder: NameHolder) -> None:

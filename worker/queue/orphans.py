@@ -9,6 +9,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker
+from quire.shared.states import CancelReply
 from quire.worker.queue.committer import Committer
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Orphans:
         for request_id, since in self._orphaned_at.items():
             if now - since < self._grace_s:
                 continue
-            if await self._broker.cancel(request_id, unless_beside=listeners[request_id]) == "flagged":
+            if await self._broker.cancel(request_id, unless_beside=listeners[request_id]) is CancelReply.FLAGGED:
                 log.warning(
                     "request %s is cancelled: its gateway is gone, and no client has resumed it",
                     request_id,

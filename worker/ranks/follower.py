@@ -22,14 +22,13 @@ import msgpack
 import torch
 
 from quire import kernels
-from quire.shared.logs import setup_logging
+from quire.shared.errors import StartError
+from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
-from quire.worker.errors import WorkerStartError
 from quire.worker.interpreter import leave
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.paged import KVCache
 from quire.worker.queue.watchdog import EXIT_CODE
 from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, Collectives, meet
@@ -156,7 +155,7 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         os.pwrite(last_words, f"its GPU is out of memory ({error}); end other processes on it".encode(), 0)
         leave(GAVE_UP)
-    except (WorkerStartError, CheckpointError) as error:
+    except StartError as error:
         os.pwrite(last_words, str(error).encode(), 0)
         leave(GAVE_UP)
     except BaseException:

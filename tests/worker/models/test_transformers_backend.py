@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quire import kernels
+from quire.shared.errors import StartError
 from quire.worker.device import devices
-from quire.worker.errors import WorkerStartError
 from quire.worker.models import transformers_trial
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
@@ -95,7 +95,7 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
     config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
     device = torch.device("cpu")
     devices.check_ranks(WorkerSettings(), device, config)
-    with pytest.raises(WorkerStartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
+    with pytest.raises(StartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
         devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
 
 

@@ -1,0 +1,65 @@
+"""Loads the Lua scripts of shared/scripts for a Redis client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+from quire.shared.keys import DEFAULT_CLASS, FORGET_WORKER_S, GROUP, HANDED, MAX_DEAD, PRIORITY_CLASSES, QUEUES
+from quire.shared.messages import VERSION
+
+# Constants that Lua and Python share: local variables at the top of every script.
+_CONSTANTS: dict[str, int | str | Sequence[str]] = {
+    "MESSAGE_VERSION": VERSION,
+    "GROUP": GROUP,
+    "HANDED": HANDED,
+    "QUEUES": QUEUES,
+    "PRIORITY_CLASSES": PRIORITY_CLASSES,
+    "DEFAULT_CLASS": DEFAULT_CLASS,
+    "FORGET_WORKER_MS": 1000 * FORGET_WORKER_S,
+    "MAX_DEAD": MAX_DEAD,
+}
+
+
+class Script:
+    """Runs one script by its hash; sends the source to a server that does not have it."""
+
+    def __init__(self, client: Redis, source: str) -> None:
+        self._execute: Any = client.execute_command
+        self._source = source
+        self._sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, keys: Sequence[Any] = (), args: Sequence[Any] = ()) -> Any:
+        try:
+            return await self._execute("EVALSHA", self._sha, len(keys), *keys, *args)
+        except NoScriptError:  # nothing was carried out
+            return await self._execute("EVAL", self._source, len(keys), *keys, *args)
+
+
+def load_script(client: Redis, name: str) -> Script:
+    """Return the script `shared/scripts/<name>.lua` for a client."""
+    return Script(client, script_source(name))
+
+
+def script_source(name: str) -> str:
+    """Return what Redis runs: the shared constants, `_prelude.lua` and the script."""
+    folder = files("quire.shared") / "scripts"
+    return constants() + (folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+
+
+def constants() -> str:
+    """Return the shared constants as Lua, one line each."""
+    return "".join(f"local {name} = {_lua(value)}\n" for name, value in _CONSTANTS.items())
+
+
+def _lua(value: int | str | Sequence[str]) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return f"'{value}'"
+    return "{" + ", ".join(map(_lua, value)) + "}"

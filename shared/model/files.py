@@ -1,0 +1,28 @@
+"""Reads the JSON files of a model folder, and the error for a model that cannot be served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.shared.errors import StartError
+
+
+class ModelError(StartError):
+    """A model that cannot be served: what is wrong, where, and the remedy."""
+
+
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    """A JSON object of a model folder; empty if the file is not there, unless it is required. Raises ModelError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ModelError(f"{path} is missing; a model folder needs config.json and tokenizer.json.") from None
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
+    if type(value) is not dict:
+        raise ModelError(f"{path} is not a JSON object; fetch the model again.")
+    return value

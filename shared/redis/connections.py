@@ -1,0 +1,112 @@
+"""Connections of redis-py that follow their lane: to its server, wherever that is now.
+
+A server that says that it cannot serve the lane counts as a broken connection. The next connection asks again where the
+lane is (`shared/redis/places.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from quire.shared.redis.places import Place
+from quire.shared.redis.url import Address
+
+# How a server says that it cannot serve the lane now, and that another one may. Nothing was carried out.
+_ELSEWHERE = (ReadOnlyError, AskError, TryAgainError, ClusterDownError, MasterDownError)  # MOVED is an AskError
+# The same without a class of redis-py's, and as Redis 6.2 wraps what a script has run into.
+_ELSEWHERE_TEXTS = ("NOREPLICAS ", "UNBLOCKED ", "READONLY ", "non local key in a cluster")
+
+
+def is_elsewhere(error: ResponseError) -> bool:
+    """Whether a server says that it cannot serve the lane now, and that another one may."""
+    return isinstance(error, _ELSEWHERE) or any(text in str(error) for text in _ELSEWHERE_TEXTS)
+
+
+class NotTheServer(RedisConnectionError):
+    """The server answered that the lane is not its own to serve, or not now."""
+
+
+class PlacedConnection(AbstractConnection):
+    """A connection to the server of a lane, wherever that is."""
+
+    def __init__(self, *, place: Place, **options: Any) -> None:
+        super().__init__(**options)
+        self._place = place
+        self.moves = 0
+
+    async def connect(self) -> None:
+        if self.is_connected:
+            await self._place.recheck()
+        # The server closed it, or the lane is elsewhere by now.
+        if self.is_connected and (self._is_closed or self.moves != self._place.moves):
+            await self.disconnect(nowait=True)
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    @property
+    def _is_closed(self) -> bool:
+        assert self._reader is not None
+        assert self._writer is not None
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        await super().on_connect_check_health(check_health)
+        try:
+            await self._place.verify(self._ask)
+        except RedisError:
+            self._place.doubt()
+            raise
+
+    async def _ask(self, *command: str) -> Any:
+        await self.send_command(*command, check_health=False)
+        return await self.read_response()
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            if not is_elsewhere(error):
+                raise
+            self.doubt(error)
+            await self.disconnect(nowait=True)
+            raise NotTheServer(f"{type(error).__name__}: {error}") from error
+
+    def doubt(self, error: ResponseError) -> None:
+        """The server says that it is not the one."""
+        self._place.doubt(error, getattr(self, "address", None))
+
+
+class TcpConnection(PlacedConnection, Connection):
+    """Asks where to connect to."""
+
+    address: Address
+
+    async def _connect(self) -> None:
+        self.address = await self._place.locate()
+        self.moves = self._place.moves
+        self.host, self.port = self.address
+        try:
+            await super()._connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._place.doubt()
+            raise
+
+
+class TlsConnection(TcpConnection, SSLConnection):
+    pass
+
+
+class UnixConnection(PlacedConnection, UnixDomainSocketConnection):
+    pass

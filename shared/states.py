@@ -1,0 +1,105 @@
+"""States and replies of the queue protocol: the words that the Lua scripts write and return.
+
+`tests/shared/test_states.py` checks that the scripts use exactly these.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RequestState(StrEnum):
+    """The field `state` of a request's hash."""
+
+    #: In a queue; no attempt owns it.
+    QUEUED = "queued"
+    #: Claimed by a worker; the field `attempt` is its fencing token.
+    RUNNING = "running"
+    #: Ended; the hash and the output log expire after RETENTION_S.
+    DONE = "done"
+
+
+class OutcomeName(StrEnum):
+    """How a request ended. Every accepted request ends with exactly one of these."""
+
+    #: An end token, a stop token or a stop string ended every choice.
+    STOP = "stop"
+    #: At least one choice reached its maximum number of tokens.
+    LENGTH = "length"
+    #: A client or the loss of all its listeners ended the request.
+    CANCELLED = "cancelled"
+    #: The deadline passed first.
+    DEADLINE = "deadline"
+    #: The request cannot be served; the detail says why.
+    ERROR = "error"
+    #: Its workers died too often; a copy is in the dead-letter stream.
+    QUARANTINED = "quarantined"
+
+
+class SubmitReply(StrEnum):
+    """First element of the reply of `submit`."""
+
+    #: The request is in the queue.
+    ACCEPTED = "accepted"
+    #: A request with this id was accepted before.
+    DUPLICATE = "duplicate"
+    #: The idempotency key stands for an earlier call with the same body.
+    SAME = "same"
+    #: The idempotency key stands for an earlier call with another body.
+    CONFLICT = "conflict"
+    #: The queue is at its bound.
+    FULL = "full"
+
+
+class CancelReply(StrEnum):
+    """Reply of `cancel`."""
+
+    #: It was queued and is now done.
+    CANCELLED = "cancelled"
+    #: It runs; its worker learns of the cancellation with the next commit.
+    FLAGGED = "flagged"
+    #: A listener at another gateway keeps it alive; nothing was done.
+    WANTED = "wanted"
+    #: It had ended before.
+    DONE = "done"
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+
+
+class ExpireReply(StrEnum):
+    """Reply of `expire`."""
+
+    #: The deadline has passed, and the request is now done.
+    EXPIRED = "expired"
+    #: The deadline has not passed, or there is none; nothing was done.
+    EARLY = "early"
+    #: It had ended before, or was corrupt and is now done.
+    DONE = "done"
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+
+
+class ClaimReply(StrEnum):
+    """First element of the reply of `claim`."""
+
+    #: The attempt owns the request.
+    CLAIMED = "claimed"
+    #: Nothing is left to do, and the entry is off the queue; the second element is the reason.
+    DROPPED = "dropped"
+    #: The entry is pending for another worker by now, or for none; nothing was done.
+    LOST = "lost"
+
+
+class DropReason(StrEnum):
+    """Second element of the reply `dropped` of `claim`; also a RequestState, where the entry was superseded."""
+
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+    #: Its hash or its log is corrupt; it ended as an error.
+    CORRUPT = "corrupt"
+    #: It was cancelled while it waited.
+    CANCELLED = "cancelled"
+    #: Its deadline passed while it waited.
+    DEADLINE = "deadline"
+    #: Its workers died too often.
+    QUARANTINED = "quarantined"

@@ -1,0 +1,32 @@
+"""How late an event loop is: what a callback that is due waits for others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from quire.shared.telemetry.prometheus import STEP_S, Histogram
+
+INTERVAL_S = 0.05
+
+
+class LoopLag:
+    """Wakes up every INTERVAL_S and notes by how much it was late. `start` and `close` in the loop it looks at."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(STEP_S)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="loop lag")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            due = time.perf_counter() + INTERVAL_S
+            await asyncio.sleep(INTERVAL_S)
+            self.seconds.observe(max(0.0, time.perf_counter() - due))

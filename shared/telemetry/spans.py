@@ -1,0 +1,156 @@
+"""Spans, made and exported with OpenTelemetry. Import this only where tracing is on (`shared/telemetry/tracing.py`).
+
+Spans wait in a bounded queue for a thread that sends them; a collector that is away costs what does not fit there, and
+nothing else. The span limits and sampling of the standard variables (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_...`,
+`OTEL_EXPORTER_OTLP_HEADERS`, ...) hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from quire.shared.telemetry.trace_context import TraceContext
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Attributes", "Span", "SpanKind", "Tracer", "fail"]
+
+# How long the end of a process may wait for its last spans to leave.
+FLUSH_S = 2.0
+# For one batch, with repetitions.
+EXPORT_TIMEOUT_S = 5.0
+# Short, so that what a process that is killed had finished is there.
+SCHEDULE_DELAY_MS = 1000.0
+
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
+
+
+class _Ids(RandomIdGenerator):
+    """Random ids, but for a span whose id is known beforehand."""
+
+    def __init__(self) -> None:
+        self.next_span_id = 0
+
+    def generate_span_id(self) -> int:
+        chosen, self.next_span_id = self.next_span_id, 0
+        return chosen or super().generate_span_id()
+
+
+class _Exporter(SpanExporter):
+    """Says once that spans cannot be sent, and once that they can again."""
+
+    def __init__(self, inner: SpanExporter, url: str) -> None:
+        self._inner = inner
+        self._url = url
+        self._fails = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._inner.export(spans)
+        except Exception as error:
+            log.debug("exporting spans failed", exc_info=error)
+            result = SpanExportResult.FAILURE
+        fails = result is not SpanExportResult.SUCCESS
+        if fails and not self._fails:
+            log.warning("traces cannot be sent to %s; they are dropped until they can (this is said once)", self._url)
+        elif self._fails and not fails:
+            log.info("traces are sent to %s again", self._url)
+        self._fails = fails
+        return result
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+
+class Tracer:
+    """Makes the spans of one process, on its event loop only."""
+
+    def __init__(self, process: str, instance: str, url: str, environ: Mapping[str, str]) -> None:
+        # The libraries' own words for each failure; ours are said once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        attributes = {"service.instance.id": instance, "service.version": _version()}
+        if not environ.get("OTEL_SERVICE_NAME"):
+            attributes["service.name"] = f"quire-{process}"
+        has_timeout = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}TIMEOUT") for name in ("TRACES_", ""))
+        exporter = OTLPSpanExporter(endpoint=url, timeout=None if has_timeout else EXPORT_TIMEOUT_S)
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            resource=Resource.create(attributes), shutdown_on_exit=False, id_generator=self._ids
+        )
+        delay_ms = None if environ.get("OTEL_BSP_SCHEDULE_DELAY") else SCHEDULE_DELAY_MS
+        self._provider.add_span_processor(BatchSpanProcessor(_Exporter(exporter, url), schedule_delay_millis=delay_ms))
+        self._tracer = self._provider.get_tracer("quire", _version())
+        self.url = url
+
+    def span(
+        self,
+        name: str,
+        parent: TraceContext | None,
+        attributes: Attributes,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        began_ns: int | None = None,
+        span_id: int = 0,
+        links: Sequence[TraceContext] = (),
+    ) -> Span:
+        """A span that has begun, now or at `began_ns` (of `time.time_ns`); end it. A root without a parent."""
+        self._ids.next_span_id = span_id
+        context = set_span_in_context(NonRecordingSpan(_remote(parent))) if parent else {}
+        return self._tracer.start_span(
+            name,
+            context,  # type: ignore[arg-type]
+            kind,
+            attributes,
+            links=[Link(_remote(link)) for link in links],
+            start_time=began_ns,
+        )
+
+    def close(self) -> None:
+        """Send what waits, within FLUSH_S; blocks for so long at most."""
+        # In a thread, since a connection attempt in progress cannot be ended.
+        thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
+
+
+def context_of(span: Span) -> TraceContext:
+    """What other processes make their spans' parent."""
+    context = span.get_span_context()
+    return TraceContext(context.trace_id, context.span_id, int(context.trace_flags))
+
+
+def fail(span: Span, kind: str) -> None:
+    """Mark a span as failed, for a reason in one word."""
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def _remote(context: TraceContext) -> SpanContext:
+    return SpanContext(context.trace_id, context.span_id, is_remote=True, trace_flags=TraceFlags(context.flags))
+
+
+def _version() -> str:
+    try:
+        return version("quire")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,301 @@
+"""The verbs of a gateway: submit, attach, detach, cancel, expire, and reading the output log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from quire.shared.broker import Attachment, Broker, IdempotencyConflict, QueueFull, StepCommit, new_id
+from quire.shared.keys import GATEWAY_TTL_S, GROUP, IDEMPOTENCY_S
+from quire.shared.messages import Outcome, StepItem, WorkerCard, decode_items
+from quire.shared.redis.clients import pubsub_client
+from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
+
+
+async def test_a_request_that_is_submitted_twice_is_accepted_once(broker: Broker) -> None:
+    await submit(broker, "r")
+    await submit(broker, "r")
+    assert await broker.queued() == (1, 10)
+    assert await broker.client.xlen(KEYS.queue()) == 1
+    assert await broker.client.hget(KEYS.totals, "accepted") == b"1"
+
+
+async def test_times_are_milliseconds_of_the_clock_of_redis(broker: Broker, client: Redis) -> None:
+    before = await client.time()
+    await submit(broker, "r")
+    after = await client.time()
+    created = int((await client.hget(KEYS.request("r"), "created")) or 0)
+    assert before[0] * 1000 + before[1] // 1000 <= created <= after[0] * 1000 + after[1] // 1000
+
+
+async def test_the_queue_is_bounded_by_requests_and_by_tokens(broker: Broker) -> None:
+    await submit(broker, "r0")
+    with pytest.raises(QueueFull):
+        await submit(broker, "large", cost=991)
+    for index in range(1, 3):
+        await submit(broker, f"r{index}")
+    with pytest.raises(QueueFull) as full:
+        await submit(broker, "r3")
+    assert (full.value.requests, full.value.tokens) == (3, 30)
+    await broker.cancel("r0")
+    with pytest.raises(QueueFull):
+        await submit(broker, "large", cost=990)
+    await submit(broker, "r4")
+
+
+async def test_a_request_over_the_token_bound_fits_an_empty_queue(broker: Broker) -> None:
+    await submit(broker, "large", cost=100_000)
+    assert await broker.queued() == (1, 100_000)
+
+
+async def test_a_waiting_request_is_cancelled_at_once(broker: Broker) -> None:
+    await submit(broker, "r")
+    assert await broker.cancel("r") == "cancelled"
+    assert await broker.cancel("r") == "done"
+    [item] = await broker.read_output("r")
+    assert (item.start, item.deltas, item.outcome) == (0, (), Outcome("cancelled"))
+    assert await broker.queued() == (0, 0)
+    assert await broker.client.xlen(KEYS.queue()) == 0
+    assert await broker.client.hget(KEYS.totals, "cancelled") == b"1"
+
+
+async def test_a_running_request_is_cancelled_through_its_worker(broker: Broker) -> None:
+    claim = await start(broker)
+    assert await broker.cancel("r") == "flagged"
+    assert "r" in (await broker.commit_step("w", [step(claim, 0, (1,))])).cancelled
+    await broker.commit_step("w", [StepCommit(claim.attempt, StepItem("r", 1, (), Outcome("cancelled")))])
+    assert await broker.cancel("r") == "done"
+    assert (await broker.read_output("r", after=1))[0].outcome == Outcome("cancelled")
+
+
+async def test_a_cancel_of_what_nobody_knows_is_harmless(broker: Broker) -> None:
+    assert await broker.cancel("nothing") == "unknown"
+    assert await broker.client.dbsize() == 0
+
+
+async def test_a_waiting_request_past_its_deadline_is_ended_without_any_worker(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r", deadline_ms=3_600_000)
+    assert await broker.expire("r") == "early"
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await broker.expire("r") == "expired"
+    for _ in range(2):
+        assert await broker.expire("r") == "done"
+    [item] = await broker.read_output("r")
+    assert item.outcome == Outcome("deadline", "the deadline passed while the request was waiting")
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+    assert (await broker.queued(), await client.xlen(KEYS.queue())) == ((0, 0), 0)
+    assert await broker.expire("unknown") == "unknown"
+    assert await client.exists(KEYS.request("unknown")) == 0
+
+
+async def test_a_running_request_past_its_deadline_is_ended_and_its_worker_told(broker: Broker, client: Redis) -> None:
+    """The worker was cut off, or its step takes too long; its prompt may yet have no token, so that it commits none."""
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    assert await broker.expire("r") == "early"  # it has none
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await broker.expire("r") == "expired"
+    assert [item.end for item in await broker.read_output("r")] == [1, 1]
+    assert await outcome_of(broker) == "deadline"
+    assert (await broker.commit_step("w", [])).lost == (("r", claim.attempt),)
+    assert ("r", claim.attempt) in (await broker.commit_step("w", [step(claim, 1, (2,), "stop")])).lost
+    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
+    assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 0
+
+
+async def test_a_request_is_told_to_have_expired_once(broker: Broker, client: Redis, redis_url: str) -> None:
+    subscriber = pubsub_client(redis_url)
+    pubsub = subscriber.pubsub()
+    await pubsub.subscribe(KEYS.channel("g"))
+    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    await submit(broker, "r")
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    for _ in range(3):
+        await broker.expire("r")
+    await client.publish(KEYS.channel("g"), b"the end")
+    frames = [await pubsub.get_message(timeout=5) for _ in range(2)]
+    assert [frame and frame["data"] == b"the end" for frame in frames] == [False, True]
+    await pubsub.aclose()
+    await subscriber.aclose()
+
+
+async def test_a_request_is_published_where_it_was_attached_last(broker: Broker, redis_url: str) -> None:
+    client = pubsub_client(redis_url)
+    pubsub = client.pubsub()
+    await pubsub.subscribe(KEYS.channel("other"))
+    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, about=b"about")
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    await broker.commit_step("w", [step(claim, 0, (1,))])
+    assert await broker.attach("r", "other") == Attachment(False, b"about")
+    assert await broker.listeners_of(["r"]) == {"r": ["g", "other"]}
+    await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
+    message = await pubsub.get_message(timeout=5)
+    assert message is not None
+    assert [item.start for item in decode_items(message["data"])] == [1]
+    assert await broker.attach("r", "g") == Attachment(True, b"about")
+    assert await broker.attach("unknown", "g") is None
+    assert await broker.client.exists(KEYS.request("unknown")) == 0
+    await pubsub.aclose()
+    await client.aclose()
+
+
+async def test_a_request_is_published_to_who_is_left(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r")
+    await broker.attach("r", "b")
+    await broker.attach("r", "g")
+    for _ in range(2):
+        assert await broker.detach("r", "g") == ["b"]
+        assert await client.hget(KEYS.request("r"), "gateway") == b"b"
+    assert await broker.detach("r", "b") == []
+    assert await broker.listeners_of(["r"]) == {"r": []}
+    await broker.attach("r", "g")
+    assert await broker.listeners_of(["r"]) == {"r": ["g"]}
+    await broker.cancel("r")
+    assert await broker.attach("r", "b") == Attachment(True, b"")
+    assert (await broker.detach("r", "g"), await broker.detach("unknown", "g")) == ([], [])
+    assert await client.exists(KEYS.request("unknown")) == 0
+
+
+async def test_a_request_is_not_cancelled_while_somebody_else_listens(broker: Broker) -> None:
+    await submit(broker, "r")
+    await broker.attach("r", "dead")
+    await broker.attach("r", "new")
+    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "wanted"
+    assert await broker.cancel("r", unless_beside=[]) == "wanted"
+    await broker.detach("r", "new")
+    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "cancelled"
+    assert await broker.cancel("r", unless_beside=[]) == "done"
+    await submit(broker, "alone")
+    await broker.detach("alone", "g")
+    assert await broker.cancel("alone", unless_beside=[]) == "cancelled"
+
+
+async def test_who_submits_what_another_gateway_has_made_up_listens_too(broker: Broker, client: Redis) -> None:
+    """A second caller of several prompts under one key submits those that the first gateway has not come to yet."""
+    for _ in range(2):
+        await submit(broker, "r")
+        assert await broker.submit("r", b"body", gateway="first", cost=10, bounds=BOUNDS) == "r"
+        assert await broker.listeners_of(["r"]) == {"r": ["first", "g"]}
+    assert await client.hget(KEYS.request("r"), "gateway") == b"g"
+    assert await broker.queued() == (1, 10)
+    # The second caller leaves: the first one's gateway gets the output, and keeps the request alive.
+    assert await broker.detach("r", "g") == ["first"]
+    assert await client.hget(KEYS.request("r"), "gateway") == b"first"
+    assert await broker.cancel("r", unless_beside=[]) == "wanted"
+    await broker.detach("r", "first")
+    await broker.cancel("r")
+    await submit(broker, "r")
+    assert (await client.hget(KEYS.request("r"), "state"), await broker.detach("r", "g")) == (b"done", [])
+
+
+async def test_what_is_made_up_for_another_gateway_is_wanted_there(broker: Broker) -> None:
+    """Before that gateway has come to it."""
+    await submit(broker, "call")
+    for gateway in ("second", "g"):
+        await broker.attach("call", gateway)
+    for beside, expected in (("call", ["g", "second"]), ("gone", ["second"])):
+        prompt = f"prompt beside {beside}"
+        await broker.submit(prompt, b"body", gateway="second", cost=10, bounds=BOUNDS, beside=beside)
+        assert await broker.listeners_of([prompt]) == {prompt: expected}
+    assert await broker.detach("prompt beside call", "second") == ["g"]
+    assert await broker.cancel("prompt beside call", unless_beside=[]) == "wanted"
+
+
+async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r")
+    for index in range(100):
+        await broker.attach("r", f"g{index}")
+    assert await broker.submit("r", b"body", gateway="one more", cost=10, bounds=BOUNDS) == "r"
+    listeners = (await broker.listeners_of(["r"]))["r"]
+    assert listeners == [f"g{index}" for index in range(36, 100)]
+    for corrupt in (b"\xc1", b"\x01"):
+        await client.hset(KEYS.request("r"), "gateways", corrupt)
+        assert await broker.listeners_of(["r"]) == {"r": []}
+
+
+async def keyed(broker: Broker, request_id: str, fingerprint: str = "f", key: str = "key") -> str:
+    return await broker.submit(
+        request_id, b"body", gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint
+    )
+
+
+async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client: Redis) -> None:
+    assert [await keyed(broker, request_id) for request_id in ("a", "a", "b")] == ["a", "a", "a"]
+    assert await keyed(broker, "c", key="another") == "c"
+    assert await broker.queued() == (2, 20)
+    assert 0 < await client.ttl(KEYS.idempotency("key")) <= IDEMPOTENCY_S
+    await broker.cancel("a")
+    assert await keyed(broker, "b") == "a"
+
+
+async def test_an_idempotency_key_cannot_stand_for_another_call(broker: Broker) -> None:
+    await keyed(broker, "a")
+    with pytest.raises(IdempotencyConflict):
+        await keyed(broker, "b", fingerprint="another")
+    assert await keyed(broker, "b") == "a"
+    assert await broker.queued() == (1, 10)
+
+
+@pytest.mark.parametrize("gone", [KEYS.request("a"), KEYS.idempotency("key")])
+async def test_an_idempotency_key_that_is_forgotten_is_unused(broker: Broker, client: Redis, gone: str) -> None:
+    await keyed(broker, "a")
+    await broker.cancel("a")
+    await client.delete(gone)
+    assert await keyed(broker, "b", fingerprint="another") == "b"
+    assert await keyed(broker, "c", fingerprint="another") == "b"
+
+
+async def test_a_key_whose_request_was_refused_is_unused(broker: Broker) -> None:
+    for index in range(3):
+        await submit(broker, f"r{index}")
+    with pytest.raises(QueueFull):
+        await keyed(broker, "a")
+    await broker.cancel("r0")
+    assert await keyed(broker, "b", fingerprint="another") == "b"
+
+
+async def test_the_log_is_read_from_any_token_on_and_in_pages(broker: Broker) -> None:
+    claim = await start(broker)
+    for index in range(5):
+        await broker.commit_step("w", [step(claim, index, (index,))])
+    await broker.commit_step("w", [StepCommit(claim.attempt, StepItem("r", 5, (), Outcome("stop")))])
+    assert [item.end for item in await broker.read_output("r", after=3)] == [4, 5, 5]
+    assert [item.end for item in await broker.read_output("r", after=0, count=2)] == [1, 2]
+    assert [item.end for item in await broker.read_output("r", after=2, count=2)] == [3]
+    assert [item.outcome for item in await broker.read_output("r", after=5)] == [Outcome("stop")]
+
+
+async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis) -> None:
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    await broker.beat(card)
+    assert await broker.live_workers() == [card]
+    await client.hset(KEYS.worker("w"), "card", b"another version")
+    assert await broker.live_workers() == []
+    await broker.retire("w", "another")
+    assert await client.exists(KEYS.worker("w")) == 1
+    await broker.retire("w", "1")
+    assert await client.exists(KEYS.worker("w")) == 0
+    assert await client.zcard(KEYS.workers) == 0
+
+
+async def test_cards_that_cannot_be_read_are_counted_and_said_once(
+    broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    for name in ("w", "x", "y"):
+        await broker.beat(replace(card, worker_id=name))
+    for name in ("x", "y"):
+        await client.hset(KEYS.worker(name), "card", b"another version")
+    for _ in range(2):
+        assert await broker.live_workers() == [card]
+    assert broker.corrupt["worker card"] == 4
+    assert caplog.text.count("worker card") == 1
+
+
+async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:
+    await broker.refresh_gateway("g")
+    assert 0 < await client.ttl("quire:{lane}:gateway:g:alive") <= GATEWAY_TTL_S

@@ -1,0 +1,108 @@
+"""Whether tracing is on, what a traceparent is, and what it costs where it is off: nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from quire.shared.telemetry.trace_context import TraceContext
+from quire.shared.telemetry.tracing import TracingError, start
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01"),
+        (f"00-{TRACE}-{SPAN}-00", f"00-{TRACE}-{SPAN}-00"),
+        (f"00-{TRACE}-{SPAN}-03", f"00-{TRACE}-{SPAN}-03"),
+        (f"01-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01"),
+        (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", f"00-{TRACE}-{SPAN}-01"),
+        (f"cc-{TRACE}-{SPAN}-01.what", None),
+        (f"00-{TRACE}-{SPAN}-01-more", None),
+        (f"00-{TRACE}-{SPAN}-01 ", None),
+        (f"00-{TRACE}-{SPAN}-01\n", None),
+        (f" 00-{TRACE}-{SPAN}-01", None),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN[:-1]}-01", None),
+        (f"00-{TRACE}-{SPAN}", None),
+        (f"00-{TRACE}-{SPAN}-1", None),
+        (f"00-{TRACE[:-1]}٣-{SPAN}-01", None),
+        ("", None),
+        ("x" * 8000, None),
+    ],
+)
+def test_a_traceparent_is_read_strictly(text: str, said: str | None) -> None:
+    context = TraceContext.parse(text)
+    assert (None if context is None else str(context)) == said
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": ""},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"},
+    ],
+)
+def test_without_an_endpoint_there_is_no_tracing(environ: dict[str, str]) -> None:
+    assert start("gateway", "g", "", environ) is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ", "words"),
+    [
+        (
+            "collector:4318",
+            {},
+            "--otlp-endpoint (QUIRE_OTLP_ENDPOINT) is 'collector:4318'; give an http:// or https:// URL",
+        ),
+        ("ftp://collector", {}, "give an http:// or https:// URL"),
+        ("http://", {}, "give an http:// or https:// URL"),
+        ("http://collector:99999", {}, "give an http:// or https:// URL"),
+        ("http://collector/?x=1", {}, "give an http:// or https:// URL"),
+        ("http://me:hush@collector", {}, "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "nonsense"}, "OTEL_EXPORTER_OTLP_ENDPOINT is 'nonsense'"),
+        (
+            "",
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; Quire sends traces by http/protobuf only",
+        ),
+    ],
+)
+def test_a_wrong_endpoint_is_refused_with_its_name_and_the_remedy(
+    endpoint: str, environ: dict[str, str], words: str
+) -> None:
+    with pytest.raises(TracingError) as caught:
+        start("gateway", "g", endpoint, environ)
+    assert words in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("opentelemetry", "quire.shared.telemetry.spans"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(TracingError, match=r"opentelemetry\S* is missing: `pip install .* -e '\.\[tracing\]'` in"):
+        start("gateway", "g", "http://127.0.0.1:4318", {})
+
+
+def test_without_an_endpoint_nothing_to_trace_with_is_imported() -> None:
+    program = (
+        "import sys, quire.gateway.app, quire.worker.main, quire.worker.inspect.tracing\n"
+        "from quire.shared.telemetry.tracing import start\n"
+        "assert start('gateway', 'g', '', {}) is None\n"
+        # redis-py imports OpenTelemetry's metrics by itself where they are installed.
+        "ours = ('opentelemetry.sdk.trace', 'opentelemetry.exporter', 'google.protobuf', 'requests',"
+        "'quire.shared.telemetry.spans')\n"
+        "print([name for name in sys.modules if name.startswith(ours)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

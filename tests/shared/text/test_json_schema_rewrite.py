@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.shared.text.json_schema_rewrite import FORMATS, simplify
+
+DATE = FORMATS["date"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "simplified"),
+    [
+        ({"format": "date"}, {"pattern": DATE}),
+        ({"format": "date", "pattern": "^2"}, {"pattern": "^2", "allOf": [{"pattern": DATE}]}),
+        ({"format": "uuid"}, {"format": "uuid"}),
+        ({"format": "my-own"}, {}),
+        ({"uniqueItems": False}, {}),
+        ({"uniqueItems": True}, {"uniqueItems": True}),
+        ({"propertyNames": {"type": "string"}}, {}),
+        ({"propertyNames": {"pattern": "^a"}}, {"propertyNames": {"pattern": "^a"}}),
+        ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"anyOf": [{"type": "string"}, {"type": "number"}]}),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, {"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        # Data that looks like a schema is not touched.
+        ({"const": {"format": "date"}}, {"const": {"format": "date"}}),
+        ({"properties": {"format": {"format": "my-own"}}}, {"properties": {"format": {}}}),
+    ],
+)
+def test_a_schema_is_rewritten_in_place(schema: dict[str, Any], simplified: dict[str, Any]) -> None:
+    simplify(schema)
+    assert schema == simplified
+
+
+def test_branches_with_different_constants_in_a_required_property_exclude_each_other() -> None:
+    def branch(kind: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+
+    schema: dict[str, Any] = {"oneOf": [{"$ref": "#/$defs/a"}, branch("b")], "$defs": {"a": branch("a")}}
+    simplify(schema)
+    assert "anyOf" in schema

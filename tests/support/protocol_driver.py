@@ -1,0 +1,274 @@
+"""Drives the real Broker synchronously and fast: its client answers at once, so that a coroutine ends without a loop.
+
+Also: scripts with a bug put into them, the state of a lane in one round trip, and an exact record of what is published.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import hiredis
+import msgpack
+import redis
+from redis.exceptions import NoScriptError
+
+from quire.shared.broker import Broker, QueueReader
+from quire.shared.keys import GROUP, QUEUES, LaneKeys
+from tests.support.redis_server import RedisServer
+
+LANE = "lane"
+KEYS = LaneKeys(LANE)
+
+# A bug: texts of the scripts and what stands there instead.
+Patch = tuple[tuple[str, str], ...]
+
+
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("the coroutine waits")
+
+
+class InstantClient:
+    """Has the face of redis-py's asyncio client over a synchronous one."""
+
+    def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
+        self._client = client
+        self._patch = patch
+        sources = [path.read_text() for path in (files("quire.shared") / "scripts").iterdir()]
+        if missing := [old for old, _ in patch if not any(old in source for source in sources)]:
+            raise ValueError(f"no script has the text that the patch is for: {missing}")
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        async def instant(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return instant
+
+    async def execute_command(self, name: str, script: str, *args: Any) -> Any:
+        """The way of all scripts: those with a bug in them are sent whole each time."""
+        if self._patch and name == "EVALSHA":
+            raise NoScriptError
+        for old, new in self._patch:
+            script = script.replace(old, new)
+        return self._client.execute_command(name, script, *args)
+
+    def pipeline(self, transaction: bool) -> Any:
+        pipe = self._client.pipeline(transaction=transaction)
+        execute = pipe.execute
+
+        async def instant() -> Any:
+            return execute()
+
+        pipe.execute = instant  # type: ignore[method-assign, assignment]
+        return pipe
+
+
+class Connection:
+    """To Redis, for the two things that are done after each step: several times as fast as redis-py's."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(str(server.socket))
+        self._reader = hiredis.Reader()
+
+    def send(self, *words: str | int) -> None:
+        self._socket.sendall(hiredis.pack_command(words))
+
+    def receive(self) -> Any:
+        while (reply := self._reader.gets()) is False:
+            data = self._socket.recv(65536)
+            assert data, "Redis has closed the connection"
+            self._reader.feed(data)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# Per request {hash, TTL, log, TTL of the log}, from the `ARGV[2]`th request on {state, length of the log}. Then load,
+# totals, recoveries, dead entries, and for each queue its entries and what is pending of it.
+SNAPSHOT = """
+local prefix, full = ARGV[1], tonumber(ARGV[2])
+local requests, settled = {}, {}
+for i = full + 3, #ARGV do
+    settled[i - full - 2] = {redis.call('HGET', prefix .. 'req:' .. ARGV[i], 'state'),
+        redis.call('XLEN', prefix .. 'out:' .. ARGV[i])}
+end
+for i = 3, full + 2 do
+    local req, out = prefix .. 'req:' .. ARGV[i], prefix .. 'out:' .. ARGV[i]
+    local log = redis.call('XRANGE', out, '-', '+')
+    local fields = redis.call('HMGET', req, 'state', 'queue', 'entry', 'class', 'cost', 'gateway',
+        'emitted', 'outcome', 'cancel', 'deaths', 'all_deaths', 'body')
+    requests[i - 2] = {fields, redis.call('TTL', req), log, redis.call('TTL', out)}
+end
+local queues = {}
+for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
+    local key = prefix .. 'queue:' .. name
+    queues[i] = {redis.call('XRANGE', key, '-', '+'), redis.call('XPENDING', key, 'workers', '-', '+', 1000)}
+end
+return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load'),
+    redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'),
+    redis.call('XLEN', prefix .. 'dead'), queues})
+"""
+assert QUEUES == ("handed", "interactive", "standard", "batch")
+
+
+# Key, value and life of all that there is.
+SAVE = """
+local saved = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+    saved[#saved + 1] = key
+    saved[#saved + 1] = redis.call('DUMP', key)
+    saved[#saved + 1] = redis.call('PTTL', key)
+end
+return saved
+"""
+Saved = list[tuple[bytes, bytes, int]]
+
+
+class Snapshot:
+    """What Redis holds for a lane at one moment."""
+
+    def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
+        requests, settled, load, totals, recoveries, self.dead, queues = msgpack.unpackb(
+            data, raw=True, strict_map_key=False
+        )
+        self.requests = {
+            request_id: RequestSnapshot.of(*request) for request_id, request in zip(ids, requests, strict=True)
+        }
+        self.settled = {
+            request_id: (state.decode(), length)
+            for request_id, (state, length) in zip(settled_ids, settled, strict=True)
+        }
+        self.load = {name.decode(): int(count) for name, count in zip(load[::2], load[1::2], strict=True)}
+        self.totals = {name.decode(): int(count) for name, count in zip(totals[::2], totals[1::2], strict=True)}
+        counts = zip(recoveries[::2], recoveries[1::2], strict=True)
+        self.recoveries = {name.decode(): int(count) for name, count in counts}
+        self.streams: dict[str, dict[str, str]] = {}
+        self.pending: dict[tuple[str, str], tuple[str, int]] = {}  # (queue, entry) to consumer and idle time
+        for name, (entries, pending) in zip(QUEUES, queues, strict=True):
+            self.streams[name] = {entry.decode(): fields[1].decode() for entry, fields in entries}
+            for entry, consumer, idle, _ in pending:
+                self.pending[name, entry.decode()] = (consumer.decode(), idle)
+
+
+@dataclass(slots=True)
+class RequestSnapshot:
+    state: str
+    queue: str
+    entry: str
+    priority_class: str
+    cost: int
+    gateway: str
+    emitted: int
+    outcome: str
+    is_cancelled: bool
+    deaths: int
+    all_deaths: int
+    has_body: bool
+    ttl: int
+    log: list[tuple[str, bytes]]
+    log_ttl: int
+
+    @classmethod
+    def of(cls, fields: list[Any], ttl: int, log: list[Any], log_ttl: int) -> RequestSnapshot:
+        state, queue, entry, priority_class, cost, gateway, emitted, outcome, cancel, deaths, all_deaths, body = fields
+        return cls(
+            _text(state),
+            _text(queue),
+            _text(entry),
+            _text(priority_class),
+            int(cost),
+            _text(gateway),
+            int(emitted),
+            _text(outcome),
+            bool(cancel),
+            int(deaths or 0),
+            int(all_deaths or 0),
+            bool(body),
+            ttl,
+            [(entry_id.decode(), item) for entry_id, (_, item) in log],
+            log_ttl,
+        )
+
+
+def _text(value: bytes | bool) -> str:
+    return value.decode() if isinstance(value, bytes) else ""
+
+
+class Lane:
+    """An empty lane on a real Redis: the broker under test, and what the tests look at it with."""
+
+    def __init__(self, server: RedisServer, gateways: Iterable[str], patch: Patch = ()) -> None:
+        self.client = redis.Redis(unix_socket_path=str(server.socket), protocol=2)
+        self.client.flushall()
+        self._instant: Any = InstantClient(self.client, patch)
+        self.broker = Broker(self._instant, LANE)
+        self._subscription = Connection(server)
+        for channel in map(KEYS.channel, gateways):
+            self._subscription.send("SUBSCRIBE", channel)
+            assert self._subscription.receive()[0] == b"subscribe"
+        self._watch = Connection(server)
+        self._watch.send("SCRIPT", "LOAD", SNAPSHOT)
+        self._snapshot_script = self._watch.receive().decode()
+        finished(self.broker.create_groups())
+
+    def reader(self, worker_id: str) -> QueueReader:
+        return QueueReader(self._instant, LANE, worker_id)
+
+    def look(self, ids: list[str], settled_ids: list[str]) -> tuple[Snapshot, list[tuple[str, bytes]]]:
+        """What is there now, and (channel, frame) of all that was published since the last call.
+
+        Of `settled_ids` only their states and the lengths of their logs.
+        """
+        # The answer to a PING comes behind everything that was published before.
+        self._subscription.send("PING", "")
+        self._watch.send("EVALSHA", self._snapshot_script, 0, KEYS.prefix, len(ids), *ids, *settled_ids)
+        snapshot = Snapshot(self._watch.receive(), ids, settled_ids)
+        frames = []
+        while (reply := self._subscription.receive())[0] != b"pong":
+            frames.append((reply[1].decode(), reply[2]))
+        return snapshot, frames
+
+    def age(self, worker_id: str, queue: str, entry: str, idle_ms: int) -> None:
+        """Have a pending entry look as if its worker had not renewed it for so long."""
+        self.client.xclaim(KEYS.queue(queue), GROUP, worker_id, 0, [entry], idle=idle_ms, justid=True)
+
+    def cut_log(self, request_id: str, kept: list[tuple[str, bytes]], emitted: int) -> None:
+        """Redis came back older than it was: the log and the state of a request end earlier."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.delete(KEYS.output(request_id))
+        for entry, item in kept:
+            pipe.xadd(KEYS.output(request_id), {"item": item}, id=entry)
+        pipe.hset(KEYS.request(request_id), "emitted", emitted)
+        pipe.execute()
+
+    def save(self) -> Saved:
+        """All that Redis holds."""
+        parts: Any = self.client.eval(SAVE, 0)
+        return [tuple(parts[index : index + 3]) for index in range(0, len(parts), 3)]
+
+    def restore(self, saved: Saved) -> None:
+        pipe = self.client.pipeline(transaction=True)
+        pipe.flushdb()
+        for key, value, ttl_ms in saved:
+            pipe.restore(key, max(0, ttl_ms), value)
+        pipe.execute()
+
+    def close(self) -> None:
+        self._subscription.close()
+        self._watch.close()
+        self.client.close()
