@@ -26,7 +26,7 @@ HOST_BLOCKS_SHARE = 0.2
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
     """Choose what the engine can hold. Raises StartError if one sequence of the maximum length does not fit."""
     max_model_len = model.max_model_len
-    # Of one rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
+    # A block takes this much on each rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
     if device.type == "cpu":
@@ -93,8 +93,8 @@ def choose_num_host_blocks(
 ) -> int:
     """Host blocks for swapping; 0 if nothing is ever swapped.
 
-    They fit into --swap-gb and into a share of the memory that is free after `taken` bytes, and are never more than all
-    sequences need at their maximum length.
+    Their number is limited by --swap-gb, by a share of the memory that is free after `taken` bytes, and by the need of
+    all sequences at their maximum length.
     """
     if settings.preemption == "recompute" or not settings.swap_gb:
         return 0
