@@ -1,11 +1,11 @@
-"""What a worker shows of its engine to those who look: the `View`, and its strict msgpack form.
+"""The view of an engine that a worker publishes for `/engine`, and its strict msgpack form.
 
-A view has counts and ids and never text: neither prompts nor output, nor the ids of their tokens. Its size is bounded,
-and it says how much was left out. Numbers of each block are packed columns, which both ends handle without a loop.
+A view holds counts and ids only: neither text, nor token ids, nor whole request ids. Its size is bounded, and it says
+how much was left out. Figures of each block are packed in columns, which neither end needs a loop for.
 
     cells     one entry per block that is not free: id u32, owner u16, owners u8, filled slots u8, flags u8
     sequence  [request, choice, state, class, prompt tokens, tokens, tokens in the cache, blocks, host blocks, table]
-    row       [request, choice, tokens, is prefill]     who took part in a step
+    row       [request, choice, tokens, is prefill]     a sequence that took part in a step
     step      [decode tokens, prefill tokens]
     move      [kind, source block, target block]        a copy on write, or a swap
 
@@ -15,7 +15,7 @@ and it says how much was left out. Numbers of each block are packed columns, whi
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,45 +38,58 @@ MAX_WORKER_LENGTH = 256
 MAX_BLOCKS = 2**31
 MAX_COUNT = 2**62
 
-# Of a block: the prefix cache finds it; it is pinned.
+# Flags of a block: the prefix cache finds it; a pinned prefix holds it.
 CACHED, PINNED = 1, 2
-# The owner of a block that no listed sequence has.
+# The owner of a block that is in no table of the listed sequences.
 NOBODY = 0xFFFF
 STATES = ("running", "waiting", "swapped")
 MOVES = ("copy", "swap_out", "swap_in")
 
-# Numbers of a view, in the order of the wire; what they mean stands at `quire.worker.inspect.usage.Usage`.
-FIGURES = (
-    "blocks_used",
-    "blocks_cached",
-    "blocks_free",
-    "blocks_pinned",
-    "blocks_shared",
-    "slots_filled",
-    "slots_promised",
-    "slots_waste",
-    "sharing_saved_blocks",
-    "host_blocks_used",
-    "sequences_running",
-    "sequences_waiting",
-    "sequences_swapped",
-    "forks",
-    "copies",
-    "swapped_out_blocks",
-    "swapped_in_blocks",
-    "evictions",
-    "prefix_query_tokens",
-    "prefix_hit_tokens",
-    "preemptions_recompute",
-    "preemptions_swap",
-    "steps",
-    "prefill_tokens",
-    "decode_tokens",
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """Figures of an engine, in the order in which a view sends them.
+
+    Counters start with the process; they include warm-up and pinned prefixes.
+    """
+
+    # Blocks of the device: total = used + cached + free. Pinned and shared blocks are among the used ones.
+    blocks_used: int
+    blocks_cached: int  # in no block table, kept for the prefix cache
+    blocks_free: int
+    blocks_pinned: int
+    blocks_shared: int  # in the tables of two sequences or more
+    # Slots of the used blocks: they hold a token, belong to one that is not computed yet, or belong to none.
+    slots_filled: int
+    slots_promised: int
+    slots_waste: int
+    # Entries of all block tables less the distinct blocks in them.
+    sharing_saved_blocks: int
+    host_blocks_used: int
+    # Unfinished sequences by state. Sequences that will fork from the first one of their group count as one with it.
+    sequences_running: int
+    sequences_waiting: int
+    sequences_swapped: int
+    # Counters.
+    forks: int
+    copies: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    evictions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    preemptions_recompute: int
+    preemptions_swap: int
+    steps: int
+    prefill_tokens: int
+    decode_tokens: int
+
+
+FIGURES = tuple(field.name for field in fields(EngineFigures))
 
 
 class ViewLimits(NamedTuple):
-    """What the engine can hold."""
+    """The capacity of the engine, and the token budget of a step."""
 
     block_size: int
     num_blocks: int
@@ -87,11 +100,11 @@ class ViewLimits(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Columns, one entry per block that is not free, by ascending id. Packed little-endian."""
+    """Little-endian columns with one entry per block that is not free, by ascending id."""
 
     ids: bytes = b""  # u32
-    owners: bytes = b""  # u16: index of the first sequence that has it, or NOBODY
-    counts: bytes = b""  # u8: how many sequences have it, 255 for more
+    owners: bytes = b""  # u16: index of the first sequence with the block in its table, or NOBODY
+    counts: bytes = b""  # u8: number of sequences with the block in their tables, at most 255
     filled: bytes = b""  # u8: slots that hold tokens
     flags: bytes = b""  # u8: CACHED | PINNED
 
@@ -100,7 +113,7 @@ class Cells(NamedTuple):
 
 
 class SequenceView(NamedTuple):
-    """A sequence and its block table, or the beginning of that."""
+    """A sequence and its block table, or the beginning of a long one."""
 
     request: str
     choice: int
@@ -111,11 +124,11 @@ class SequenceView(NamedTuple):
     filled: int
     num_blocks: int
     num_host_blocks: int
-    table: bytes  # u32 each
+    table: bytes  # u32 per block
 
 
 class Row(NamedTuple):
-    """A sequence in a step."""
+    """A sequence that took part in a step."""
 
     request: str
     choice: int
@@ -124,7 +137,7 @@ class Row(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Contents of one block that went to another; of a swap, one of the two is in host memory."""
+    """A block that was copied to another one. In a swap one of the two is in host memory."""
 
     kind: str
     source: int
@@ -133,17 +146,17 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An engine between two steps, and what happened since the view before."""
+    """An engine between two steps, and what its steps did since the previous view."""
 
     worker: str
     number: int
     limits: ViewLimits
-    figures: dict[str, int]
+    figures: dict[str, int]  # by FIGURES
     cells: Cells
     hidden_cells: int
     sequences: tuple[SequenceView, ...]
     hidden_sequences: int
-    # The latest step that had a prompt in it, else the latest; empty if there was none since the view before.
+    # The latest step with a prompt in it, else the latest step; empty without a step since the previous view.
     batch: tuple[Row, ...] = ()
     hidden_rows: int = 0
     steps: tuple[tuple[int, int], ...] = ()
@@ -175,7 +188,7 @@ class View:
 
     @classmethod
     def decode(cls, data: bytes) -> View:
-        """Raises MessageError for anything that `encode` would not have made."""
+        """Read a view. Raises MessageError for data that `encode` cannot have written."""
         value = _array("view", unpack(data, MAX_BYTES), 14)
         if value[0] != VERSION or type(value[0]) is not int:
             raise MessageError(f"a view must have version {VERSION}, not {value[0]!r:.80}")
@@ -205,7 +218,7 @@ class View:
 
 
 def unpack_table(table: bytes) -> list[int]:
-    """The physical blocks of a packed table."""
+    """The ids of the physical blocks in a packed table."""
     ids = array("I")
     ids.frombytes(table)
     return ids.tolist()

@@ -1,4 +1,4 @@
-"""The interpreter of a worker's process, which two threads share: the engine's and that of the event loop."""
+"""Tunes the Python interpreter of a worker, which the engine's thread and the event loop share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+# Longest time for which a thread keeps the interpreter's lock while another one waits for it.
 SWITCH_INTERVAL_S = 0.0005
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For imports: they make a million objects that stay, and the collector would look through them again and again."""
+    """Disable garbage collection during imports, which make a million lasting objects, and exempt these from it."""
     gc.disable()
     try:
         yield
@@ -25,19 +26,19 @@ def without_collections() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Call it once everything that lives as long as the process is there."""
-    # The event loop needs the interpreter between the engine's calls; by default it would wait up to 5 ms for it.
+    """Tune thread switches and garbage collection. Call it once all objects that last as long as the process exist."""
+    # The event loop runs between calls of the engine; by default it waits up to 5 ms for the interpreter's lock.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What exists now is never garbage: the collector need not look at it in every step.
+    # Objects that exist now never become garbage, so collections can skip them.
     gc.collect()
     gc.freeze()
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, without the end of its interpreter.
+    """End the process without finalizing the interpreter.
 
-    That aborts a process of which another thread is inside of torch: the engine's, where a worker ends because of
-    something else. And torch.distributed may abort or hang in it.
+    Finalization aborts a process in which another thread, such as the engine's, is inside of torch. torch.distributed
+    may also abort or hang in it.
     """
     logging.shutdown()
     sys.stdout.flush()

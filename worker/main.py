@@ -1,4 +1,4 @@
-"""Start of a worker process: a running service, or one line that says what is wrong, where, and the remedy."""
+"""Starts a worker process. The last line of a failed start names the fault, its place and a remedy."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: WorkerSettings) -> NoReturn:
-    """Serve until told to stop, and end the process."""
+    """Serve until a signal to stop, and end the process."""
     leave(run_to_the_end(settings))
 
 
 def run_to_the_end(settings: WorkerSettings) -> int:
-    """Returns the exit code."""
+    """Serve until a signal to stop. Returns the exit code."""
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
     progress.begin()
     progress.phase("importing torch")
     with without_collections():
-        # These import torch, which takes seconds: `quire worker --help` must not.
+        # Imported here because they import torch, which takes seconds, and `quire worker --help` is to be quick.
         import quire.worker.service  # noqa: F401
         from quire.worker.ranks.leader import OutOfStep
 
@@ -49,15 +49,15 @@ def run_to_the_end(settings: WorkerSettings) -> int:
         return 1
     except RedisError as error:  # at the start; a running worker waits for its Redis
         why = (
-            f"the Redis at {redact(settings.redis_url)} fails where it must hold the queue: {error}. It must be the "
-            "master, have memory left, and let its user run all commands on quire:*. Mend that, or give another with "
+            f"the Redis at {redact(settings.redis_url)} cannot hold the queue: {error}. It must be the master, have "
+            "free memory, and let its user run all commands on quire:*. Correct that, or give another Redis with "
             "--redis-url (QUIRE_REDIS_URL)."
         )
         give_up("quire worker", with_sources(why, settings, os.environ))
         return 1
     except (RuntimeError, OutOfStep) as error:
-        # The traceback is in the log; the last line says what it was.
-        log.debug("why the worker ended", exc_info=error)
+        # The last line of the log is the error; its traceback is in the log too.
+        log.debug("the worker ended because of an error", exc_info=error)
         give_up("quire worker", error)
         return 1
     except KeyboardInterrupt:
@@ -77,7 +77,7 @@ def serve(settings: WorkerSettings) -> None:
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
-    # What may be wrong is found before minutes may go into loading.
+    # Wrong settings are found before the weights are loaded, which can take minutes.
     tracer = start_tracing("worker", settings.name, settings.otlp_endpoint, os.environ)
     if tracer is not None:
         log.info("traces go to %s", tracer.url)
@@ -88,7 +88,7 @@ def serve(settings: WorkerSettings) -> None:
     model = engine.runner.model
     digests = {"weights": model.weights_digest, "results": of_results(engine)}
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
-    log.info("digests, the same in workers that compute alike: weights %(weights)s, results %(results)s", digests)
+    log.info("digests, equal in workers that compute alike: weights %(weights)s, results %(results)s", digests)
     service = WorkerService(
         engine,
         model_name=name,

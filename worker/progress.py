@@ -1,9 +1,9 @@
-"""What a worker does while it starts: a phase such as `loading weights`, and the share of it that is done.
+"""The progress of a worker's start: a phase such as `loading weights`, and the share of the phase that is done.
 
-Phases are lines of the log. Two readers get more, the share as it grows:
+Phases are logged. Two displays also show the share:
 
-    `quire serve`   through a pipe, whatever the log's level: one line per change, `PHASE` or `PHASE<tab>PERCENT`
-    a terminal      as one line that is redrawn and makes way for the log; phases are not logged then
+    `quire serve`   through a pipe, at any log level: one line per change, `PHASE` or `PHASE<tab>PERCENT`
+    a terminal      one line that is redrawn, and cleared for each log line; phases are not logged then
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from typing import Protocol, TextIO
 
 from quire.shared.telemetry.logs import JsonFormatter
 
-# The variable that holds the descriptor of the pipe's writing end.
+# The environment variable with the descriptor of the pipe's writing end.
 PIPE = "_QUIRE_PROGRESS_FD"
-# The last phase. The worker takes requests.
+# The last phase: the worker takes requests.
 READY = "ready"
 
 _REDRAW_S = 0.1
+LOG_S = 2.0
 _CLEAR_LINE = "\r\x1b[2K"
 
 log = logging.getLogger(__name__)
 
 
-class Reader(Protocol):
-    """Shows phases to a person. `percent` is None where a phase has no known length."""
+class Display(Protocol):
+    """Shows phases to a person."""
 
-    def show(self, phase: str, percent: int | None) -> None: ...
+    def show(self, phase: str, percent: int | None) -> None:
+        """percent: None in a phase of unknown length."""
 
     def close(self) -> None: ...
 
 
 class Pipe:
-    """Writes to `quire serve`. A line that finds the pipe full or closed is dropped: the start does not wait for it."""
+    """Writes to `quire serve`. If the pipe is full or closed the line is dropped, so that the start never waits."""
 
     def __init__(self, descriptor: int) -> None:
-        """Raises OSError for a descriptor that is none."""
+        """Raises OSError for an invalid descriptor."""
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
@@ -57,7 +59,7 @@ class Pipe:
 
 
 class TerminalLine(logging.Handler):
-    """One line of a terminal, which is redrawn. It makes way for each log record, and comes back below it."""
+    """One line of a terminal that is redrawn; each log record clears it, and it is drawn again below the record."""
 
     def __init__(self, terminal: TextIO) -> None:
         super().__init__()
@@ -65,8 +67,8 @@ class TerminalLine(logging.Handler):
         self._line = ""
         self._log = list(logging.getLogger().handlers)
         for handler in self._log:
-            handler.addFilter(self._make_way)
-        logging.getLogger().addHandler(self)  # the last one: it has each record when the others have written it
+            handler.addFilter(self._clear)
+        logging.getLogger().addHandler(self)  # the last handler: it redraws after all others have written
 
     def show(self, phase: str, percent: int | None) -> None:
         self._line = f"starting: {phase}" + ("" if percent is None else f" {percent} %")
@@ -78,11 +80,11 @@ class TerminalLine(logging.Handler):
     def close(self) -> None:
         logging.getLogger().removeHandler(self)
         for handler in self._log:
-            handler.removeFilter(self._make_way)
+            handler.removeFilter(self._clear)
         self._write(_CLEAR_LINE)
         super().close()
 
-    def _make_way(self, record: logging.LogRecord) -> bool:
+    def _clear(self, record: logging.LogRecord) -> bool:
         self._write(_CLEAR_LINE)
         return True
 
@@ -96,52 +98,74 @@ class TerminalLine(logging.Handler):
 
 
 class StartProgress:
-    """The phases of one start. Without `begin`, as in tests and offline runs, they are lines of the log only."""
+    """The phases of one start. Without `begin`, as in tests and offline runs, they are only logged."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._reader: Reader | None = None
+        self._display: Display | None = None
         self._phase = ""
         self._shown = 0.0
 
     def begin(self) -> None:
-        """Find out who reads. Call it in a worker's own process, once its log is set up."""
+        """Choose the display. Call it in a worker's own process, once its log is set up."""
         descriptor = os.environ.pop(PIPE, "")
         handlers = logging.getLogger().handlers
         if descriptor.isdigit():
             try:
-                self._reader = Pipe(int(descriptor))
+                self._display = Pipe(int(descriptor))
             except OSError as error:
-                log.warning("%s=%s is no open pipe: %s", PIPE, descriptor, error.strerror)
+                log.warning("%s=%s is not an open pipe: %s", PIPE, descriptor, error.strerror)
         elif sys.stderr.isatty() and not any(isinstance(handler.formatter, JsonFormatter) for handler in handlers):
-            self._reader = TerminalLine(sys.stderr)
+            self._display = TerminalLine(sys.stderr)
 
     def phase(self, text: str) -> None:
-        """The worker begins with `text`."""
+        """Begin the phase `text`."""
         self._phase, self._shown = text, 0.0
-        if not isinstance(self._reader, TerminalLine):
+        if not isinstance(self._display, TerminalLine):
             log.info("starting: %s", text)
-        if self._reader is not None:
-            self._reader.show(text, None)
+        if self._display is not None:
+            self._display.show(text, None)
 
     def share(self, done: int, total: int) -> None:
-        """`done` of `total`, in any unit, of the present phase is done. It may be called often."""
+        """Report `done` of `total`, in any unit, of the present phase. Frequent calls are cheap."""
         now = self._clock()
-        if self._reader is not None and now - self._shown >= _REDRAW_S:
+        if self._display is not None and now - self._shown >= _REDRAW_S:
             self._shown = now
-            self._reader.show(self._phase, 100 * done // max(total, 1))
+            self._display.show(self._phase, 100 * done // max(total, 1))
 
     def ready(self) -> None:
-        """The start is over: the worker takes requests."""
-        if self._reader is not None:
-            self._reader.show(READY, None)
+        """Report the last phase, and close the display."""
+        if self._display is not None:
+            self._display.show(READY, None)
         self.close()
 
     def close(self) -> None:
-        """No more is shown. Repeatable."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """Close the display. Repeatable."""
+        if self._display is not None:
+            self._display.close()
+            self._display = None
 
 
 progress = StartProgress()
+
+
+class LoadingLog:
+    """Reports how far the loading of a checkpoint is: as progress of the start, and every two seconds in the log.
+
+    phase: a new phase of the start, which begins with the first call. Without it the present phase continues.
+    """
+
+    def __init__(self, what: str = "loaded", phase: str = "") -> None:
+        self._what = what
+        self._phase = phase
+        self._logged_at = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are loaded."""
+        if self._phase:
+            progress.phase(self._phase)
+            self._phase = ""
+        progress.share(done, total)
+        if time.monotonic() - self._logged_at >= LOG_S:
+            self._logged_at = time.monotonic()
+            log.info("%s %d of %d MiB (%d %%)", self._what, done >> 20, total >> 20, 100 * done // max(total, 1))

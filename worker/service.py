@@ -1,4 +1,4 @@
-"""The worker as one asyncio service around the engine's thread: consumer, committer, heartbeat."""
+"""The worker as one asyncio service around the engine's thread: consumer, committer, heartbeat and admin server."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# How long tasks may take to end after a failure.
+# Time that tasks get to end after a failure.
 END_TIMEOUT_S = 3.0
 
 
 class EngineDied(RuntimeError):
-    """The engine's thread has ended by itself. The process must end too: its requests go on in the next one."""
+    """The engine's thread has failed. The process must end too; other workers continue its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Times in seconds; see the settings of the same names."""
+    """The settings of the same names, in seconds."""
 
     lease_s: float = 3.0
     beat_s: float = BEAT_S
@@ -56,7 +56,7 @@ class LeaseTimes:
 
 
 class WorkerService:
-    """One engine at one lane of one Redis. `listener` is a bound socket for the internal server, if there is one."""
+    """One engine that serves one lane of one Redis. `listener` is a bound socket for the admin server, or None."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class WorkerService:
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
     ) -> None:
-        """arithmetic: how the engine computes, as labels (`devices.arithmetic`)."""
+        """arithmetic: labels that say how the engine computes (`devices.arithmetic`)."""
         self._arithmetic = arithmetic
         self._leases = leases
         self._tracer = tracer
@@ -85,13 +85,13 @@ class WorkerService:
         self._ended = asyncio.Event()
 
     def stop(self) -> None:
-        """Ask `run` to end: no further reads, a grace time for what runs, then out."""
+        """Ask `run` to end: it stops reading, gives running requests a grace period and returns the rest."""
         self._stop.set()
 
     async def run(self, drain_s: float) -> None:
         """Serve until `stop`, SIGTERM or SIGINT.
 
-        Raises BrokerUnavailable if there is no Redis at the start, NameTaken if another worker has this one's name.
+        Raises BrokerUnavailable without a Redis at the start, NameTaken if another live worker has this one's name.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,9 +107,9 @@ class WorkerService:
             await blocking.aclose()
             raise
         died = asyncio.Event()
-        committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.look_back())
+        committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.reread_pending())
 
-        # Of the engine's thread. With the loop closed nobody waits for its news any more.
+        # These run on the engine's thread. Once the event loop is closed there is no receiver, and they do nothing.
         def emit(commits: list[StepCommit]) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(committer.put, commits)
@@ -150,32 +150,32 @@ class WorkerService:
                 log.info("for operators: %s%s", internal.url, internal.paths)
             progress.ready()
             log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
-            # A task that ends by itself has failed: so has the worker, and whoever started it starts it again.
+            # A task that ends by itself has failed, and the worker with it; the supervisor starts a new process.
             await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     task.result()
             if engine.failure is not None:
                 raise EngineDied(f"the engine's thread failed: {engine.failure!r}") from engine.failure
-            log.info("stopping: %d requests run, up to %.1f s for them", committer.num_running, drain_s)
+            log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
             consumer.stop()
             await reader.unblock(commands)
-            # What either of them was about to take is here then, and ends or is handed back with the rest.
+            # After this, requests that these tasks were about to claim are running or isolated.
             await asyncio.gather(consuming, reclaiming)
-            await self._hand_back(broker, committer, consumer.held_back)
+            await self._return_to_queue(broker, committer, consumer.waiting_isolated)
             await self._drain(committer, drain_s)
             engine.stop()
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
             await committing
-            await self._hand_back(broker, committer, committer.attempts)
+            await self._return_to_queue(broker, committer, committer.attempts)
             self._ended.set()
             await asyncio.wait(tasks)
             for task in tasks:
                 task.result()
         except (RedisError, OSError) as error:
-            log.error("Redis failed while the worker was ending: %s", error)
+            log.error("Redis failed while the worker was stopping: %s", error)
         finally:
             engine.stop()
             watch.stop()
@@ -186,32 +186,31 @@ class WorkerService:
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
             await asyncio.to_thread(engine.join, END_TIMEOUT_S)
             await lag.close()
-            with suppress(RedisError, OSError):  # the card then expires
+            with suppress(RedisError, OSError):  # without this the worker's card expires
                 await broker.retire(self._worker_id, self._incarnation)
             if internal:
                 await internal.close()
             await commands.aclose()
             await blocking.aclose()
 
-    async def _hand_back(self, broker: Broker, committer: Committer, attempts: list[tuple[str, str]]) -> None:
+    async def _return_to_queue(self, broker: Broker, committer: Committer, attempts: list[tuple[str, str]]) -> None:
         if attempts:
             released = await broker.release(attempts)
             committer.released(attempts)
-            log.info("%d requests are handed back; other workers go on with them", released)
+            log.info("%d requests are returned to the queue; other workers continue them", released)
 
     async def _drain(self, committer: Committer, drain_s: float) -> None:
         try:
             async with asyncio.timeout(drain_s):
                 await committer.all_ended()
         except TimeoutError:
-            log.info("%d requests still run after %.1f s", committer.num_running, drain_s)
+            log.info("%d requests are still running after %.1f s", committer.num_running, drain_s)
 
     async def _heartbeat(self, broker: Broker, engine: EngineThread, committer: Committer, consumer: Consumer) -> None:
-        """Beat and renew leases, but only if the engine has ticked since the last time: a worker that hangs does not
-        count as live, and loses its requests. Raises NameTaken if another worker that may live has this one's name by
-        now.
+        """Send heartbeats and renew leases, but only while the engine ticks: a worker that hangs loses its requests.
 
-        Ends by a flag: redis-py can swallow a cancellation that arrives inside a command.
+        Ends by a flag, because redis-py can swallow a cancellation that arrives during a command. Raises NameTaken if
+        another worker, which may be alive, has taken this one's name.
         """
         seen = -1
         while not self._ended.is_set():
@@ -227,13 +226,13 @@ class WorkerService:
                     if not beats and (holder := await broker.holder(self._worker_id)):
                         if not is_gone(holder.home):
                             raise NameTaken(self._worker_id, holder)
-                        # Redis came back older than this process, with the dead one that had the name before.
+                        # Redis was restored from an older state, with the dead worker that had the name before.
                         await broker.enlist(
                             self._worker_id, self._incarnation, self._home, self._leases.beat_s, holder.incarnation
                         )
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
-                    consumer.redis_was_away()
+                    consumer.postpone_reclaim()
             else:
                 log.warning("the engine has not moved for %.0f s", self._leases.beat_s)
             with suppress(TimeoutError):

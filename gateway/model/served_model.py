@@ -14,10 +14,10 @@ from quire.gateway.model.sampling_defaults import SamplingDefaults, read_samplin
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.model.config import context_length, read_model_config
 from quire.shared.model.files import ModelError, read_json
-from quire.shared.model.hub import HubError, download
+from quire.shared.model.hub import HubError, find_folder
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
-from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
+from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 
@@ -84,18 +84,10 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
 
 
 def _folder(model: str) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{model} is a file; --model (QUIRE_MODEL) takes the folder of a checkpoint.")
-    remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name, with --model (QUIRE_MODEL)"
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ModelError(f"there is no folder {model}; {remedy}.")
     try:
-        return download(model, HUB_PATTERNS, HUB_IGNORED)
+        return find_folder(model, HUB_PATTERNS, HUB_IGNORED)
     except HubError as error:
-        raise ModelError(f"model: {error}") from error
+        raise ModelError(f"--model (QUIRE_MODEL): {error}.") from error
 
 
 def _eos_token_ids(
@@ -110,5 +102,5 @@ def _eos_token_ids(
         ids = value if isinstance(value, list) else [value]
         if any(type(item) is int for item in ids):
             return frozenset(item for item in ids if type(item) is int)
-    eos = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    eos = eos_token_id(tokenizer, special_tokens)
     return frozenset() if eos is None else frozenset([eos])

@@ -1,9 +1,11 @@
-"""Downloads from the Hugging Face Hub the files of a model that a service needs."""
+"""Finds the folder of a model: a local folder, or a download of the needed files from the Hugging Face Hub."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+
+from quire.shared.model.folder import gguf_fault
 
 
 class HubError(Exception):
@@ -12,6 +14,26 @@ class HubError(Exception):
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
         self.reason, self.remedy = reason, remedy
+
+
+def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
+    """The folder of a model: `model` itself if it is a folder, else a download of the Hugging Face name `model`.
+
+    wanted, unwanted: patterns of the files to download. Raises HubError for a file, for a path without a folder, and if
+    the download fails.
+    """
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path
+    if model and path.exists():
+        if path.suffix == ".gguf":
+            fault = gguf_fault(path)
+            raise HubError(f"{fault.where}: {fault.what}", fault.remedy)
+        raise HubError(f"{model} is a file", "give the folder that holds config.json and tokenizer.json")
+    if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name such as owner/model"
+        raise HubError(f"there is no folder {model!r}", remedy)
+    return download(model, wanted, unwanted)
 
 
 def download(name: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:

@@ -38,6 +38,12 @@ def _read_extra_tokens(folder: Path) -> list[str]:
     return []
 
 
+def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
+    """The end-of-sequence token that the tokenizer names. It counts only if the model's configuration names none."""
+    eos: int | None = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    return eos
+
+
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
     """Load `tokenizer.json`. Raises ModelError.
 

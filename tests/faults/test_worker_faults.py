@@ -116,7 +116,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: Fa
     leaving.send(signal.SIGTERM)
     assert_same(streams, expected)
     assert leaving.wait() == 0
-    leaving.wait_for("requests are handed back")
+    leaving.wait_for("requests are returned to the queue")
     assert longest_pause(streams) < 1.0
     assert {int(stack.redis.hget(key, "deaths") or 0) for key in stack.redis.scan_iter(KEYS.prefix + "req:*")} == {0}
     stack.assert_invariants()

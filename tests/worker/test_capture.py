@@ -22,6 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.settings import WorkerSettings
+from quire.worker.warm_up import warm_up
 from tests.support.kernels.implementations import HAS_TRITON
 from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record, request, run
 
@@ -278,10 +279,10 @@ def test_what_few_requests_ask_for_has_run_once_before_the_worker_is_ready(monke
         run_it = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *of, run_it=run_it, name=name: (ran.append(name), run_it(*of))[1])
     monkeypatch.setattr(ops, "penalise", lambda *of: ran.append("penalise"), raising=False)
-    build.warm_up(engine)
+    warm_up(engine)
     assert set(ran) == {"copy_blocks", "logprobs_of", "top_logprobs", "penalise"}
     assert not engine.has_work
-    build.warm_up(make_engine(runner=DeviceRunner, max_num_seqs=1))
+    warm_up(make_engine(runner=DeviceRunner, max_num_seqs=1))
 
 
 def waiting_engine() -> Engine:

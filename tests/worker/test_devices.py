@@ -12,11 +12,12 @@ import torch
 from quire import kernels
 from quire.kernels.gpu.cuda import pinned_bytes
 from quire.shared.errors import StartError
-from quire.worker import build
-from quire.worker.build import check_weights, choose_limits
+from quire.worker import build, capacity
+from quire.worker.capacity import choose_limits
 from quire.worker.device import devices
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.decoder import Decoder
+from quire.worker.preflight import check_weights
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
@@ -196,8 +197,8 @@ def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytes
     ops = kernels.ReferenceOps("cpu", torch.float32)
     model = Decoder.load(make_checkpoint(tmp_path / "llama", "llama"), ops, torch.float32, "cpu")
     asked, block = WorkerSettings(swap_gb=0.6), model.kv_bytes_per_block(16)
-    monkeypatch.setattr(build, "available_memory", lambda: 100 * GIB)
-    count = build.choose_num_host_blocks(asked, block, 0, 10**6, 4096)
+    monkeypatch.setattr(capacity, "available_memory", lambda: 100 * GIB)
+    count = capacity.choose_num_host_blocks(asked, block, 0, 10**6, 4096)
     stack = model.alloc_kv_cache(2, 16).stack
     ops.device = CUDA
     host = ops.alloc_host_blocks(stack, count)
@@ -265,7 +266,7 @@ def test_the_log_says_of_what_the_memory_is(caplog: pytest.LogCaptureFixture) ->
     model = SimpleNamespace(weight_bytes=3 << 20, kv_bytes_per_block=lambda block_size: 1 << 20)
     with caplog.at_level("INFO"):
         for ranks in (1, 2):
-            build.log_limits(model, EngineLimits(10, 16, 4, 64, 64), ranks)  # type: ignore[arg-type]
+            capacity.log_limits(model, EngineLimits(10, 16, 4, 64, 64), ranks)  # type: ignore[arg-type]
     alone, shared = caplog.messages
     assert alone.startswith("3 MiB of weights; KV cache of 10 blocks of 16 tokens, 10 MiB;")
     assert shared == f"on each of 2 ranks {alone}"

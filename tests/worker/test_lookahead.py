@@ -13,7 +13,7 @@ import torch
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.usage import usage
+from quire.worker.inspect.snapshot import take_snapshot
 from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
 
 
@@ -203,7 +203,7 @@ def test_steps_are_smaller_once_device_memory_has_run_out(
         assert tokens(items, name) == continuation(prompt, 12, ignore_eos=True)
     sizes = [record.args for record in caplog.records if record.name == "quire.worker.engine.engine"]
     assert sizes == [(64, 32), (32, 16), (16, 8)]
-    assert usage(engine).max_prefill_tokens == 8
+    assert take_snapshot(engine).usage().max_prefill_tokens == 8
     assert handled == [None] * 3  # while an error is handled, what its traceback holds cannot be freed
 
     model.fits = 3  # fewer than one for each sequence: nothing can be done

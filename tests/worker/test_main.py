@@ -8,16 +8,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 
-from quire.shared.errors import StartError
-from quire.worker import build
-from quire.worker.build import GIB, check, choose_num_host_blocks
-from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire
 from tests.support.redis_server import running_redis
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -141,30 +134,6 @@ def test_a_pinned_prefix_that_does_not_fit(
     line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--pinned-prefixes", str(path))
     assert "pinned prefix 'long': 300 prompt tokens" in line
     assert "exceed the context of 256 tokens; shorten it, or raise" in line
-
-
-def test_swapping_without_memory_for_it() -> None:
-    with pytest.raises(StartError, match="--preemption swap needs host memory, and --swap-gb is 0: raise it, or"):
-        check(WorkerSettings(preemption="swap", swap_gb=0), CPU)
-    check(WorkerSettings(preemption="auto", swap_gb=0), CPU)
-
-
-def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_most(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def blocks(free: int, **settings: object) -> int:
-        monkeypatch.setattr(build, "available_memory", lambda: free)
-        chosen = WorkerSettings(**settings)  # type: ignore[arg-type]
-        return choose_num_host_blocks(chosen, GIB // 1024, taken=GIB, sequences=10, max_model_len=1600)
-
-    assert blocks(100 * GIB, swap_gb=0.5) == 512
-    assert blocks(100 * GIB, swap_gb=4) == 1000, "ten sequences of a hundred blocks"
-    assert not caplog.records
-    assert blocks(2 * GIB, swap_gb=4) == 204, "a fifth of what the cache leaves"
-    assert "--swap-gb 4 is more than memory allows: 0.20 GiB" in caplog.text
-    assert blocks(0, swap_gb=4) == 0
-    assert blocks(100 * GIB, swap_gb=0) == 0
-    assert blocks(100 * GIB, preemption="recompute") == 0
 
 
 @pytest.fixture

@@ -79,11 +79,11 @@ def test_a_descriptor_that_is_no_pipe_is_told(
     monkeypatch.setenv(PIPE, "9999")
     started = begun()
     started.phase("loading weights")
-    assert f"{PIPE}=9999 is no open pipe: Bad file descriptor" in caplog.text
+    assert f"{PIPE}=9999 is not an open pipe: Bad file descriptor" in caplog.text
     started.close()
 
 
-def test_without_a_reader_phases_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_display_phases_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         started = StartProgress()
         started.phase("loading weights")

@@ -1,10 +1,11 @@
-"""What a worker computes with and to which result, as labels: workers of one model whose labels differ may go on with a
-text in different ways, also where their settings are the same.
+"""Digests of a worker's weights and results, as labels of its metrics.
 
-    weights   the checkpoint: another revision under the same name
-    results   a few tokens computed by this process: processors, libraries and configurations, to the last bit
+Workers of one model whose digests differ may continue a text differently, even with equal settings.
 
-Each is a digest of eight hexadecimal digits.
+    weights   differ between revisions of a checkpoint
+    results   computed tokens: differ, to the last bit, with processors, libraries and configurations
+
+Each digest has eight hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from quire.worker.engine.offline import complete
 from quire.worker.models.loader import Weights
 
 DIGEST_BYTES = 4
-# With the first step no whole block of the smallest size, so that nothing of it stays in the prefix cache.
+# Too short to fill a block of the smallest size together with the first step: it leaves nothing in the prefix cache.
 MOST_TOKENS = 6
 STEPS = 2
 TOP_LOGPROBS = 20
 
 
 def of_weights(folder: Path) -> str:
-    """Of the name, shape and one row of each tensor, whatever files they are in and as whatever type they are stored.
+    """Digest of the name, the shape and one row of each tensor. It does not depend on files and stored types.
 
     Raises CheckpointError.
     """
@@ -39,9 +40,9 @@ def of_weights(folder: Path) -> str:
 
 
 def of_results(engine: Engine) -> str:
-    """Of the log-probabilities of a few tokens, and of the tables that the model computed when it was loaded.
+    """Digest of the log-probabilities of a few tokens, and of the tables that the model computed while loading.
 
-    Empty on a GPU, and where torch multiplies the experts of a model: equal workers may differ there.
+    Empty on a GPU, and for models whose experts torch multiplies: equal workers may differ there.
     """
     model = engine.runner.model
     length = min(MOST_TOKENS, engine.limits.max_model_len - STEPS)
@@ -51,11 +52,11 @@ def of_results(engine: Engine) -> str:
     params = SamplingParams(STEPS, temperature=0.0, ignore_eos=True, logprobs=True, top_logprobs=TOP_LOGPROBS)
     ((completion,),) = complete(engine, [prompt], params)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(repr((completion.token_ids, completion.logprobs)).encode())  # of floats, repr says every bit
+    digest.update(repr((completion.token_ids, completion.logprobs)).encode())  # repr shows every bit of a float
     for table in model.tables():
         _add(digest, table)
     return digest.hexdigest()
 
 
 def _add(digest: hashlib.blake2b, values: torch.Tensor) -> None:
-    digest.update(values.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    digest.update(values.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,153 +1,27 @@
-"""A worker's metrics, as Prometheus reads them. docs/metrics.md explains each; a test keeps it complete."""
+"""The metrics of a worker for Prometheus. docs/metrics.md explains each metric; a test keeps that list complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from quire.shared.broker import Broker
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
-from quire.worker.engine.engine import Engine
 from quire.worker.engine.timing import StepTimes
-from quire.worker.inspect.usage import EngineUsage, usage
-from quire.worker.queue.claim_counts import ClaimCounts
+from quire.worker.inspect.snapshot import EngineUsage
 from quire.worker.queue.committer import Committer
+from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 
-class _Family(NamedTuple):
-    """A metric: either one value, or one per value of `label`. Values are names of fields of `EngineUsage`."""
-
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
-    name: str
-    help: str
-    label: str
-    values: dict[str, str]
-
-
-def _gauge(name: str, help: str, label: str = "", **values: str) -> _Family:
-    return _Family(GaugeMetricFamily, name, help, label, values)
-
-
-def _counter(name: str, help: str, label: str = "", **values: str) -> _Family:
-    return _Family(CounterMetricFamily, name, help, label, values)
-
-
-FAMILIES = (
-    _gauge("quire_kv_block_size_slots", "Slots of a block, one token each", value="block_size"),
-    _gauge("quire_kv_capacity_blocks", "Blocks of the KV cache", value="blocks_total"),
-    _gauge(
-        "quire_kv_blocks",
-        "Blocks of the KV cache by state: used + cached + free are all; pinned and shared ones are among the used",
-        "state",
-        used="blocks_used",
-        free="blocks_free",
-        cached="blocks_cached",
-        pinned="blocks_pinned",
-        shared="blocks_shared",
-    ),
-    _gauge(
-        "quire_kv_slots",
-        "Slots of the used blocks: filled, reserved (promised) for tokens that are yet to be computed, or waste",
-        "state",
-        filled="slots_filled",
-        promised="slots_promised",
-        waste="slots_waste",
-    ),
-    _gauge("quire_kv_waste_slots", "Allocated KV slots that hold no token", value="slots_waste"),
-    _gauge(
-        "quire_kv_sequence_waste_slots_max",
-        "Largest number of allocated KV slots without a token in one sequence's block table",
-        value="slots_waste_max",
-    ),
-    _gauge(
-        "quire_kv_sharing_saved_blocks",
-        "Additional blocks that running sequences would need without sharing",
-        value="sharing_saved_blocks",
-    ),
-    _gauge(
-        "quire_kv_sharing_saved_ratio",
-        "Fraction of the blocks of running sequences that is saved by sharing",
-        value="sharing_saved_fraction",
-    ),
-    _gauge(
-        "quire_host_blocks",
-        "Blocks of host memory for swapping, by state",
-        "state",
-        used="host_blocks_used",
-        free="host_blocks_free",
-    ),
-    _gauge(
-        "quire_sequences",
-        "Unfinished sequences in the engine, by state",
-        "state",
-        running="sequences_running",
-        waiting="sequences_waiting",
-        swapped="sequences_swapped",
-    ),
-    _gauge(
-        "quire_prefill_limit_tokens",
-        "Prompt tokens that the next step may compute in addition to decodes",
-        value="max_prefill_tokens",
-    ),
-    _counter("quire_engine_steps", "Steps of the engine", value="steps"),
-    _counter("quire_engine_tokens", "Tokens computed", "phase", prefill="prefill_tokens", decode="decode_tokens"),
-    _counter(
-        "quire_prefix_cache_query_tokens",
-        "Prompt tokens that were looked up in the prefix cache",
-        value="prefix_query_tokens",
-    ),
-    _counter(
-        "quire_prefix_cache_hit_tokens",
-        "Prompt tokens that were found in the prefix cache and not computed again",
-        value="prefix_hit_tokens",
-    ),
-    _counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to make room", value="evictions"),
-    _counter(
-        "quire_preemptions",
-        "Requests that were preempted, by how they are restored",
-        "kind",
-        recompute="preemptions_recompute",
-        swap="preemptions_swap",
-    ),
-    _counter("quire_displacements", "Preemptions by a request of a higher class", value="displaced"),
-    _counter(
-        "quire_swapped_blocks",
-        "Blocks copied to host memory and back",
-        "direction",
-        out="swapped_out_blocks",
-        **{"in": "swapped_in_blocks"},
-    ),
-    _counter(
-        "quire_block_copies", "Blocks copied because they were shared and written (copy on write)", value="copies"
-    ),
-    _counter(
-        "quire_forks", "Sequences that were forked: they began with the blocks of another sequence", value="forks"
-    ),
-)
-
-
-class EngineReading(NamedTuple):
-    """The engine at one moment."""
-
-    usage: EngineUsage
-    times: StepTimes
-
-
-def read_engine(engine: Engine) -> EngineReading:
-    """Call it on the engine's thread."""
-    return EngineReading(usage(engine), engine.times.read())
-
-
 class WorkerMetrics:
-    """All that one worker counts."""
+    """All metrics of one worker."""
 
     def __init__(
         self,
-        loop: EngineThread,
+        thread: EngineThread,
         broker: Broker,
         claims: ClaimCounts,
         committer: Committer,
@@ -155,33 +29,25 @@ class WorkerMetrics:
         info: Mapping[str, str],
     ) -> None:
         """info: labels that say how this worker computes (`devices.arithmetic`), and the model's name."""
-        self._loop = loop
+        self._thread = thread
         self._broker = broker
         self._claims = claims
         self._committer = committer
         self._lag = lag
         labels, values = tuple(info), {tuple(info.values()): 1.0}
-        self._info = gauge("quire_worker_info", "Constant 1; the labels say how this worker computes", values, labels)
+        self._info = gauge("quire_worker_info", "Always 1; the labels say how this worker computes", values, labels)
         self._exposition = Exposition("worker")
 
-    def render(self, reading: EngineReading) -> bytes:
-        """The exposition of one reading."""
+    def render(self, usage: EngineUsage, times: StepTimes) -> bytes:
+        """The exposition of one reading of the engine."""
         return self._exposition.render(
-            [
-                self._info,
-                *_engine(reading.usage),
-                *_steps(reading.times),
-                *self._queue(),
-                *self._commits(),
-                *self._threads(),
-            ]
+            [self._info, *_engine(usage), *_steps(times), *self._queue(), *self._commits(), *self._threads()]
         )
 
     def _queue(self) -> Iterator[Metric]:
-        claims = self._claims
-        yield counter("quire_attempts", "Requests that this worker took to run", claims.first + claims.migrated)
+        claims, corrupt = self._claims, self._broker.corrupt
+        yield counter("quire_attempts", "Requests that this worker claimed", claims.first + claims.migrated)
         yield counter("quire_migrations", "Claimed requests that continue an earlier attempt", claims.migrated)
-        corrupt = self._broker.corrupt
         yield counter(
             "quire_corrupt_messages",
             "Messages that could not be decoded, by where they were found",
@@ -190,29 +56,25 @@ class WorkerMetrics:
         )
         yield histogram(
             "quire_queue_wait_seconds",
-            "Time from acceptance to the first claim, by priority class",
+            "Time from the acceptance of a request to its first claim, by priority class",
             claims.waited_s,
             ("class",),
         )
 
     def _commits(self) -> Iterator[Metric]:
         counts, committer = self._committer.counts, self._committer
-        yield gauge("quire_leases", "Requests whose lease this worker holds", committer.num_running)
+        yield gauge("quire_leases", "Requests whose leases this worker holds", committer.num_running)
         yield counter(
-            "quire_leases_lost", "Leases that turned out to be another worker's when renewed", counts.leases_lost
+            "quire_leases_lost", "Leases that belonged to another attempt when they were renewed", counts.leases_lost
         )
+        yield counter("quire_fenced_commits", "Attempts that a commit found superseded", counts.fenced)
         yield counter(
-            "quire_fenced_commits", "Attempts that a commit found superseded by another attempt", counts.fenced
+            "quire_worker_requests", "Requests that this worker finished, by outcome", counts.ended, ("outcome",)
         )
-        yield counter(
-            "quire_worker_requests", "Requests that this worker ended, by outcome", counts.ended, ("outcome",)
-        )
-        yield histogram("quire_commit_seconds", "Duration of commits to Redis that were answered", counts.seconds)
-        yield counter("quire_commit_requests", "Requests in commits that were answered", counts.requests)
-        yield counter("quire_commit_failures", "Commits that Redis did not answer; they are repeated", counts.failed)
-        yield counter(
-            "quire_log_resends", "Requests whose output log had lost its tail and was sent again", counts.resent
-        )
+        yield histogram("quire_commit_seconds", "Duration of commits that Redis answered", counts.seconds)
+        yield counter("quire_commit_requests", "Requests in commits that Redis answered", counts.requests)
+        yield counter("quire_commit_failures", "Commits that Redis did not answer and that are repeated", counts.failed)
+        yield counter("quire_log_resends", "Requests whose output log had lost its end and got it again", counts.resent)
         yield gauge(
             "quire_uncommitted_requests",
             "Requests with tokens that wait for the next commit",
@@ -220,26 +82,110 @@ class WorkerMetrics:
         )
 
     def _threads(self) -> Iterator[Metric]:
-        yield histogram("quire_engine_gap_seconds", "Time between two steps while the engine has work", self._loop.gaps)
-        yield counter("quire_engine_idle_seconds", "Time in which the engine had no work", self._loop.idle_s)
+        yield histogram(
+            "quire_engine_gap_seconds", "Time between two engine steps while there is work", self._thread.gaps
+        )
+        yield counter(
+            "quire_engine_idle_seconds", "Time during which the engine had nothing to do", self._thread.idle_s
+        )
         yield histogram("quire_event_loop_lag_seconds", "Delay with which the event loop wakes up", self._lag.seconds)
 
 
 def _engine(usage: EngineUsage) -> Iterator[Metric]:
-    for family in FAMILIES:
-        metric = family.kind(family.name, family.help, labels=[family.label] if family.label else None)
-        for value, field in family.values.items():
-            metric.add_metric([value] if family.label else [], getattr(usage, field))
-        yield metric
+    yield gauge("quire_kv_block_size_slots", "Token slots of a KV cache block", usage.block_size)
+    yield gauge("quire_kv_capacity_blocks", "Blocks of the KV cache", usage.blocks_total)
+    yield gauge(
+        "quire_kv_blocks",
+        "Blocks of the KV cache by state: used + cached + free are all; pinned and shared ones are among the used",
+        {
+            "used": usage.blocks_used,
+            "free": usage.blocks_free,
+            "cached": usage.blocks_cached,
+            "pinned": usage.blocks_pinned,
+            "shared": usage.blocks_shared,
+        },
+        ("state",),
+    )
+    yield gauge(
+        "quire_kv_slots",
+        "Slots of the used KV blocks: filled, promised to tokens that are not computed yet, or waste",
+        {"filled": usage.slots_filled, "promised": usage.slots_promised, "waste": usage.slots_waste},
+        ("state",),
+    )
+    yield gauge("quire_kv_waste_slots", "Allocated KV slots that hold no token", usage.slots_waste)
+    yield gauge(
+        "quire_kv_sequence_waste_slots_max",
+        "Largest number of KV slots without a token in the block table of one sequence",
+        usage.slots_waste_max,
+    )
+    yield gauge(
+        "quire_kv_sharing_saved_blocks",
+        "KV blocks that running sequences would need in addition if they shared none",
+        usage.sharing_saved_blocks,
+    )
+    yield gauge(
+        "quire_kv_sharing_saved_ratio",
+        "Fraction of block table entries that sharing saves",
+        usage.sharing_saved_fraction,
+    )
+    yield gauge(
+        "quire_host_blocks",
+        "Blocks of host memory for swapping, by state",
+        {"used": usage.host_blocks_used, "free": usage.host_blocks_free},
+        ("state",),
+    )
+    yield gauge(
+        "quire_sequences",
+        "Unfinished sequences in the engine, by state",
+        {
+            "running": usage.sequences_running,
+            "waiting": usage.sequences_waiting,
+            "swapped": usage.sequences_swapped,
+        },
+        ("state",),
+    )
+    yield gauge(
+        "quire_prefill_limit_tokens",
+        "Prompt tokens that the next step may compute besides decodes",
+        usage.max_prefill_tokens,
+    )
+    yield counter("quire_engine_steps", "Steps of the engine", usage.steps)
+    yield counter(
+        "quire_engine_tokens",
+        "Tokens that the engine computed, by phase",
+        {"prefill": usage.prefill_tokens, "decode": usage.decode_tokens},
+        ("phase",),
+    )
+    yield counter(
+        "quire_prefix_cache_query_tokens",
+        "Prompt tokens that were looked up in the prefix cache",
+        usage.prefix_query_tokens,
+    )
+    yield counter(
+        "quire_prefix_cache_hit_tokens", "Prompt tokens that the prefix cache supplied", usage.prefix_hit_tokens
+    )
+    yield counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to free memory", usage.evictions)
+    yield counter(
+        "quire_preemptions",
+        "Preempted requests, by how they resume",
+        {"recompute": usage.preemptions_recompute, "swap": usage.preemptions_swap},
+        ("kind",),
+    )
+    yield counter("quire_displacements", "Requests preempted by a request of a higher priority class", usage.displaced)
+    yield counter(
+        "quire_swapped_blocks",
+        "Blocks copied to host memory (out) and back (in)",
+        {"out": usage.swapped_out_blocks, "in": usage.swapped_in_blocks},
+        ("direction",),
+    )
+    yield counter("quire_block_copies", "Shared blocks copied before a write (copy on write)", usage.copies)
+    yield counter("quire_forks", "Sequences that were forked from another one and share its blocks", usage.forks)
 
 
 def _steps(times: StepTimes) -> Iterator[Metric]:
-    yield histogram("quire_step_seconds", "Duration of steps, by what they computed", times.seconds, ("kind",))
-    yield histogram("quire_step_phase_seconds", "Duration of the phases of steps", times.phases, ("phase",))
-    yield histogram("quire_step_sequences", "Batch size: sequences in a step", times.sequences)
+    yield histogram("quire_step_seconds", "Duration of engine steps, by what they computed", times.seconds, ("kind",))
+    yield histogram("quire_step_phase_seconds", "Duration of the phases of engine steps", times.phases, ("phase",))
+    yield histogram("quire_step_sequences", "Sequences in an engine step: the batch size", times.sequences)
     yield histogram(
-        "quire_step_tokens",
-        "Tokens in a step, by phase; steps without a token of the phase are left out",
-        times.tokens,
-        ("phase",),
+        "quire_step_tokens", "Tokens of a phase in an engine step, if there were any", times.tokens, ("phase",)
     )

@@ -1,8 +1,8 @@
-"""Shows the engine to those who look at it: views to a Redis channel, and only while a gateway asks for them.
+"""Publishes views of the engine to a Redis channel, only while a gateway asks for them.
 
-While nobody looks the engine's thread does nothing for it. While somebody does, it copies its tables some ten times per
-second and notes each step in a microsecond; views become rarer where that would take more than ENGINE_SHARE of its
-time. What fails here is logged and never ends the worker.
+Without viewers the engine's thread does nothing for this. With viewers it copies its tables about ten times per second
+and notes each step in a microsecond. Views become rarer where that would take more than ENGINE_SHARE of the thread's
+time. A failure here is logged and never ends the worker.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from redis.exceptions import RedisError
 from quire.shared.broker import Broker
 from quire.shared.views import MAX_WORKER_LENGTH
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.view import EngineCopy, StepLog, read
+from quire.worker.inspect.engine_view import make_view
+from quire.worker.inspect.snapshot import Snapshot, take_snapshot
+from quire.worker.inspect.step_log import RecentSteps, StepLog
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
 
 log = logging.getLogger(__name__)
 
-# How often we ask whether somebody looks.
+# Interval at which Redis is asked for viewers.
 ASK_S = 0.4
-# Views at the most so often; of an engine that does nothing so often, for those who come to look.
+# Shortest time between two views. An idle engine is shown less often, for viewers that join.
 VIEW_S = 0.1
 IDLE_VIEW_S = 1.0
-# At most this part of the time of the engine's thread, and of the interpreter, which it needs too.
+# Largest share of the time of the engine's thread for copying, and of the interpreter for rendering.
 ENGINE_SHARE = 0.005
 RENDER_SHARE = 0.02
-# An engine that does not answer for so long is asked again later.
+# If the engine does not respond within this time, it is asked again later.
 ANSWER_S = 10.0
 
 T = TypeVar("T")
@@ -46,25 +48,27 @@ class ViewPublisher:
         self._engine = engine
         self._worker_id = worker_id
         self.num_views = 0
-        # Seconds of the engine's thread, and of another one, that the views took in all.
+        # Total time of the views: on the engine's thread, and on another one.
         self.read_s = 0.0
         self.render_s = 0.0
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Until `ended`: a flag, since redis-py can swallow a cancellation that arrives inside a command."""
+        """Publish views while there are viewers, until `ended` is set.
+
+        A flag ends it because redis-py can swallow a cancellation that arrives during a command.
+        """
         while not ended.is_set():
             try:
                 if await self._broker.is_looked_at(self._worker_id):
-                    await self._show(ended)
+                    await self._publish_while_viewed(ended)
             except (RedisError, OSError, TimeoutError, EngineGone) as error:
-                log.debug("no view of the engine: %s", error)
+                log.debug("no view of the engine could be published: %s", error)
             except Exception:
-                log.exception("showing the engine failed")
+                log.exception("publishing a view of the engine failed")
             await _wait(ended, ASK_S)
 
-    async def _show(self, ended: asyncio.Event) -> None:
-        """Publish views for as long as somebody looks."""
-        log.info("somebody looks at the engine")
+    async def _publish_while_viewed(self, ended: asyncio.Event) -> None:
+        log.info("publishing views of the engine: it has viewers")
         steps = StepLog()
         await self._call(lambda engine: _observe(engine, steps))
         loop = asyncio.get_running_loop()
@@ -87,30 +91,36 @@ class ViewPublisher:
             with suppress(EngineGone, TimeoutError):
                 await self._call(lambda engine: _observe(engine, None))
             log.info(
-                "nobody looks any more; %d views took %.2f ms of the engine's thread and %.2f ms of another's each",
+                "the engine has no viewers any more; each of %d views took %.2f ms of its thread and %.2f ms elsewhere",
                 self.num_views,
                 1000 * self.read_s / max(1, self.num_views),
                 1000 * self.render_s / max(1, self.num_views),
             )
 
     async def _publish(self, steps: StepLog) -> float:
-        """One view. Returns the time until the next may come."""
-        reading = await self._call(lambda engine: read(engine, steps))
-        data, render_s = await asyncio.to_thread(self._render, reading)
+        """Publish one view. Returns the seconds to wait before the next one."""
+        snapshot, recent, read_s = await self._call(lambda engine: _read(engine, steps))
+        data, render_s = await asyncio.to_thread(self._render, snapshot, recent)
         await self._broker.publish_view(self._worker_id, data)
         self.num_views += 1
-        self.read_s += reading.cost_s
+        self.read_s += read_s
         self.render_s += render_s
-        return max(VIEW_S, reading.cost_s / ENGINE_SHARE, render_s / RENDER_SHARE)
+        return max(VIEW_S, read_s / ENGINE_SHARE, render_s / RENDER_SHARE)
 
-    def _render(self, reading: EngineCopy) -> tuple[bytes, float]:
+    def _render(self, snapshot: Snapshot, recent: RecentSteps) -> tuple[bytes, float]:
         started = time.thread_time()
-        data = reading.view(self._worker_id[:MAX_WORKER_LENGTH], self.num_views).encode()
+        data = make_view(snapshot, recent, self._worker_id[:MAX_WORKER_LENGTH], self.num_views).encode()
         return data, time.thread_time() - started
 
     async def _call(self, function: Callable[[Engine], T]) -> T:
         async with asyncio.timeout(ANSWER_S):
             return await asyncio.wrap_future(self._engine.call(function))
+
+
+def _read(engine: Engine, steps: StepLog) -> tuple[Snapshot, RecentSteps, float]:
+    """Read the parts of a view, and return the seconds of the engine's thread that this took."""
+    started = time.thread_time()
+    return take_snapshot(engine), steps.take(), time.thread_time() - started
 
 
 def _observe(engine: Engine, log: StepLog | None) -> None:

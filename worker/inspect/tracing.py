@@ -1,11 +1,11 @@
-"""What tracing shows of an attempt at a request, under the gateway's span: `queue`, `prefill` or `recovery`, `decode`.
+"""The spans of an attempt at a request, under the gateway's span: `queue`, `prefill` or `recovery`, `decode`.
 
     created           claimed                 first token                 end
-       |----- queue -----|------- prefill --------|-------- decode --------|      the first attempt
-                         |------- recovery -------|-------- decode --------|      a later one
+       |----- queue -----|------- prefill --------|-------- decode --------|      first attempt
+                         |------- recovery -------|-------- decode --------|      later attempt
 
-The span of claim to first token has the beginning of the attempt token as its id: so the recovery after it knows
-what to link to, even if the worker that made it is dead.
+The span from claim to first token takes its id from the beginning of the attempt token. So the recovery of a later
+attempt can link to it even if the worker that made it has died.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 class AttemptSpans:
-    """The spans of one attempt. Three calls per attempt, none per token."""
+    """The spans of one attempt: three calls per attempt, none per token."""
 
     def __init__(self, tracer: Tracer, parent: TraceContext, claim: Claim, worker_id: str) -> None:
         self._tracer = tracer
         self._parent = parent
         self._earlier = claim.emitted
-        self._attributes = {
+        self._attributes: dict[str, str | int] = {
             "quire.request.id": claim.request_id,
             "quire.worker.id": worker_id,
             "quire.attempt": claim.deliveries,
@@ -41,8 +41,8 @@ class AttemptSpans:
         more: dict[str, int] = {}
         before: list[TraceContext] = []
         if claim.deliveries == 1:
-            queued = {**self._attributes, "quire.priority": claim.priority_class}
-            tracer.span("queue", parent, queued, began_ns=now_ns - 1_000_000 * max(0, claim.waited_ms)).end(now_ns)
+            attributes = {**self._attributes, "quire.priority": claim.priority_class}
+            tracer.span("queue", parent, attributes, began_ns=now_ns - 1_000_000 * max(0, claim.waited_ms)).end(now_ns)
         else:
             name = "recovery"
             more = {"quire.recovery.earlier_tokens": claim.emitted, "quire.recovery.deaths": claim.deaths}
@@ -57,19 +57,22 @@ class AttemptSpans:
             links=before,
         )
 
-    def asks(self, prompt_tokens: int) -> None:
-        """How long the prompt is."""
+    def set_prompt_tokens(self, prompt_tokens: int) -> None:
+        """Note the length of the prompt."""
         self._span.set_attribute("gen_ai.usage.input_tokens", prompt_tokens)
 
     def first_tokens(self) -> None:
-        """The first step of this attempt that emitted something is over."""
+        """End the first span and begin `decode`: a step of this attempt has emitted tokens."""
         self.has_tokens = True
         now_ns = time.time_ns()
         self._span.end(now_ns)
         self._span = self._tracer.span("decode", self._parent, self._attributes, began_ns=now_ns)
 
     def end(self, outcome: str, tokens: int) -> None:
-        """The attempt is over, with `tokens` of the request's log. Beside outcomes: `lost` and `released`."""
+        """End the attempt.
+
+        outcome: that of the request, or `lost` or `released`. tokens: those in the request's log.
+        """
         self._span.set_attribute("quire.outcome", outcome)
         if self.has_tokens:
             self._span.set_attribute("gen_ai.usage.output_tokens", max(0, tokens - self._earlier))
@@ -81,11 +84,11 @@ class AttemptSpans:
 
 
 def spans_of(tracer: Tracer, claim: Claim, worker_id: str) -> AttemptSpans | None:
-    """The spans of a claim, which have begun; None if its gateway does not trace."""
+    """Begin the spans of a claim; None if its gateway does not trace the request."""
     parent = TraceContext.parse(claim.traceparent)
     return AttemptSpans(tracer, parent, claim, worker_id) if parent else None
 
 
 def span_id_of(attempt: str) -> int:
-    """The id of the span that covers an attempt's way to its first token; 0 for a token that is not hexadecimal."""
+    """The id of the span from an attempt's claim to its first token; 0 for an attempt token that is not hexadecimal."""
     return int(attempt[:16], 16) if _SPAN_ID.match(attempt) else 0

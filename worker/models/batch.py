@@ -1,4 +1,4 @@
-"""One step of the engine as the model sees it: the tokens of all scheduled sequences, one after the other."""
+"""The input of a model for one step: the tokens of all scheduled sequences, one sequence after the other."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T tokens of S sequences. Sequence s owns the tokens query_start_loc[s] .. query_start_loc[s + 1] - 1, which are
-    the last of its seq_lens[s] tokens; everything before them is in the cache already.
+    """T tokens of S sequences.
 
-    A token's slot is the place where its key and value go: physical block * block size + offset in the block.
+    Sequence s has the tokens query_start_loc[s] .. query_start_loc[s + 1] - 1. They are the last of its seq_lens[s]
+    tokens; the KV cache holds all tokens before them. The key and the value of a token are written to its slot:
+    physical block * block size + offset in the block.
     """
 
     token_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int32 [T], from 0
     slot_mapping: torch.Tensor  # int32 [T]
-    block_tables: torch.Tensor  # int32 [S, max_blocks]; columns behind a sequence's last block are never read
-    seq_lens: torch.Tensor  # int32 [S], the context with this step's tokens
+    block_tables: torch.Tensor  # int32 [S, max_blocks]; entries after a sequence's last block are never read
+    seq_lens: torch.Tensor  # int32 [S], length of the context including this step
     query_start_loc: torch.Tensor  # int32 [S + 1]
-    logits_rows: torch.Tensor  # int64 [R], rows of T whose logits are wanted
+    logits_rows: torch.Tensor  # int64 [R], indices of the tokens whose logits are computed
 
     def parts(self) -> list[torch.Tensor]:
+        """All tensors, in the order of the fields."""
         return [getattr(self, one.name) for one in fields(self)]
 
     def to(self, device: torch.device) -> ForwardBatch:
-        """The same on another device, as `send` does it."""
+        """Copy the batch to a device, as `send` does."""
         return ForwardBatch(*(send(part, device) for part in self.parts()))
 
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Host memory on a device, in the order of its stream and without waiting for it.
+    """Copy host memory to a device, in the order of its stream and without waiting.
 
-    A copy to a CUDA device out of memory that is not pinned would wait for every step that is under way. The pinned
-    copy belongs to torch's allocator, which uses it again only after the device has read it; `values` may change at
-    once. For a CPU it is no copy.
+    From memory that is not pinned, a copy to a CUDA device would wait for all launched steps. The pinned copy belongs
+    to torch's allocator, which reuses it only after the device has read it; so `values` may change at once. On a CPU
+    nothing is copied.
     """
     if device.type == "cuda" and values.numel():
         return values.pin_memory().to(device, non_blocking=True)

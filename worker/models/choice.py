@@ -1,4 +1,4 @@
-"""Which implementation computes a checkpoint: Quire's own decoder, or Transformers."""
+"""Chooses the implementation that computes a checkpoint: Quire's own decoder, or Transformers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ QUIRE, TRANSFORMERS, AUTO = IMPLEMENTATIONS = ("quire", "transformers", "auto")
 
 
 def choose_model(folder: Path, implementation: str = AUTO) -> ModelConfig | TransformersConfig:
-    """What a checkpoint is, as the implementation reads it; `auto` is Quire's own wherever that knows the model.
+    """Read the configuration of a checkpoint for an implementation; `auto` prefers Quire's own decoder.
 
-    Raises CheckpointError; NotSupported where the implementation does not know the model.
+    Raises CheckpointError; NotSupported if the implementation does not support the model.
     """
     if implementation == TRANSFORMERS:
         return read_transformers_config(folder)

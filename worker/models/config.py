@@ -1,7 +1,7 @@
-"""`config.json` of a Hugging Face checkpoint as a frozen ModelConfig, read without Transformers.
+"""Reads `config.json` of a Hugging Face checkpoint into a frozen ModelConfig, without Transformers.
 
-A field that would change the numbers is honoured or refused by a CheckpointError that names it; it is never ignored.
-Defaults are those of the configuration classes of Transformers, which apply to whatever a checkpoint leaves out.
+A field that would change results is honoured, or refused by a CheckpointError that names it; it is never ignored. An
+absent field has the default of the configuration class in Transformers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import torch
 
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.fields import Fields, config_fields, read_json
+from quire.worker.models.errors import NotSupported
+from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.rope import RopeConfig, parse_rope
-from quire.worker.models.tensors import tensor_shapes
 
+# Names of tensors in a checkpoint.
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 DTYPES = ("float32", "bfloat16", "float16")
-# Where a checkpoint says how its weights are compressed.
+# Fields that say how the weights of a checkpoint are compressed.
 QUANTISED = ("quantization_config", "compression_config")
-# Other families scale or bend numbers by these fields. Each must be absent or have a value from here: no effect.
+# Fields by which other families scale or cap numbers. Each must be absent or have one of these values: no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "per_layer_config": (),
     "final_logit_softcapping": (),
@@ -45,11 +46,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Family:
-    """What an architecture fixes in code, and what it defaults to."""
+    """The properties that an architecture fixes in code, and its defaults."""
 
     model_type: str
-    qkv_bias: bool | None  # None: by attention_bias, which then covers the output projection as well
-    mlp_bias: bool = False  # whether the field mlp_bias is known
+    qkv_bias: bool | None  # None: attention_bias decides, for the output projection too
+    mlp_bias: bool = False  # True if the architecture has the field mlp_bias
     qk_norm: bool = False
     window: str = "none"  # none, all (sliding_window alone), layers (use_sliding_window and its companions)
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -77,7 +78,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder of the Llama shape. Sizes are in elements; `sliding_windows` has an entry per layer, 0 for none."""
+    """A Llama-shaped decoder. Sizes are in elements; `sliding_windows` has an entry per layer, 0 for full attention."""
 
     architecture: str
     vocab_size: int
@@ -98,7 +99,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    dtype: str | None  # what the checkpoint says that its weights are: one of DTYPES
+    dtype: str | None  # the type of the weights that the checkpoint declares: one of DTYPES
 
     @property
     def q_size(self) -> int:
@@ -108,17 +109,46 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the checkpoint's tensors by name, as in Transformers, without embedding and head.
+
+        Embedding and head have a row per token of the vocabulary, and may be one tensor.
+        """
+        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {FINAL_NORM: (hidden,)}
+        for index in range(self.num_layers):
+            layer = f"model.layers.{index}"
+            projections = {
+                "self_attn.q_proj": (self.q_size, hidden, self.qkv_bias),
+                "self_attn.k_proj": (self.kv_size, hidden, self.qkv_bias),
+                "self_attn.v_proj": (self.kv_size, hidden, self.qkv_bias),
+                "self_attn.o_proj": (hidden, self.q_size, self.o_bias),
+                "mlp.gate_proj": (inner, hidden, self.mlp_bias),
+                "mlp.up_proj": (inner, hidden, self.mlp_bias),
+                "mlp.down_proj": (hidden, inner, self.mlp_bias),
+            }
+            for name, (rows, columns, has_bias) in projections.items():
+                shapes[f"{layer}.{name}.weight"] = (rows, columns)
+                if has_bias:
+                    shapes[f"{layer}.{name}.bias"] = (rows,)
+            shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+            shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+            if self.qk_norm:
+                shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
+                shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
+        return shapes
+
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights before any is loaded; a backend that packs them may take more."""
+        """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
         tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return (tables + sum(math.prod(shape) for shape in tensor_shapes(self).values())) * dtype.itemsize
+        return (tables + sum(math.prod(shape) for shape in self.tensor_shapes().values())) * dtype.itemsize
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json, and the token ids of generation_config.json where there is one.
+    """Read config.json, and the token ids of generation_config.json if it exists.
 
-    Raises CheckpointError, one line, for anything missing, malformed or not supported; NotSupported for what is right
-    and of another kind.
+    Raises CheckpointError, one line, for a field that is missing, malformed or not supported; NotSupported for a valid
+    configuration of another kind of model.
     """
     fields = config_fields(folder)
     architecture, family = _family(fields)
@@ -132,9 +162,8 @@ def read_config(folder: Path) -> ModelConfig:
     if num_heads % num_kv_heads:
         raise fields.fault("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
     attention_bias = family.qkv_bias is None and fields.flag("attention_bias", False)
-    tokens = _token_fields(folder, fields)
-    bos_token_ids = tokens["bos_token_id"].token_ids("bos_token_id", _absent(fields, family, "bos_token_id", None))
-    eos_token_ids = tokens["eos_token_id"].token_ids("eos_token_id", _absent(fields, family, "eos_token_id", None))
+    bos_token_ids = special_token_ids(folder, fields, "bos_token_id", _absent(fields, family, "bos_token_id", None))
+    eos_token_ids = special_token_ids(folder, fields, "eos_token_id", _absent(fields, family, "eos_token_id", None))
     vocab_size = fields.integer("vocab_size")
     return ModelConfig(
         architecture=architecture,
@@ -155,14 +184,14 @@ def read_config(folder: Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        # Where a vocabulary was cut, end tokens may lie behind it: never drawn, and no column of the logits.
+        # If a vocabulary was cut, end tokens may be outside of it: they have no logits and are never sampled.
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         dtype=_dtype(fields),
     )
 
 
 def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True) -> str:
-    """The remedy for a --max-model-len of `asked` tokens where the longest context is `limit`."""
+    """The remedy for a --max-model-len of `asked` tokens, if the longest context is `limit`."""
     remedy = f"give --max-model-len from 1 to {limit}, or 0 for {limit}"
     config = read_json(folder / CONFIG, "repair the file")
     inner = config.get("text_config")
@@ -171,7 +200,7 @@ def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True) 
 
 
 def _family(fields: Fields) -> tuple[str, Family]:
-    """By `architectures`, else by `model_type`. Another type with the same class may have other defaults."""
+    """The family that `architectures` names, else `model_type`. Both must agree: defaults depend on the type."""
     supported = ", ".join(FAMILIES)
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
@@ -192,7 +221,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
 
 
 def _absent(fields: Fields, family: Family, name: str, null: Any) -> Any:
-    """What stands for an absent field: the default of the family. `null` is for one that is null or has no default."""
+    """The value of an absent field: the default of the family; `null` if the field is null or has no default."""
     default = family.default(name)
     return null if default is None or fields.has(name) else default
 
@@ -203,7 +232,7 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     if head_dim == 0:
         raise fields.fault("num_attention_heads", f"a divisor of hidden_size, which is {hidden_size}, without head_dim")
     if head_dim % 16 or head_dim > 512:
-        supported = "supported: a multiple of 16, at most 512; --model-impl auto has others computed by Transformers"
+        supported = "supported: a multiple of 16, at most 512; with --model-impl auto Transformers computes other sizes"
         raise NotSupported(fields.where, f"head_dim is {head_dim}", supported)
     return head_dim
 
@@ -224,7 +253,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
 
 
 def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, ...]:
-    """The window of each layer: a query at position p sees the keys in (p - window, p]; 0 sees all."""
+    """The window of each layer: a query at position p sees the keys in (p - window, p]; 0 for all keys."""
     if family.window == "none":
         return (0,) * num_layers
     kinds = fields.get("layer_types")
@@ -248,16 +277,6 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _token_fields(folder: Path, config: Fields) -> dict[str, Fields]:
-    """Where each special token is defined: generation_config.json, if it says so, before config.json."""
-    path = folder / "generation_config.json"
-    generation = Fields({}, "")
-    if path.exists():
-        generation = Fields(read_json(path, "repair the file or remove it"), str(path))
-    names = ("bos_token_id", "eos_token_id")
-    return {name: generation if generation.get(name) is not None else config for name in names}
-
-
 def _dtype(fields: Fields) -> str | None:
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     dtype = fields.get(name)
@@ -266,6 +285,3 @@ def _dtype(fields: Fields) -> str | None:
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
         raise fields.fault(name, ", ".join(DTYPES))
     return dtype.removeprefix("torch.")
-
-
-__all__ = ["CheckpointError", "ModelConfig", "read_config"]

@@ -1,8 +1,8 @@
-"""The decoder of the Llama family in one definition; a ModelConfig says which of its variations a checkpoint has.
+"""The decoder of the Llama-shaped families; a ModelConfig selects the variant of a checkpoint.
 
-Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. What happens between
-the embeddings and the head is `kernels/layers.py`; a backend may run it as one call. Several processes may have a part
-of the model each (`sharding.py`): then all of them run every batch, together.
+Weights are merged while they are loaded: q, k and v into one projection, gate and up into another. The layers between
+embeddings and head are `kernels/layers.py`; a backend may run them as one call. With tensor parallelism several
+processes hold a part of the model each (`sharding.py`) and run every batch together.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ import torch.nn.functional as F
 import quire.kernels.ops
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.config import ModelConfig, context_remedy, read_config
+from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, context_remedy, read_config
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
-from quire.worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layer:
-    """One transformer block, ready to run: a `quire.kernels.ops.DecoderLayer`."""
+    """The packed weights of one layer: a `quire.kernels.ops.DecoderLayer`."""
 
     input_norm: torch.Tensor  # [H]
     qkv: PackedLinear
@@ -44,17 +43,17 @@ class Layer:
 
 
 class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
-    """The processes that have a part of the model each, seen from one of them."""
+    """The ranks that hold a part of the model each, seen from one of them."""
 
     def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        """columns [R, C] of each rank, C the same on all -> [R, width] on rank 0, side by side; elsewhere anything."""
+        """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
 
 
 class Decoder(PagedModel):
-    """A loaded model, or a part of one."""
+    """A loaded decoder, or the part of one rank."""
 
     implementation = "quire"
-    config: ModelConfig  # of this part
+    config: ModelConfig  # of this rank's part
 
     def __init__(
         self,
@@ -92,20 +91,19 @@ class Decoder(PagedModel):
     ) -> Self:
         """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
-        `dtype` is that of weights, activations and cache, and the one that `ops` was made for. `progress` is called
-        with the bytes read so far and in all. `ranks`: load the part of this one. Raises CheckpointError, one line, for
-        a checkpoint that is not supported or not complete, and for a context that is longer than its positions;
-        NotDivisible.
+        `dtype` is that of weights and activations, and of `ops`. `progress` is called with the bytes that are read and
+        with all bytes. `ranks`: load the part of this rank. Raises CheckpointError, one line, for a checkpoint that is
+        not supported or incomplete, and for a context that is longer than its positions; NotDivisible.
         """
         config = read_config(path)
         limit = config.max_position_embeddings
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
-            what = f"contexts of {max_model_len} tokens are asked for, but max_position_embeddings is {limit}"
+            what = f"--max-model-len is {max_model_len}, but max_position_embeddings is {limit}"
             raise CheckpointError(path, what, context_remedy(path, limit, max_model_len))
         weights = Weights(path, progress)
         embedding, head = _tied_names(config, weights)
-        expected = tensor_shapes(config) | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
+        expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
         weights.check(expected, ignored=(EMBEDDING, HEAD))
 
         shard = Shard(config, ranks.rank, ranks.size) if ranks else Shard(config)
@@ -113,7 +111,7 @@ class Decoder(PagedModel):
 
         def read_part(name: str) -> torch.Tensor:
             tensor = read(name, part=shard.part(name))
-            return tensor if shard.counts(name) else tensor.zero_()
+            return tensor if shard.owns_bias(name) else tensor.zero_()
 
         table = read(embedding)
         return cls(
@@ -170,7 +168,7 @@ class Decoder(PagedModel):
         return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Of several ranks all are called with the same batch, and only the first has the logits."""
+        """All ranks are called with the same batch; rank 0 returns the logits."""
         residual = self.ops.embed(batch.token_ids, self._embedding)  # [T, H]
         hidden = self.ops.decoder_layers(
             residual,
@@ -194,7 +192,7 @@ class Decoder(PagedModel):
 def load_layer(
     config: ModelConfig, ops: Ops, read: Callable[[str], torch.Tensor], index: int, max_model_len: int
 ) -> Layer:
-    """One layer; `read` gives a tensor by its name in the checkpoint."""
+    """Load a layer. `read` returns a tensor by its name in the checkpoint."""
     prefix = f"model.layers.{index}"
 
     def merged(block: str, *names: str, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -221,9 +219,9 @@ def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
-    """The tensors of the embedding and of the head: one and the same where the model ties them.
+    """The names of the tensors of embedding and head: the same tensor if the model ties them.
 
-    As in Transformers, tied weights may be stored under either name, and two that differ are not tied after all.
+    As in Transformers, tied weights may be stored under either name, and tensors that differ are not tied.
     """
     if not config.tie_word_embeddings:
         return EMBEDDING, HEAD

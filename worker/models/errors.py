@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, said in one line: what, where, and what to do about it."""
+"""Errors of checkpoints: one line with the place, the fault and a remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from quire.shared.errors import StartError
 
 
 class CheckpointError(StartError):
-    """A model cannot be loaded as it is. The message names the place, the fault and a remedy, and is one line."""
+    """A checkpoint cannot be loaded. The message is one line: the place, the fault and a remedy."""
 
     def __init__(self, where: object, what: str, remedy: str) -> None:
         super().__init__(" ".join(f"{where}: {what}; {remedy}".split()))
 
 
 class NotSupported(CheckpointError):
-    """Nothing is wrong with the checkpoint; it is of a kind that is not known here."""
+    """The checkpoint is valid, but its kind of model is not supported."""

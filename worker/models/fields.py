@@ -1,4 +1,4 @@
-"""Typed access to the fields of a JSON file that somebody else wrote: every wrong value is named with its remedy."""
+"""Typed access to the fields of a checkpoint's JSON files. Errors name file, field, value and remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUIRED: Any = object()
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file. CheckpointError if the file is missing, unreadable, or holds anything else."""
+    """Read the JSON object in a file. Raises CheckpointError if the file is missing, unreadable or malformed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -28,10 +28,10 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def config_fields(folder: Path) -> Fields:
-    """`config.json` of a model folder.
+    """The fields of `config.json` in a model folder.
 
-    Raises CheckpointError where it is missing or malformed, and for a folder that holds something else: an adapter,
-    GGUF files, or the files of the model's authors.
+    Raises CheckpointError if the file is missing or malformed, and for a folder of another format: an adapter, GGUF
+    files, or the original format of the model's authors.
     """
     if fault := find_fault(folder):
         raise CheckpointError(*fault)
@@ -40,7 +40,7 @@ def config_fields(folder: Path) -> Fields:
 
 
 class Fields:
-    """A JSON object with its place, for messages. A field that is null counts as absent, but for `has`."""
+    """A JSON object, and its place for error messages. A null field counts as absent, except in `has`."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self._values = values
@@ -51,11 +51,11 @@ class Fields:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, be it null."""
+        """True if the field exists, even if it is null."""
         return name in self._values
 
     def fault(self, name: str, supported: str) -> CheckpointError:
-        """The error for a field with a value that cannot be honoured."""
+        """The error for a value that cannot be honoured."""
         return CheckpointError(*self._said(name, supported))
 
     def _said(self, name: str, supported: str) -> tuple[str, str, str]:
@@ -65,7 +65,7 @@ class Fields:
         return self.where, what, f"supported: {supported}"
 
     def unsupported(self, name: str, supported: str) -> NotSupported:
-        """The same for a value that is right, and means something that is not known here."""
+        """The error for a valid value whose meaning is not supported."""
         return NotSupported(*self._said(name, supported))
 
     def integer(self, name: str, default: int = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
@@ -89,16 +89,26 @@ class Fields:
         return value
 
     def section(self, name: str) -> Fields:
-        """The object inside a field; an absent one is empty."""
+        """The object in a field; empty if the field is absent."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise self.fault(name, "a JSON object")
         return Fields(value, f"{self.where}, {name}")
 
     def token_ids(self, name: str, default: Any = None) -> tuple[int, ...]:
-        """A token id or a list of them."""
+        """The token ids of a field that holds one or a list of them."""
         value = self.get(name, default)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
             raise self.fault(name, "a token id or a list of token ids")
         return tuple(ids)
+
+
+def special_token_ids(folder: Path, config: Fields, name: str, default: Any = None) -> tuple[int, ...]:
+    """The special tokens `name` of a model: those of generation_config.json, else of config.json, else the default."""
+    path = folder / "generation_config.json"
+    if path.exists():
+        generation = Fields(read_json(path, "repair the file or remove it"), str(path))
+        if generation.get(name) is not None:
+            return generation.token_ids(name)
+    return config.token_ids(name, default)

@@ -1,7 +1,7 @@
-"""From the name of a model to its tensors: safetensors only, no code of the checkpoint is ever run.
+"""Finds the folder of a model and reads its tensors. Only safetensors are read; code of a checkpoint is never run.
 
-All headers are checked against what the model needs before the first weight is read: a wrong checkpoint fails at once,
-not after minutes. Files are mapped, and tensors are read one by one: the weights are in memory once.
+All headers are compared with the needs of the model before the first weight is read: a wrong checkpoint fails at once,
+not after minutes. Files are mapped, and tensors are read one by one, so that the weights are in memory once.
 """
 
 from __future__ import annotations
@@ -14,43 +14,32 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from quire.shared.model.folder import INDEX, WEIGHTS, gguf_fault, weights_fault
-from quire.shared.model.hub import HubError, download
+from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
+from quire.shared.model.hub import HubError, find_folder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import read_json
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]  # bytes read so far, bytes of all tensors that will be read
+# Called with the bytes that are done, and with those of all tensors.
+Progress = Callable[[int, int], None]
 
 STORED_DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per element
 AGAIN = "download or copy the checkpoint again"
-# Masks and positions, which old checkpoints carry beside their weights.
+# Types of masks and positions, which old checkpoints store besides weights.
 HARMLESS_DTYPES = ("BOOL", "I64", "U8")
-# Not weights: old checkpoints carry the frequencies of RoPE, which follow from the configuration.
+# Frequencies of RoPE, which old checkpoints store; they follow from the configuration.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
-# What a model needs, by name; nothing below the top folder, where some repositories keep other formats.
+# Files that a model needs. Files in subfolders, where some repositories keep other formats, are not downloaded.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
-# The configuration of an adapter is downloaded: a model with one is refused, and its base is not served in its place.
+# The configuration of an adapter is downloaded, so that a model with an adapter is refused.
 NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_model*")
 
 
 def resolve(model: str) -> Path:
-    """The folder of a model: `model` itself if it is a folder, else a download of the Hugging Face name `model`.
-
-    Raises CheckpointError if there is no such folder and the name is unknown, private, or cannot be reached.
-    """
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return folder
-    if model and folder.exists():
-        if folder.suffix == ".gguf":
-            raise CheckpointError(*gguf_fault(folder))
-        raise CheckpointError(model, "this is a file", "give the folder that holds config.json")
-    if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise CheckpointError(repr(model), "there is no such folder", "give the folder that holds config.json")
+    """The folder of a model: `model` itself, or a download of the Hugging Face name `model`. Raises CheckpointError."""
     try:
-        return download(model, DOWNLOADED, NOT_DOWNLOADED)
+        return find_folder(model, DOWNLOADED, NOT_DOWNLOADED)
     except HubError as error:
         raise CheckpointError("model", error.reason, error.remedy) from error
 
@@ -59,7 +48,7 @@ class Weights:
     """The tensors of a folder by their canonical names, which start with `model.` or `lm_head.`."""
 
     def __init__(self, folder: Path, progress: Progress | None = None) -> None:
-        """Opens all files. Raises CheckpointError if one is missing, damaged or of another format."""
+        """Open all files. Raises CheckpointError if a file is missing, damaged or of another format."""
         self._folder = folder
         self._progress = progress
         self._read_bytes = self._total_bytes = 0
@@ -71,7 +60,7 @@ class Weights:
                 if name not in inside:
                     raise CheckpointError(path, f"tensor {name}, which {INDEX} promises, is not in this file", AGAIN)
                 self._tensors[name] = (path, handle, name)
-        # A checkpoint of the body alone (LlamaModel, not LlamaForCausalLM) has no prefix.
+        # A checkpoint of the body (LlamaModel instead of LlamaForCausalLM) has names without the prefix.
         if "embed_tokens.weight" in self._tensors:
             self._tensors = {_with_prefix(name): tensor for name, tensor in self._tensors.items()}
 
@@ -79,9 +68,9 @@ class Weights:
         return name in self._tensors
 
     def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
-        """Compare the headers with the shapes that a model needs, and warn once of tensors that it does not know.
+        """Compare the headers with the expected shapes, and log a warning about unknown tensors.
 
-        Raises CheckpointError for a tensor that is missing, or has another shape or a type that is not a float.
+        Raises CheckpointError for a tensor that is missing, has another shape, or is not of a floating-point type.
         """
         self._total_bytes = 0
         for name, shape in expected.items():
@@ -105,9 +94,9 @@ class Weights:
     def read(
         self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", part: tuple[slice, ...] = ()
     ) -> torch.Tensor:
-        """A copy in memory, so that later changes of the file do no harm. CheckpointError if it is not finite.
+        """Copy a tensor into memory, so that later changes of the file have no effect.
 
-        part: slices of its dimensions; nothing else of it is kept.
+        part: slices of its dimensions; the rest is not kept. Raises CheckpointError for values that are not finite.
         """
         path, handle, inside = self._tensors[name]
         try:
@@ -116,7 +105,7 @@ class Weights:
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
         tensor = stored.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-        low, high = tensor.aminmax()  # NaN if there is one: a single pass, without a mask of the size of the tensor
+        low, high = tensor.aminmax()  # NaN if any value is; one pass, without a mask as large as the tensor
         if not (low.isfinite() and high.isfinite()):
             what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
             remedy = "use another dtype" if bool(stored.isfinite().all()) else AGAIN
@@ -127,7 +116,7 @@ class Weights:
         return tensor
 
     def samples(self) -> Iterator[tuple[str, list[int], torch.Tensor]]:
-        """Name, shape and one row of each tensor, by name: from the middle, float32. Raises CheckpointError."""
+        """Name, shape and the middle row (float32) of each tensor, ordered by name. Raises CheckpointError."""
         for name in sorted(self._tensors):
             path, handle, inside = self._tensors[name]
             if name.endswith(HARMLESS_SUFFIXES):
@@ -141,7 +130,7 @@ class Weights:
             yield name, shape, row.float()
 
     def num_elements(self) -> int:
-        """Of all tensors. Raises CheckpointError for one whose type is not a float, as quantised ones are."""
+        """Number of elements of all tensors. Raises CheckpointError for types of quantised weights."""
         return sum(self._elements(name) for name in self._tensors)
 
     def _elements(self, name: str) -> int:
@@ -153,7 +142,7 @@ class Weights:
         return torch.Size(header.get_shape()).numel()
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors hold the same values, without keeping either."""
+        """True if two tensors hold the same values. Keeps neither in memory."""
         (_, one, one_name), (_, two, two_name) = self._tensors[first], self._tensors[second]
         return torch.equal(one.get_tensor(one_name), two.get_tensor(two_name))
 
@@ -180,7 +169,7 @@ def _open(path: Path) -> Any:
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
-    """The files to open, with the tensors that the index places in each; None stands for all."""
+    """The files to open, each with the tensors that the index places in it, or None for all of its tensors."""
     if (folder / WEIGHTS).exists():
         return {folder / WEIGHTS: None}
     if (folder / INDEX).exists():
@@ -195,9 +184,9 @@ def _sharded(folder: Path) -> dict[Path, list[str] | None]:
         raise CheckpointError(index, "weight_map is not an object with an entry per tensor", AGAIN)
     files: dict[Path, Any] = {}
     for name, file in sorted(weight_map.items()):
-        # A plain name only: an index must not make the worker open files elsewhere.
+        # Plain names only: an index must not make the worker open files of other folders.
         if not isinstance(file, str) or file != Path(file).name or "\\" in file or not file.endswith(".safetensors"):
             what = f"tensor {name} is placed in {str(file)[:120]!r}, which is not a safetensors file of this folder"
-            raise CheckpointError(index, what, "use an index that names files beside it")
+            raise CheckpointError(index, what, "use an index that names files of its own folder")
         files.setdefault(folder / file, []).append(name)
     return files

@@ -1,7 +1,7 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864): frequencies and their scaling, as Transformers computes them.
+"""Rotary position embedding (RoFormer, arXiv 2104.09864): frequencies and their scaling, as in Transformers.
 
-The order of the float32 operations is that of `transformers.modeling_rope_utils`: the table is equal to its cos and sin
-bit for bit, because a last-bit difference in a frequency grows with the position.
+The order of the float32 operations is that of `transformers.modeling_rope_utils`, so that cos and sin are equal bit for
+bit: a difference in the last bit of a frequency grows with the position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """The fields after `factor` belong to the type llama3."""
+    """Parameters of RoPE. The fields after `factor` are those of the type llama3."""
 
     rope_type: str = "default"
     theta: float = DEFAULT_THETA
@@ -30,9 +30,9 @@ class RopeConfig:
 
 
 def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
-    """Read either form: `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
+    """Read `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
 
-    Raises CheckpointError for a type that is not supported and for a field that the type needs.
+    Raises CheckpointError for an unsupported type, and for a missing field of the type.
     """
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     rope = fields.section(name)
@@ -72,7 +72,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: long waves are squeezed, short ones are kept, those between are interpolated."""
+    """Llama 3.1: low frequencies are divided by the factor, high ones are kept, and those between are interpolated."""
     original = rope.original_max_position_embeddings
     low, high = rope.low_freq_factor, rope.high_freq_factor
     wavelength = 2 * math.pi / inv_freq
@@ -84,7 +84,7 @@ def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """cos in the first half of a row, sin in the second: float32 [num_positions, head_dim]."""
+    """The table of rotations, float32 [num_positions, head_dim]: cos in the first half of a row, sin in the second."""
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(rope, head_dim)  # [P, D / 2]
     return torch.cat((angles.cos(), angles.sin()), dim=-1)

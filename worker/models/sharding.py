@@ -1,9 +1,8 @@
-"""Which part of a model each rank of a tensor-parallel worker has (Megatron-LM; PagedAttention, section 4.6).
+"""The part of a model that each rank of a tensor-parallel worker holds (Megatron-LM; PagedAttention, section 4.6).
 
-A layer is cut where one product feeds the next: attention by heads, the MLP by inner features. A rank computes q, k, v,
-gate and up of its part from the whole hidden state; what `o` and `down` make of that is added up over all ranks, twice
-in each layer. Keys and values lie where their heads are. The head of the model is cut by tokens of the vocabulary.
-Norms and embeddings are whole everywhere.
+Attention is split by heads, the MLP by inner features. A rank computes q, k, v, gate and up of its part from the whole
+hidden state; the results of `o` and `down` are all-reduced, twice per layer. Each rank holds the keys and values of its
+heads. The head of the model is split by tokens of the vocabulary. Norms and embeddings are replicated.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from dataclasses import dataclass, replace
 from quire.worker.models.config import ModelConfig
 
 ALL = slice(None)
-# Projections by what ranks share out of them: rows of the weight, or columns, whose products are added up.
+# Projections that are split by rows of the weight, and by columns; results of the latter are all-reduced.
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_COLUMNS = ("o_proj", "down_proj")
 
 
 class NotDivisible(ValueError):
-    """So many ranks cannot share the model; the message says why and how many can."""
+    """The model cannot be split over this number of ranks. The message says why, and which numbers are possible."""
 
 
 def can_share(config: ModelConfig, size: int) -> bool:
-    """Whether `size` ranks have equally much of a model; each with a part of the vocabulary."""
+    """True if a model can be split into `size` equal parts, each with a part of the vocabulary."""
     return (
         config.num_heads % size == 0
         and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
@@ -51,7 +50,7 @@ class Shard:
 
     @property
     def local(self) -> ModelConfig:
-        """The shapes of this part. Where there are more ranks than key-value heads, several have the same one."""
+        """The configuration of this part. If there are more ranks than key-value heads, several ranks share a head."""
         config, size = self.config, self.size
         return replace(
             config,
@@ -62,17 +61,17 @@ class Shard:
 
     @property
     def vocab_width(self) -> int:
-        """Tokens whose logits a rank computes; the last one may have fewer."""
+        """Number of tokens whose logits a rank computes; the last rank may compute fewer."""
         return -(-self.config.vocab_size // self.size)
 
     @property
     def vocabulary(self) -> slice:
+        """The tokens whose logits this rank computes."""
         first = self.rank * self.vocab_width
         return slice(first, min(first + self.vocab_width, self.config.vocab_size))
 
     def part(self, name: str) -> tuple[slice, ...]:
-        """Which part of a tensor this rank has, by its name in the checkpoint: slices of its dimensions, none for all
-        of it."""
+        """The part of a tensor of the checkpoint that this rank holds: a slice per dimension; empty for the whole."""
         *_, projection, kind = name.split(".")
         if self.size == 1:
             return ()
@@ -84,8 +83,8 @@ class Shard:
             return ALL, self._span(projection)
         return ()
 
-    def counts(self, name: str) -> bool:
-        """Whether a tensor counts in this part: what is added up over all ranks has its bias from one of them."""
+    def owns_bias(self, name: str) -> bool:
+        """False for a bias that another rank adds: of products that are all-reduced, rank 0 adds the bias."""
         return self.rank == 0 or not name.endswith(tuple(f"{projection}.bias" for projection in BY_COLUMNS))
 
     def _span(self, projection: str) -> slice:

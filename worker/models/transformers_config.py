@@ -1,4 +1,4 @@
-"""What Transformers says of a checkpoint, for models that it computes. No code of a checkpoint is ever run."""
+"""Reads the configuration of a model that Transformers computes. Code of a checkpoint is never run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.model.config import context_length
 from quire.shared.model.folder import CONFIG
 from quire.worker.models.config import FAMILIES, QUANTISED
 from quire.worker.models.errors import NotSupported
-from quire.worker.models.fields import Fields, config_fields, read_json
+from quire.worker.models.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.loader import Weights
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
@@ -26,25 +26,25 @@ KINDS = (
 )
 # Layers whose only state is keys and values.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-# Types that Transformers does not know. The authors of each say that it is a known type under a new name.
+# Types that Transformers does not know, and the known types that they are by the word of their authors.
 SAME_TYPE = {"kimi_k2": "deepseek_v3"}
-# Where a checkpoint names files that Transformers reads in place of those that are checked here.
+# Fields that name files which Transformers would read instead of the files that are checked here.
 ELSEWHERE = ("transformers_weights", "configuration_files")
 
 
 @dataclass(frozen=True)
 class TransformersConfig:
-    """A causal language model that Transformers can build, and whose attention it lets somebody else compute."""
+    """A causal language model that Transformers can build and whose attention can be replaced."""
 
     folder: Path
     architecture: str
-    is_named_otherwise: bool  # the checkpoint has another name for this class
+    is_named_otherwise: bool  # the checkpoint names this class differently
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
     elements: int  # of all tensors
-    loaded: Any  # transformers.PreTrainedConfig
+    loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
 
     @property
     def has_rope(self) -> bool:
@@ -52,14 +52,14 @@ class TransformersConfig:
         return bool(getattr(self.loaded.get_text_config(), "rope_parameters", None))
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights before any is loaded; a backend that packs them may take more."""
+        """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
         return self.elements * dtype.itemsize
 
 
 def read_transformers_config(folder: Path) -> TransformersConfig:
     """Read config.json, generation_config.json and the headers of the weights.
 
-    Raises CheckpointError, one line; NotSupported for a kind of model whose steps cannot be run over pages.
+    Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
     for name in QUANTISED:
@@ -71,13 +71,10 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     config, model_class = _known(folder, fields)
     _refuse_others(path, config, model_class)
     text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None)
-    num_layers, vocab_size = getattr(text, "num_hidden_layers", None), getattr(text, "vocab_size", None)
-    for name, value in (("max_position_embeddings", longest), ("num_hidden_layers", num_layers)):
-        if type(value) is not int or value < 1:
-            raise NotSupported(path, f"Transformers finds no {name} in it", f"add {name}, a number above 0")
-    if type(vocab_size) is not int or vocab_size < 1:
-        raise NotSupported(path, "Transformers finds no vocab_size in it", "add vocab_size, a number above 0")
+    longest, num_layers, vocab_size = (
+        _size(path, text, name) for name in ("max_position_embeddings", "num_hidden_layers", "vocab_size")
+    )
+    eos_token_ids = special_token_ids(folder, fields, "eos_token_id", getattr(text, "eos_token_id", None))
     contexts = {
         "max_position_embeddings": longest,
         "original_max_position_embeddings": getattr(text, "original_max_position_embeddings", None),
@@ -89,15 +86,22 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
         is_named_otherwise=fields.get("architectures") not in (None, [model_class.__name__]),
         max_position_embeddings=context_length(contexts) or longest,
         vocab_size=vocab_size,
-        eos_token_ids=tuple(token for token in _eos_token_ids(folder, fields, text) if token < vocab_size),
+        eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         num_layers=num_layers,
         elements=Weights(folder).num_elements(),
         loaded=config,
     )
 
 
+def _size(path: Path, text: Any, name: str) -> int:
+    value = getattr(text, name, None)
+    if type(value) is not int or value < 1:
+        raise NotSupported(path, f"Transformers finds no {name} in it", f"add {name}, a number above 0")
+    return value
+
+
 def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
-    """The configuration and the class of the model, both of Transformers itself."""
+    """The configuration and the class of the model in Transformers: Any, because each model has its own."""
     try:
         import transformers
         from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
@@ -106,7 +110,7 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
         kind = str(fields.get("architectures") or fields.get("model_type"))[:120]
         what = f"{kind} is none of the models that Quire's own decoder knows ({', '.join(FAMILIES)})"
         raise NotSupported(fields.where, what, INSTALL) from None
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model_type = fields.get("model_type")
     try:
         if model_type in SAME_TYPE:
@@ -115,12 +119,12 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
             config = CONFIG_MAPPING[model_type].from_dict(values)
         else:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of its own validation, of the hub's, or of a field of the wrong type
+    except Exception as error:  # from its validation, that of the hub, or a field of the wrong type
         if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
             raise _unknown_type(fields, transformers.__version__) from None
         reason = f"Transformers cannot read it ({type(error).__name__}: {str(error)[:200]})"
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         raise fields.unsupported("model_type", f"causal language models that Transformers knows; {KINDS}")
     names, name = fields.get("architectures"), model_class.__name__
@@ -133,9 +137,11 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
 
 
 def _is_named_after_type(architectures: Any, model_type: Any) -> bool:
-    """True for the name that the causal class of a type has on the hub: PhiMoEForCausalLM for the type phimoe, where
-    Transformers writes Phimoe, or InternLM3ForCausalLM for internlm3, which Transformers computes as Llama. The code of
-    any other class is unknown."""
+    """True if the class is named after the type, except for capitals and punctuation.
+
+    PhiMoEForCausalLM is the class of the type phimoe, which Transformers writes Phimoe; InternLM3ForCausalLM that of
+    internlm3, which Transformers computes as Llama. The code of any other class is unknown.
+    """
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         return False
     plain = re.sub(r"[-_.]", "", str(model_type)).lower()
@@ -155,13 +161,13 @@ def _unknown_type(fields: Fields, version: str) -> NotSupported:
 
 
 def _refuse_others(path: Path, config: Any, model_class: Any) -> None:
-    """Raise NotSupported for what is more, or less, than causal attention with keys and values of all tokens."""
+    """Raise NotSupported for models that do not consist of causal attention with keys and values of all tokens."""
     text = config.get_text_config()
     why = None
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         why = "attends to the states of an encoder"
     elif getattr(model_class, "_is_stateful", False) and not _has_attention_alone(text):
-        why = "keeps a state beside keys and values"
+        why = "keeps a state besides keys and values"
     elif not getattr(model_class, "_supports_attention_backend", False):
         why = "has its attention written out in Transformers, where it cannot be replaced"
     elif "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
@@ -171,16 +177,6 @@ def _refuse_others(path: Path, config: Any, model_class: Any) -> None:
 
 
 def _has_attention_alone(text: Any) -> bool:
-    """True if no layer keeps a state, although the class of the model may: the smaller Granite 4.0 are like this."""
+    """True if no layer keeps another state, although the model's class may. Example: the smaller Granite 4.0."""
     kinds = getattr(text, "layer_types", None)
     return isinstance(kinds, list) and len(kinds) == text.num_hidden_layers and set(kinds) <= ATTENTION_LAYERS
-
-
-def _eos_token_ids(folder: Path, fields: Fields, text: Any) -> tuple[int, ...]:
-    """As generation_config.json says, else config.json, else the configuration's class."""
-    path = folder / "generation_config.json"
-    if path.exists():
-        generation = Fields(read_json(path, "repair the file or remove it"), str(path))
-        if generation.get("eos_token_id") is not None:
-            return generation.token_ids("eos_token_id")
-    return fields.token_ids("eos_token_id", getattr(text, "eos_token_id", None))

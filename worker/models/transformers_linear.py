@@ -1,7 +1,7 @@
-"""Linear layers of models that Transformers computes, as products of the kernels.
+"""Replaces linear layers of models that Transformers computes by GEMMs of the kernels.
 
-A packed layer has no weight that torch could read. So only those layers are packed that the model calls, and whose
-weight it reads in no other way: some routers of experts multiply by the weight of a layer that they never call.
+A packed layer has no weight that torch can read. So a layer is packed only if the model calls it and does not read its
+weight otherwise: some routers of experts multiply by the weight of a layer that they never call.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.overrides import TorchFunctionMode
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.loader import Progress
 
-# Attributes of a weight that a packed layer keeps.
+# Attributes of a weight that the weight of a packed layer also has.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
 
 
 class PackedLinearModule(nn.Module):
-    """A linear layer that the kernels compute."""
+    """A linear layer whose GEMM the kernels compute."""
 
     def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
-        """weight [N, K]. gives_logits: as float32."""
+        """weight [N, K], bias [N]. gives_logits: return float32."""
         super().__init__()
         self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
-        self.weight = weight.new_empty(0)  # some models look at its type
+        self.weight = weight.new_empty(0)  # some models read its dtype
         if bias is None:
             self.bias = None
         self._multiply = ops.linear_logits if gives_logits else ops.linear
@@ -39,9 +39,9 @@ class PackedLinearModule(nn.Module):
 
 
 class LinearUses(TorchFunctionMode):
-    """Notes, while a model runs inside, how it uses its linear layers.
+    """Records how a model that runs inside this context uses its linear layers.
 
-    Layers whose names differ in numbers only are one kind, such as those of all experts: a short text does not call
+    Layers whose names differ in numbers only, such as those of all experts, are one kind: a short text does not call
     every one of them.
     """
 
@@ -60,16 +60,16 @@ class LinearUses(TorchFunctionMode):
             self._own[module] = dict(module._parameters)
             for name, parameter in self._own[module].items():
                 if parameter is not None:
-                    # Another object with the same memory: a head may share its parameter with an embedding.
+                    # A new object with the same memory, because a head may share its parameter with an embedding.
                     alias = nn.Parameter(parameter.data, requires_grad=False)
                     module._parameters[name], self._watched[id(alias)] = alias, module
             self._hooks += [module.register_forward_pre_hook(self._enter_layer)]
             self._hooks += [module.register_forward_hook(self._leave_layer)]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         for module, parameters in self._own.items():
@@ -77,11 +77,11 @@ class LinearUses(TorchFunctionMode):
         self._watched.clear()
 
     def unpackable(self) -> set[nn.Module]:
-        """Layers of a kind that was not called, or whose weight or bias was read from outside."""
+        """Layers of a kind that was not called, or whose weight or bias was read outside of a call."""
         return {module for module, kind in self._kinds.items() if kind in self._read or kind not in self._called}
 
     def left_to_torch(self, model: nn.Module) -> list[nn.Module]:
-        """Layers that the model uses, and that are not packed."""
+        """Linear layers of the model that are in use and not packed."""
         used = self._called | self._read
         return [module for _, module in linear_layers(model) if self._kinds[module] in used]
 
@@ -102,13 +102,13 @@ class LinearUses(TorchFunctionMode):
 
 
 def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Module] | None = None) -> None:
-    """Replace each linear layer that is not in `left` by a `PackedLinearModule`, one after the other.
+    """Replace each linear layer that is not in `left` by a `PackedLinearModule`, so that at most one weight is in
+    memory twice.
 
-    At most one weight is in memory twice.
-
-    `progress` is called with the bytes packed so far and in all.
+    `progress` is called with the packed bytes and with all bytes.
     """
-    head, made, left = model.get_output_embeddings(), {}, left or set()
+    head, left = model.get_output_embeddings(), left or set()
+    made: dict[nn.Module, PackedLinearModule] = {}
     packed = {module for _, module in linear_layers(model) if module not in left and module.weight.dtype is ops.dtype}
     done, total = 0, sum(module.weight.nbytes for module in packed)
     for parent in list(model.modules()):
@@ -127,7 +127,7 @@ def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Mo
 
 
 def linear_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Name and module of each, of exactly these classes: one that is derived from them may compute something else."""
+    """Names and modules of linear layers. Derived classes are left out: they may compute something else."""
     from transformers.pytorch_utils import Conv1D
 
     return [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]

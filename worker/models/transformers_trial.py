@@ -1,4 +1,4 @@
-"""The trial of a model that Transformers computes: over pages it must say what it says without them."""
+"""The trial of a model that Transformers computes: with paged attention it must give the same logits as without."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.paged import PagedModel
 
 BLOCK_SIZE = 16
-# Of two texts, each in a block of its own.
+# Lengths of two texts, each in a block of its own.
 LENGTHS = (11, 6)
-# Tokens of a past: scores that are scaled by the length of a context are so from some thousands on.
+# Tokens in an artificial cache. Models that scale scores by the length of the context do so from a few thousand tokens.
 LONG = 1 << 20
 
 
 class TrialChunk(NamedTuple):
-    """Tokens of a text, behind those that are in its block already."""
+    """Tokens of a text that follow those already in its block."""
 
     block: int
     first: int
@@ -25,29 +25,29 @@ class TrialChunk(NamedTuple):
 
 
 def texts(vocab_size: int, max_model_len: int) -> list[torch.Tensor]:
-    """Two texts of arbitrary tokens, the last of the vocabulary among them, or shorter ones where contexts are."""
+    """Two texts of arbitrary tokens, at most `max_model_len` long. The last token of the vocabulary is among them."""
     tokens = (torch.arange(sum(LENGTHS), dtype=torch.int32) * 7 + 3) % vocab_size
     tokens[0] = vocab_size - 1
-    return [text[:max_model_len] for text in tokens.split(LENGTHS)]
+    return [text[:max_model_len] for text in torch.split(tokens, list(LENGTHS))]
 
 
 def by_transformers(model: Any, both: list[torch.Tensor]) -> torch.Tensor:
-    """The logits of the last token of each, computed alone and with the attention that the model has now: [2, V]."""
-    # Without positions: Transformers gives them itself, and those that we give in each step must be the same.
+    """The logits of the last token of each text [2, V], computed alone with the present attention of the model."""
+    # Transformers chooses the positions here; the positions that steps pass must have the same effect.
     with torch.inference_mode():
         rows = [logits(model, ids.to(model.device), None, _last(ids, model.device)) for ids in both]
     return torch.cat(rows)
 
 
 def at_the_end(model: Any, ids: torch.Tensor, max_model_len: int, past: Any = None) -> torch.Tensor:
-    """Run a text at the last positions that there are, behind a past or none: the logits of its last token [1, V]."""
+    """Run a text at the last positions of a context, with or without a past: the logits of its last token [1, V]."""
     positions = torch.arange(max_model_len - len(ids), max_model_len, device=model.device)
     with torch.inference_mode():
         return logits(model, ids.to(model.device), positions, _last(ids, model.device), past)
 
 
 def long_past() -> Any:
-    """A cache of Transformers that has seen more tokens than any context has, and gives back what it is given."""
+    """A cache of Transformers that claims to hold a long past, and returns keys and values as they are given."""
     from transformers import DynamicCache
 
     class LongPast(DynamicCache):
@@ -65,7 +65,7 @@ def _last(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
-    """The same in three steps: the beginning of the first; more of it beside the second; its last token."""
+    """The same logits by paged attention in three steps: half of the first text; more of it and the second; its end."""
     first, second = both
     half = len(first) // 2
     steps = [
@@ -77,32 +77,33 @@ def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
 
 
 def one_by_one(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
-    """The same with a step for each."""
+    """The same logits by paged attention with one step per text."""
     return _in_steps(model, both, [[TrialChunk(block, 0, ids)] for block, ids in enumerate(both)])
 
 
 def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[TrialChunk]]) -> torch.Tensor:
-    cache, last = model.alloc_kv_cache(len(both), BLOCK_SIZE), {}
+    cache = model.alloc_kv_cache(len(both), BLOCK_SIZE)
+    last: dict[int, torch.Tensor] = {}
     for step in steps:
-        pieces = [piece for piece in step if len(piece.token_ids)]
-        if pieces:
+        chunks = [chunk for chunk in step if len(chunk.token_ids)]
+        if chunks:
             with torch.inference_mode():
-                rows = model.forward(batch(pieces).to(model.ops.device), cache)
-            last |= {piece.block: row for piece, row in zip(pieces, rows, strict=True)}
+                rows = model.forward(batch(chunks).to(model.ops.device), cache)
+            last |= {chunk.block: row for chunk, row in zip(chunks, rows, strict=True)}
     return torch.stack([last[0], last[1]])
 
 
-def batch(pieces: list[TrialChunk]) -> ForwardBatch:
-    """A step of them, with the logits of the last token of each."""
-    lengths = torch.tensor([len(piece.token_ids) for piece in pieces])
-    positions = [piece.first + torch.arange(len(piece.token_ids), dtype=torch.int32) for piece in pieces]
+def batch(chunks: list[TrialChunk]) -> ForwardBatch:
+    """A step of these chunks, with logits for the last token of each."""
+    lengths = torch.tensor([len(chunk.token_ids) for chunk in chunks])
+    positions = [chunk.first + torch.arange(len(chunk.token_ids), dtype=torch.int32) for chunk in chunks]
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     return ForwardBatch(
-        token_ids=torch.cat([piece.token_ids for piece in pieces]),
+        token_ids=torch.cat([chunk.token_ids for chunk in chunks]),
         positions=torch.cat(positions),
-        slot_mapping=torch.cat([piece.block * BLOCK_SIZE + at for piece, at in zip(pieces, positions, strict=True)]),
-        block_tables=torch.tensor([[piece.block] for piece in pieces], dtype=torch.int32),
-        seq_lens=torch.tensor([piece.first + len(piece.token_ids) for piece in pieces], dtype=torch.int32),
+        slot_mapping=torch.cat([chunk.block * BLOCK_SIZE + at for chunk, at in zip(chunks, positions, strict=True)]),
+        block_tables=torch.tensor([[chunk.block] for chunk in chunks], dtype=torch.int32),
+        seq_lens=torch.tensor([chunk.first + len(chunk.token_ids) for chunk in chunks], dtype=torch.int32),
         query_start_loc=starts.int(),
         logits_rows=starts[1:] - 1,
     )

@@ -1,7 +1,7 @@
-"""Makes steps durable and visible, off the engine thread: one `commit_step` at a time, in order, until it succeeds.
+"""Commits the results of steps to Redis, on the event loop: one `commit_step` at a time, in order, until it succeeds.
 
-While a commit is under way further steps gather, and go out merged in the next one: a slow Redis costs latency, never
-order. What a commit tells about requests (cancelled, expired, lost) goes back to the engine before its next step.
+Steps that finish during a commit are merged into the next one: a slow Redis costs latency, never order. The reply of a
+commit names requests that were cancelled, have expired or were lost; the engine learns of them before its next step.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import AttemptSpans
-from quire.worker.queue.commit_counts import CommitCounts
+from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
 
-# Between tries of a failed commit. Nothing is lost meanwhile: the engine's tokens wait here.
+# Backoff of a failed commit. Nothing is lost meanwhile: uncommitted tokens wait in the committer.
 RETRY_S = (0.1, 2.0)
-# Results in one commit, beyond the first of the steps that gathered: Redis serves nobody else meanwhile.
+# Largest number of results in a commit of several steps: Redis serves no other client during the script.
 MAX_COMMITS = 20_000
-# Tokens that are joined to one item: of longer ones each token more would cost as much as all before it.
+# Largest number of tokens in a merged item: appending to a tuple costs time in proportion to its length.
 MAX_JOINED = 256
-# Cancellations that may come before the reply of the claim does.
+# Largest number of remembered cancellations that arrived before the replies to their claims.
 MAX_EARLY_CANCELS = 1024
 
 
 @dataclass(slots=True)
 class Attempt:
-    """A request that this worker runs: its fencing token, and its log, for a Redis that lost the tail.
+    """A request that this worker runs: its fencing token, and a copy of its log in case Redis loses the end of it.
 
-    The log is bytes, as Redis has it: as objects, the tokens of long requests are what the garbage collector would stop
-    for, for longer than a step.
+    The log is kept as the bytes that Redis stores: as objects, the tokens of long requests would make the garbage
+    collector pause for longer than a step.
     """
 
     token: str
@@ -46,18 +46,18 @@ class Attempt:
     spans: AttemptSpans | None = None
 
     def sent(self) -> list[StepItem]:
-        """All items of the log, which may be longer than any frame."""
+        """All items of the log, which may be longer than the limit of a frame."""
         return list(decode_items(bytes(self.log), limit=len(self.log)))
 
     def trace_end(self, outcome: str) -> None:
-        """The attempt is over."""
+        """End the spans of the attempt."""
         if self.spans is not None:
             sent = self.sent()
             self.spans.end(outcome, sent[-1].end if sent else 0)
 
 
 class Committer:
-    """Owns the attempts of this worker's running requests. `on_lost` is called when one of them is over unfinished."""
+    """Owns the attempts at this worker's running requests. `on_lost` is called when one of them is lost."""
 
     def __init__(self, broker: Broker, worker_id: str, on_lost: Callable[[], None]) -> None:
         self._broker = broker
@@ -70,39 +70,39 @@ class Committer:
         self._ended = asyncio.Event()
         self._ended.set()
         self._stopping = False
-        # Attempts that are traced and have no token yet.
+        # Traced attempts without a token yet.
         self._first_awaited: dict[str, Attempt] = {}
-        # Requests without a committed token of this attempt: if this process dies, it may be because of one of them.
-        self._unproven: set[str] = set()
-        # What the last reply had from the mailbox: the next commit says that it was obeyed.
-        self._obeyed: tuple[tuple[str, str], ...] = ()
+        # Requests without a committed token of their present attempt: any of them may be one that kills workers.
+        self._without_progress: set[str] = set()
+        # Notices of the last reply; the next commit acknowledges them.
+        self._applied: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
 
     def register(self, claim: Claim, logged: Iterable[bytes], spans: AttemptSpans | None = None) -> bool:
-        """From now on items of this request are committed under the claim's attempt token, behind what is `logged`.
+        """Commit items of this request from now on, under the claim's attempt token and after its `logged` items.
 
-        False if it was cancelled since: it must be ended as soon as it is started.
+        Returns False if the request has been cancelled since the claim: it must be ended as soon as it has started.
         """
         attempt = Attempt(claim.attempt, bytearray().join(logged), spans)
         self._attempts[claim.request_id] = attempt
-        self._unproven.add(claim.request_id)
+        self._without_progress.add(claim.request_id)
         if spans is not None:
             self._first_awaited[claim.request_id] = attempt
         self._ended.clear()
         return self._early_cancels.pop(claim.request_id, 0) == 0
 
     def runs(self, request_id: str) -> bool:
-        """Whether this worker is at work on a request."""
+        """True if this worker has an attempt at the request."""
         return request_id in self._attempts
 
     @property
-    def num_unproven(self) -> int:
-        """Requests that run here or wait to run alone, and have made no progress under their present attempts."""
-        return len(self._unproven)
+    def num_without_progress(self) -> int:
+        """Requests, running or isolated, without a committed token of their present attempts."""
+        return len(self._without_progress)
 
-    def is_unproven(self, claim: Claim) -> bool:
-        """Whether this very attempt is here and has made no progress."""
-        return claim.request_id in self._unproven and self._token(claim.request_id) == claim.attempt
+    def lacks_progress(self, claim: Claim) -> bool:
+        """True if the claim's attempt is still the present one and has no committed token."""
+        return claim.request_id in self._without_progress and self._token(claim.request_id) == claim.attempt
 
     @property
     def num_running(self) -> int:
@@ -119,13 +119,13 @@ class Committer:
         return [(request_id, attempt.token) for request_id, attempt in self._attempts.items()]
 
     def lose(self, lost: Iterable[tuple[str, str]], engine: EngineThread) -> None:
-        """Let go of attempts that are over."""
+        """Drop attempts that another worker or an outcome has superseded."""
         for request_id, token in lost:
             if self._token(request_id) == token:
                 self._lose(request_id, engine)
 
     def put(self, commits: list[StepCommit]) -> None:
-        """Take the results of a step. Call it on the event loop."""
+        """Queue the results of a step. Call it on the event loop."""
         if commits:
             self._steps.append(commits)
             if self._first_awaited:
@@ -140,25 +140,24 @@ class Committer:
                 del self._first_awaited[item.request_id]
 
     async def run(self, engine: EngineThread) -> None:
-        """Commit until `stop`, then what is left."""
+        """Commit until `stop`, and then the steps that are still queued."""
         while not self._stopping or self._steps:
             await self._wake.wait()
             self._wake.clear()
-            # A step without results is committed too: its reply brings the cancel of a prompt that is still being
-            # computed.
+            # A step without results is committed too: the reply may cancel a request whose prompt is being computed.
             commits = self._gather()
-            behind = self._obey(await self._commit(commits), commits, engine)
+            behind = self._apply(await self._commit(commits), commits, engine)
             if again := self._resend(behind, engine):
-                # What is still behind after that will not be mended by sending it once more.
-                for request_id in self._obey(await self._commit(again, is_new=False), again, engine):
+                # A log that is still behind after that would not accept the items the next time either.
+                for request_id in self._apply(await self._commit(again, is_new=False), again, engine):
                     self._lose(request_id, engine)
 
     async def all_ended(self) -> None:
-        """Wait until no request runs here."""
+        """Wait until this worker has no attempts."""
         await self._ended.wait()
 
     def released(self, attempts: Iterable[tuple[str, str]]) -> None:
-        """These have been handed back."""
+        """Forget attempts whose requests have been returned to the queue."""
         for request_id, token in list(attempts):
             if self._token(request_id) == token:
                 self._forget(request_id).trace_end("released")
@@ -168,7 +167,7 @@ class Committer:
         self._wake.set()
 
     def _gather(self) -> list[StepCommit]:
-        """What is to be committed: one item for each request. What belongs to attempts that are over falls away."""
+        """Take queued steps, merged to one item per request, without the items of attempts that are over."""
         count = size = 0
         while count < len(self._steps) and (not count or size + len(self._steps[count]) <= MAX_COMMITS):
             size += len(self._steps[count])
@@ -186,7 +185,7 @@ class Committer:
         return commits if len(steps) < 2 else merge(commits)
 
     async def _commit(self, commits: list[StepCommit], is_new: bool = True) -> StepReply:
-        """is_new: not yet in the logs of the attempts."""
+        """Commit until Redis answers. is_new: append the items to the logs of the attempts first."""
         step = PackedStep(commits)
         if is_new:
             for commit, item in zip(commits, step.items, strict=True):
@@ -195,23 +194,23 @@ class Committer:
         while True:
             try:
                 with self.counts.timed(commits):
-                    reply = await self._broker.commit_step(self._worker_id, step, self._obeyed)
-                self._obeyed = reply.notices
+                    reply = await self._broker.commit_step(self._worker_id, step, self._applied)
+                self._applied = reply.notices
                 return reply
             except (RedisError, OSError) as error:
                 if self._stopping:
                     raise
-                # The effect is unknown, and the script is repeatable.
+                # Redis may have run the script or not; it is repeatable.
                 delay = backoff.next()
-                log.warning("commit of %d requests failed (%s); again in %.1f s", len(commits), error, delay)
+                log.warning("commit of %d requests failed (%s); retrying in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
 
-    def _obey(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
-        """Act on a reply; returns the requests whose log is behind what was sent, and where it ends."""
+    def _apply(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
+        """Apply a reply. Returns the requests whose logs in Redis lack items, and where these logs end."""
         self.counts.fenced += len(reply.lost)
         self.lose(reply.lost, engine)
-        if self._unproven:
-            self._unproven.difference_update(
+        if self._without_progress:
+            self._without_progress.difference_update(
                 item.request_id
                 for attempt, item in commits
                 if item.end > item.start
@@ -226,7 +225,7 @@ class Committer:
         for request_id in reply.cancelled:
             if request_id in self._attempts:
                 engine.finish(request_id, OutcomeName.CANCELLED)
-            else:  # before its claim's reply, or after its end: then it is never asked for, and gives way
+            else:  # before the reply to its claim; or after its end, and then the entry is evicted unused
                 if len(self._early_cancels) >= MAX_EARLY_CANCELS:
                     del self._early_cancels[next(iter(self._early_cancels))]
                 self._early_cancels[request_id] = None
@@ -236,14 +235,14 @@ class Committer:
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
     def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:
-        """The items that logs lack, cut as they were cut before: readers may have seen some of them."""
+        """The items that logs in Redis lack, with their old boundaries: readers may have seen some of them."""
         again = []
         for request_id, index in behind.items():
             attempt = self._attempts[request_id]
             rest = [item for item in attempt.sent() if item.end > index or item.outcome]
             if rest and rest[0].start == index:
                 log.warning(
-                    "the log of request %s ends at token %d; sending the rest again",
+                    "the log of request %s in Redis ends at token %d; sending the rest again",
                     request_id,
                     index,
                     extra={"request_id": request_id},
@@ -257,7 +256,7 @@ class Committer:
     def _lose(self, request_id: str, engine: EngineThread) -> None:
         attempt = self._forget(request_id)
         log.warning(
-            "attempt at request %s is over: Redis or another worker has it otherwise",
+            "attempt at request %s is lost: it ended, or another worker has claimed it",
             request_id,
             extra={"request_id": request_id},
         )
@@ -267,7 +266,7 @@ class Committer:
 
     def _forget(self, request_id: str) -> Attempt:
         self._first_awaited.pop(request_id, None)
-        self._unproven.discard(request_id)
+        self._without_progress.discard(request_id)
         attempt = self._attempts.pop(request_id)
         if not self._attempts:
             self._ended.set()
@@ -279,9 +278,10 @@ class Committer:
 
 
 def merge(commits: list[StepCommit]) -> list[StepCommit]:
-    """Commits of consecutive steps as one for each request, as far as the order of its tokens allows.
+    """Merge the commits of consecutive steps to one per request, where the order of its tokens allows it.
 
-    That is counted over all choices, and the same in every attempt: so requests with several choices stay as they are.
+    Tokens are numbered over all choices, in the same order in every attempt, so requests with several choices are not
+    merged.
     """
     merged: list[StepCommit] = []
     newest: dict[str, int] = {}
@@ -297,7 +297,7 @@ def merge(commits: list[StepCommit]) -> list[StepCommit]:
 
 
 def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
-    """Both as one; None if they stay two. A worker that is behind does this for every token."""
+    """Two commits as one; None if they cannot be merged. A worker that lags behind calls this for every token."""
     attempt, (request_id, start, old, _) = before
     other, (_, _, new, outcome) = after
     if attempt != other or len(old) > 1 or len(new) > 1:

@@ -1,14 +1,14 @@
-"""Pulls requests off the queue: as many as fit the engine now, never more. What waits, waits in Redis.
+"""Claims requests from the queue: as many as the engine has free rows for. All other requests wait in Redis.
 
-A blocking read is never cancelled, since the entry that it was about to return would be delivered and not seen; it
-ends by itself within BLOCK_S. After a failed read the worker looks at its own pending entries once, for the same
-reason.
+A blocking read is never cancelled, because an entry that it was about to return would be delivered without being seen;
+the read ends by itself within BLOCK_S. For the same reason a failed read is followed by one of the pending entries.
 
-Higher classes are read first, and a full engine still takes what may displace lower ones. So that nobody starves, every
-fourth read takes one standard request first and every eighth one of batch, and these count as of the highest class.
+Higher priority classes are read first, and a full engine still takes requests that may displace those of lower classes.
+To prevent starvation every fourth read takes one standard request first and every eighth read one batch request; these
+run as if they were of the highest class.
 
-What another worker has not renewed in time is taken over. A request with which workers have died twice runs alone until
-its first token.
+Requests whose leases another worker has not renewed in time are claimed by this worker. A request during which workers
+have died twice may be a poison message: it is isolated, which means that it runs alone until its first token.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from quire.shared.messages import GenerationRequest, MessageError, Outcome, Step
 from quire.shared.redis.clients import BLOCK_S
 from quire.shared.states import OutcomeName
 from quire.worker.inspect.tracing import spans_of
-from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
+from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How soon a full engine is asked again for room, and how soon higher classes are looked at that may displace others.
+# Intervals at which a full engine is asked for free rows, and higher classes that may displace others are read.
 FULL_S = 0.01
 DISPLACE_S = 0.05
 RETRY_S = (0.2, 2.0)
-# Every so many reads a lower class comes first, with one request.
+# Intervals, in reads, at which one request of a lower class comes first.
 TURNS = ((8, "batch"), (4, "standard"))
 
 
 class Consumer:
-    """Claims deliveries and hands them to the engine. `incarnation` names this process."""
+    """Claims stream entries and starts their requests in the engine. `incarnation` names this process."""
 
     def __init__(
         self,
@@ -67,30 +67,30 @@ class Consumer:
         self._lease_s = lease_s
         self._tracer = tracer
         self._stopping = asyncio.Event()
-        self._look_back = True
+        self._reads_pending = True
         self._reads = 0
-        # Requests that must run alone, with their logs; the first of them runs if `_is_alone`.
-        self._suspects: deque[tuple[Claim, GenerationRequest, tuple[StepItem, ...]]] = deque()
-        self._is_alone = False
-        # Not before a lease after Redis was away: nobody could renew, and that is no sign of death.
+        # Requests that must run alone, with their logs. The first of them runs now if `_runs_isolated`.
+        self._isolated: deque[tuple[Claim, GenerationRequest, tuple[StepItem, ...]]] = deque()
+        self._runs_isolated = False
+        # Earliest time at which leases of other workers are taken over.
         self._reclaims_at = 0.0
 
-    def look_back(self) -> None:
-        """Look at what is pending for this worker with the next read: something of it may be there to take again."""
-        self._look_back = True
+    def reread_pending(self) -> None:
+        """Read this worker's pending entries next: a lost request may be among them and can be claimed again."""
+        self._reads_pending = True
 
     def stop(self) -> None:
-        """Read no more. A read in progress ends within BLOCK_S; what it brings stays pending until its lease ends."""
+        """Stop reading. A read in progress ends within BLOCK_S; its entries stay pending until their leases end."""
         self._stopping.set()
 
     @property
-    def held_back(self) -> list[tuple[str, str]]:
-        """Requests that wait here to run alone, each with its attempt token: once stopped, they never will."""
-        claims = [claim for claim, _, _ in self._suspects][self._is_alone :]
-        return [(claim.request_id, claim.attempt) for claim in claims if self._committer.is_unproven(claim)]
+    def waiting_isolated(self) -> list[tuple[str, str]]:
+        """Isolated requests that have not started, each with its attempt token. After `stop` they never start here."""
+        claims = [claim for claim, _, _ in self._isolated][self._runs_isolated :]
+        return [(claim.request_id, claim.attempt) for claim in claims if self._committer.lacks_progress(claim)]
 
-    def redis_was_away(self) -> None:
-        """Give every worker a lease's time to renew before anything is taken from it."""
+    def postpone_reclaim(self) -> None:
+        """Take over no leases for the time of one lease: while Redis was away no worker could renew its own."""
         self._reclaims_at = asyncio.get_running_loop().time() + self._lease_s
 
     async def run(self) -> None:
@@ -98,61 +98,63 @@ class Consumer:
         backoff = Backoff(*RETRY_S)
         while not self._stopping.is_set():
             try:
-                if self._look_back:
-                    self._look_back = False
+                if self._reads_pending:
+                    self._reads_pending = False
                     await self._broker.create_groups()
                     await self._take(await self._reader.pending())
-                if self._suspects:
-                    await self._run_suspects()
+                if self._isolated:
+                    await self._run_isolated()
                     await asyncio.sleep(FULL_S)
                     continue
-                room = self._engine.room
-                if room <= 0:
-                    await self._displace()
+                free_rows = self._engine.free_rows
+                if free_rows <= 0:
+                    await self._take_displacing()
                     continue
-                if await self._take_turn():
-                    room -= 1
-                if room > 0:
-                    await self._take(await self._reader.read(room, int(1000 * BLOCK_S)))
+                if await self._take_lower_class():
+                    free_rows -= 1
+                if free_rows > 0:
+                    await self._take(await self._reader.read(free_rows, int(1000 * BLOCK_S)))
                 backoff.reset()
             except (RedisError, OSError) as error:
                 delay = backoff.next()
                 if isinstance(error, ResponseError) and "NOGROUP" not in str(error):
-                    log.error("Redis refuses to serve the queue: %s", error)
+                    log.error("Redis refuses to read the queue: %s", error)
                 else:
-                    log.warning("reading the queue failed (%s); again in %.1f s", error, delay)
-                self._look_back = True
-                self.redis_was_away()
+                    log.warning("reading the queue failed (%s); retrying in %.1f s", error, delay)
+                self._reads_pending = True
+                self.postpone_reclaim()
                 await asyncio.sleep(delay)
 
     async def run_reclaim(self) -> None:
-        """Take over what other workers have not renewed, until `stop`."""
+        """Claim requests whose leases other workers have not renewed, until `stop`."""
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease_s / 10):
                     await self._stopping.wait()
                     return
-            room = self._engine.room
-            if room <= 0 or self._suspects or loop.time() < self._reclaims_at:
+            free_rows = self._engine.free_rows
+            if free_rows <= 0 or self._isolated or loop.time() < self._reclaims_at:
                 continue
             try:
                 lease_ms = int(1000 * self._lease_s)
-                found = await self._broker.reclaim(self._reader.worker_id, lease_ms, room)
-                others = [delivery for delivery in found if not self._committer.runs(delivery.request_id)]
+                found = await self._broker.reclaim(self._reader.worker_id, lease_ms, free_rows)
+                others = [entry for entry in found if not self._committer.runs(entry.request_id)]
                 if others:
                     log.warning(
-                        "taking over %d requests whose workers were silent for %g s", len(others), self._lease_s
+                        "claiming %d requests whose workers have not renewed their leases for %g s",
+                        len(others),
+                        self._lease_s,
                     )
                     await self._take(others)
             except (RedisError, OSError) as error:
                 if not (isinstance(error, ResponseError) and "NOGROUP" in str(error)):
-                    log.warning("taking over requests failed: %s", error)
-                self.redis_was_away()
-                self._look_back = True
+                    log.warning("claiming requests of other workers failed: %s", error)
+                self.postpone_reclaim()
+                self._reads_pending = True
 
-    async def _take_turn(self) -> bool:
-        """One request of a lower class, if it is its turn and there is one."""
+    async def _take_lower_class(self) -> bool:
+        """Take one request of a lower class if it is the turn of that class. False if none was taken."""
         self._reads += 1
         for every, name in TURNS:
             if self._reads % every == 0:
@@ -161,23 +163,24 @@ class Consumer:
                 return bool(found)
         return False
 
-    async def _displace(self) -> None:
-        """Take requests for which a full engine has room by displacing lower classes."""
-        for priority, room in enumerate(self._engine.displaceable):
-            if room > 0:
+    async def _take_displacing(self) -> None:
+        """Take one request that a full engine can start by displacing those of lower classes; else wait."""
+        for priority, rows in enumerate(self._engine.displaceable):
+            if rows > 0:
                 found = await self._reader.read(1, 0, (PRIORITY_CLASSES[priority],))
                 if found:
                     await self._take(found)
                     return
         await asyncio.sleep(DISPLACE_S if any(self._engine.displaceable) else FULL_S)
 
-    async def _take(self, deliveries: list[StreamEntry], priority: int | None = None) -> None:
-        for delivery in deliveries:
+    async def _take(self, entries: list[StreamEntry], priority: int | None = None) -> None:
+        """Claim the requests of these entries and start them. priority: in place of that of their class."""
+        for entry in entries:
             if self._stopping.is_set():
                 return
-            if self._committer.runs(delivery.request_id):
+            if self._committer.runs(entry.request_id):
                 continue
-            claim = await self._broker.claim(delivery, self._reader.worker_id, new_id(), self._incarnation)
+            claim = await self._broker.claim(entry, self._reader.worker_id, new_id(), self._incarnation)
             if claim is None:
                 continue
             self.claims.note(claim)
@@ -185,7 +188,7 @@ class Consumer:
             try:
                 request, logged = GenerationRequest.decode(claim.body), claim.items()
                 if request.id != claim.request_id:
-                    raise MessageError(f"its body is that of request {request.id}")
+                    raise MessageError(f"its body belongs to request {request.id}")
             except MessageError as error:
                 self._broker.note_corrupt("request", claim.request_id, error)
                 item = StepItem(
@@ -196,20 +199,20 @@ class Consumer:
                 continue
             if request.sampling.json_schema:
                 await asyncio.to_thread(self._engine.prepare, request)
-            wanted = self._committer.register(claim, claim.logged, spans)
+            is_wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
-                spans.asks(len(request.prompt))
+                spans.set_prompt_tokens(len(request.prompt))
             if claim.runs_alone:
                 log.warning(
-                    "request %s has seen %d workers die: it runs alone",
+                    "request %s is isolated: %d workers have died while they ran it",
                     claim.request_id,
                     claim.deaths,
                     extra={"request_id": claim.request_id},
                 )
-                self._suspects.append((claim, request, logged))
+                self._isolated.append((claim, request, logged))
                 continue
             self._start(claim, request, logged, priority)
-            if not wanted:
+            if not is_wanted:
                 self._engine.finish(request.id, OutcomeName.CANCELLED)
 
     def _start(
@@ -223,18 +226,18 @@ class Consumer:
             priority = PRIORITY_CLASSES.index(claim.priority_class)
         self._engine.add(request, claim.attempt, logged, priority)
 
-    async def _run_suspects(self) -> None:
-        """Start the first of those that must run alone once nothing else is unproven; its progress clears it."""
+    async def _run_isolated(self) -> None:
+        """Start the first isolated request once no other request lacks progress. Its first token ends its isolation."""
         committer = self._committer
-        waiting = deque(suspect for suspect in self._suspects if committer.is_unproven(suspect[0]))
-        if len(waiting) < len(self._suspects):
-            self._is_alone = self._is_alone and bool(waiting) and waiting[0] is self._suspects[0]
-            self._suspects = waiting
-        if waiting and not self._is_alone and committer.num_unproven == len(waiting):
-            # Those behind it have nothing to do with it if it kills again.
+        waiting = deque(one for one in self._isolated if committer.lacks_progress(one[0]))
+        if len(waiting) < len(self._isolated):
+            self._runs_isolated = self._runs_isolated and bool(waiting) and waiting[0] is self._isolated[0]
+            self._isolated = waiting
+        if waiting and not self._runs_isolated and committer.num_without_progress == len(waiting):
+            # `begin` marks this request alone: if it kills the worker, no death counts against the others here.
             claim = waiting[0][0]
             if not await self._broker.begin(claim):
                 committer.lose([(claim.request_id, claim.attempt)], self._engine)
-            elif committer.is_unproven(claim):  # it may have been lost meanwhile
-                self._is_alone = True
+            elif committer.lacks_progress(claim):  # it may have been lost during `begin`
+                self._runs_isolated = True
                 self._start(*waiting[0], priority=0)

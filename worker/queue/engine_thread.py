@@ -1,9 +1,9 @@
-"""The engine's own thread: commands in, commits out, and a tick that shows progress.
+"""The engine's thread: takes commands, emits commits, and ticks to show that it makes progress.
 
-Everything that touches the engine happens on this thread, between steps. Other threads see a few numbers: `room`,
-`ticks`, `status`. What the engine cannot take, or a step that fails, ends as an item with the outcome `error`: nobody
-waits for ever. Where the device is lost the thread ends, and its requests go on elsewhere. Each item leaves with the
-attempt under which it was computed, so that it can never pass for another attempt's.
+The engine is only touched on this thread, between steps. Other threads read a few numbers: `free_rows`, `displaceable`,
+`ticks`, `status`. A request that the engine cannot take, or whose step fails, ends with the outcome `error`. If the
+device is lost the thread ends, and other workers continue its requests. Each item leaves with the token of the attempt
+that computed it, so it cannot be mistaken for an item of another attempt.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from quire.worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
 
-# How often an idle engine shows that it lives. Far below the time after which a worker counts as stuck.
+# Interval of the ticks of an idle engine. Far below the time after which a worker counts as stuck.
 IDLE_TICK_S = 0.1
-# A step that takes longer may never end: what is not read meanwhile others can run, and it dies with nobody.
+# A step that takes longer may never end, so no requests are claimed during it: other workers can run them.
 LONG_STEP_S = 1.0
-# A slow step counts for half after so long. A worker is live for three of its slowest steps, and one that took a
-# minute, since the machine slept, would make three minutes of that for ever.
+# Half-life of the longest step time. A worker counts as live for three times that; without the decay, one step of a
+# minute, on a machine that slept, would keep that at three minutes until the worker ends.
 SLOW_STEP_HALF_LIFE_S = 600.0
 
 T = TypeVar("T")
 
 
 class EngineGone(RuntimeError):
-    """The engine's thread has ended: it answers no more."""
+    """The engine's thread has ended and answers no calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A reading of the engine between two steps."""
+    """Figures of the engine between two steps."""
 
     free_blocks: int
     running: int
@@ -55,8 +55,8 @@ class EngineStatus:
 class EngineThread(threading.Thread):
     """Runs an engine until `stop`.
 
-    `emit(commits)` is called on this thread after every step, with or without results; `ended()` when the thread ends,
-    `failure` then says why if that was not `stop`.
+    `emit(commits)` is called on this thread after every step, with or without results. `ended()` is called when the
+    thread ends; `failure` is then the cause, or None after `stop`.
     """
 
     def __init__(self, engine: Engine, emit: Callable[[list[StepCommit]], None], ended: Callable[[], None]) -> None:
@@ -70,16 +70,17 @@ class EngineThread(threading.Thread):
         self._wake = threading.Condition()
         self._stopping = False
         self._is_over = False
-        # Rows that are asked for, counted on the caller's thread, and those that the engine knows of, counted on this.
-        self._asked = 0
-        self._known = 0
-        self._adding = 0
-        self._room = engine.room()
+        # Total rows of added requests, counted on the caller's thread, and of those that the engine has taken, counted
+        # on this thread. The difference is on its way.
+        self._rows_added = 0
+        self._rows_taken = 0
+        self._rows_being_taken = 0
+        self._free_rows = engine.room()
         self._displaceable = (0, 0)
         self._slowest_step = Fading(SLOW_STEP_HALF_LIFE_S)
         self.failure: BaseException | None = None
-        # From the end of a step to the beginning of the next while there is work: commands, and waiting for the
-        # interpreter. And seconds without any work.
+        # Time from the end of a step to the beginning of the next while there is work: commands, and waiting for the
+        # interpreter's lock. And the total time without work.
         self.gaps = Histogram(STEP_S)
         self.idle_s = 0.0
         self._stepped_at = 0.0
@@ -88,17 +89,20 @@ class EngineThread(threading.Thread):
         self.status = self._read_status()
 
     @property
-    def room(self) -> int:
-        """Rows that are free now, those for requests on their way counted as taken; none during a long step."""
-        return 0 if self._is_long else self._room - (self._asked - self._known)
+    def free_rows(self) -> int:
+        """Sequences that the engine can start now, less those of requests on their way; 0 during a long step."""
+        return 0 if self._is_long else self._free_rows - self._rows_on_their_way
 
     @property
     def displaceable(self) -> tuple[int, int]:
-        """Rows that a request of each class but the last may take from lower ones, less those for requests on their
-        way; none during a long step."""
-        coming = self._asked - self._known
-        most, some = (0, 0) if self._is_long else self._displaceable
-        return max(0, most - coming), max(0, some - coming)
+        """Rows that requests of the first and of the second priority class can displace, less those of requests on
+        their way; 0 during a long step."""
+        first, second = (0, 0) if self._is_long else self._displaceable
+        return max(0, first - self._rows_on_their_way), max(0, second - self._rows_on_their_way)
+
+    @property
+    def _rows_on_their_way(self) -> int:
+        return self._rows_added - self._rows_taken
 
     @property
     def _is_long(self) -> bool:
@@ -107,28 +111,28 @@ class EngineThread(threading.Thread):
     def add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = STANDARD
     ) -> None:
-        """Start a request, behind what earlier attempts emitted. An older attempt at it here is dropped."""
-        self._asked += request.sampling.num_sequences
+        """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
+        self._rows_added += request.sampling.num_sequences
         self._post(lambda: self._add(request, attempt, earlier, priority))
 
     def prepare(self, request: GenerationRequest) -> None:
-        """Do what a request needs and what takes long, on another thread than the engine's: make its grammar."""
-        with suppress(Exception):  # the engine will meet it, too, and say so
+        """Compile the grammar of a request, which takes long. Call it on another thread than the engine's."""
+        with suppress(Exception):  # the engine meets the same error, and ends the request with it
             self._engine.grammars.matcher(request.sampling.json_schema)
 
     def finish(self, request_id: str, outcome: str) -> None:
-        """End a request with an outcome; its last item is emitted if it still ran."""
+        """End a request with an outcome. Its last item is emitted if it still runs."""
         self._post(lambda: self._engine.finish(request_id, outcome))
 
     def drop(self, request_id: str, attempt: str) -> None:
-        """Forget an attempt that is over."""
+        """Drop an attempt that is over, without an item."""
         self._post(lambda: self._drop(request_id, attempt))
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Run `function(engine)` on the engine's thread between two steps; it must be quick, and change nothing.
+        """Run `function(engine)` on the engine's thread between two steps. It must be quick and change nothing.
 
-        The future has what it returns or raises. A cancelled one is not run any more; EngineGone if the thread has
-        ended.
+        The future holds what the function returns or raises, or EngineGone if the thread has ended. A call whose future
+        has been cancelled is skipped.
         """
         future: Future[T] = Future()
         with self._wake:
@@ -148,7 +152,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # nothing may end this thread unseen
+        except BaseException as error:
             log.critical("the engine's thread failed", exc_info=error)
             self.failure = error
         finally:
@@ -162,15 +166,15 @@ class EngineThread(threading.Thread):
 
     def _run(self) -> None:
         while not self._stopping:
-            commits = self._obey()
-            self._answer()
+            commits = self._run_commands()
+            self._answer_calls()
             stepped = self._engine.has_work
             if stepped:
                 commits += map(self._commit, self._step())
             self.ticks += 1
             self.ticked_at = time.monotonic()
             self.status = self._read_status()
-            self._look_for_room()
+            self._update_capacity()
             if commits or stepped:
                 self._emit(commits)
             if self._engine.has_work:
@@ -188,24 +192,24 @@ class EngineThread(threading.Thread):
             self._commands.append(command)
             self._wake.notify()
 
-    def _obey(self) -> list[StepCommit]:
+    def _run_commands(self) -> list[StepCommit]:
         commits: list[StepCommit] = []
         if not self._commands:
             return commits
         while self._commands:
             if item := self._commands.popleft()():
-                commits.append(self._commit(item))  # now: the next command may bring another attempt
-        # The room shrinks before the rows count as known: it is never shown larger than it is.
-        self._look_for_room()
-        self._known += self._adding
-        self._adding = 0
+                commits.append(self._commit(item))  # at once: the next command may start another attempt
+        # The order matters to readers on other threads: `free_rows` is never larger than it should be.
+        self._update_capacity()
+        self._rows_taken += self._rows_being_taken
+        self._rows_being_taken = 0
         return commits
 
-    def _look_for_room(self) -> None:
-        self._room = self._engine.room()
+    def _update_capacity(self) -> None:
+        self._free_rows = self._engine.room()
         self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
 
-    def _answer(self) -> None:
+    def _answer_calls(self) -> None:
         while self._calls:
             future, function = self._calls.popleft()
             if not future.set_running_or_notify_cancel():
@@ -218,7 +222,7 @@ class EngineThread(threading.Thread):
     def _add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int
     ) -> StepItem | None:
-        self._adding += request.sampling.num_sequences
+        self._rows_being_taken += request.sampling.num_sequences
         self._engine.drop(request.id)
         self._attempts[request.id] = attempt
         try:
@@ -227,7 +231,7 @@ class EngineThread(threading.Thread):
         except RequestRefused as error:
             detail = str(error)
         except Exception:
-            log.exception("request %s cannot be taken", request.id, extra={"request_id": request.id})
+            log.exception("the engine could not take request %s", request.id, extra={"request_id": request.id})
             detail = "the engine could not take the request"
         return StepItem(request.id, earlier[-1].end if earlier else 0, (), Outcome("error", detail))
 
@@ -244,10 +248,10 @@ class EngineThread(threading.Thread):
             return self._engine.step()
         except Exception:
             log.exception("step failed with %d requests", len(self._engine.groups))
-            # If the device is lost this raises, and ends the thread and the process: others take the requests over.
+            # Raises if the device is lost: the thread and the process end, and other workers continue the requests.
             self._engine.runner.check()
-            # Else a defect or exhausted memory. Which request is to blame is not known: all that run end with an error,
-            # and the engine, whose blocks are all free again, goes on with the next.
+            # The cause is a defect or exhausted memory, and the request to blame is unknown. All running requests end
+            # with an error, which frees all blocks, and the engine continues with other requests.
             return self._engine.fail("the engine failed in a step of this request")
         finally:
             ended = time.monotonic()

@@ -1,8 +1,8 @@
-"""One worker per name: a second one is refused while the first lives, and the name of a dead one is free at once.
+"""Leases of worker names: one live worker per name.
 
-A worker notes in Redis which process it is. If that process is known to be gone (same machine, same process namespace),
-whoever starts under its name takes it. Else its beats are waited for: one that beats has the name, one that is silent
-has lost it, and ends itself when it wakes up and finds the name taken.
+A worker stores in Redis which process it is. If that process is known to be gone (same machine, same process
+namespace), the next worker takes the name at once. Otherwise the next worker waits for a few heartbeats. If one comes,
+it is refused; else it takes the name, and the silent process ends itself when it wakes up and finds the name taken.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from quire.shared.broker import Broker, NameHolder
 from quire.shared.errors import StartError
 from quire.shared.redis.clients import command_client
 
-# Who has not beaten for so many of its beats is silent.
+# A worker that has missed this many heartbeats has lost its name.
 SILENT_BEATS = 3
 
 
 class NameTaken(StartError):
-    """Another worker lives under this worker's name."""
+    """Another live worker has this worker's name."""
 
     def __init__(self, worker_id: str, holder: NameHolder) -> None:
         super().__init__(
-            f"the worker id {worker_id!r} is in use: {_ProcessIdentity.parse(holder.home).shown} beats under it. "
+            f"the worker id {worker_id!r} is in use: {_ProcessIdentity.parse(holder.home).shown} has it. "
             "Give each worker of a model its own --worker-id (QUIRE_WORKER_ID), or stop the other one."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _ProcessIdentity:
-    """A process: where it runs, its id there and when it started, in the kernel's ticks ('' where /proc lacks)."""
+    """A process: its host, machine and id, and its start time in ticks of the kernel ('' without /proc)."""
 
     host: str = ""
     machine: str = ""
@@ -54,13 +54,13 @@ class _ProcessIdentity:
 
 
 def home() -> str:
-    """This process, as `is_gone` understands it on any machine."""
+    """The identity of this process, for `is_gone`."""
     host = socket.gethostname().replace("/", "")
     return str(_ProcessIdentity(host, _machine(), str(os.getpid()), _started("self")))
 
 
 def is_gone(text: str) -> bool:
-    """Whether a process certainly runs no more. One on another machine, or in another container, may."""
+    """True if a process has certainly ended; False also for a process on another machine or in another container."""
     there = _ProcessIdentity.parse(text)
     machine = _machine()
     if not machine or there.machine != machine or not there.pid.isdigit():
@@ -78,7 +78,7 @@ def _machine() -> str:
 
 
 def _started(pid: str) -> str:
-    """When a process of this machine started; '' if it runs no more."""
+    """When a process of this machine started, in ticks of the kernel; '' if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -87,23 +87,23 @@ def _started(pid: str) -> str:
 
 
 async def take_name(broker: Broker, worker_id: str, incarnation: str, beat_s: float) -> None:
-    """From now on `incarnation` is the worker of this name. Raises NameTaken."""
+    """Make `incarnation` the holder of the name. Raises NameTaken."""
     before = ""
     while not await broker.enlist(worker_id, incarnation, home(), beat_s, before):
-        before = await _free(broker, worker_id, beat_s)
+        before = await _dead_holder(broker, worker_id, beat_s)
 
 
 async def check_name(redis_url: str, lane: str, worker_id: str, beat_s: float) -> None:
-    """Raises NameTaken if a worker lives under the name."""
+    """Raise NameTaken if a live worker has the name."""
     client = command_client(redis_url, lane, connections=1)
     try:
-        await _free(Broker(client, lane), worker_id, beat_s)
+        await _dead_holder(Broker(client, lane), worker_id, beat_s)
     finally:
         await client.aclose()
 
 
-async def _free(broker: Broker, worker_id: str, beat_s: float) -> str:
-    """The incarnation of the dead worker that has the name, '' if none has it. Raises NameTaken."""
+async def _dead_holder(broker: Broker, worker_id: str, beat_s: float) -> str:
+    """The incarnation of the dead worker that holds the name; '' if the name is free. Raises NameTaken."""
     first = await broker.holder(worker_id)
     if first is None or is_gone(first.home):
         return first.incarnation if first else ""

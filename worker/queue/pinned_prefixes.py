@@ -1,15 +1,15 @@
-"""`--pinned-prefixes FILE`: beginnings of prompts that are computed at start and stay in the cache for ever.
+"""`--pinned-prefixes FILE`: prompt prefixes that are computed at start and never evicted from the prefix cache.
 
-The file is TOML, one `[[prefix]]` each: a `name`, exactly one of `text`, `messages` and `token_ids`, and perhaps a
-`cache_salt`. Nothing is ignored: what is unknown or wrong is a PrefixError that names file, entry, field, value and
-remedy. docs/how-to/prefix-cache.md has an example.
+The file is TOML with a `[[prefix]]` entry for each: a `name`, exactly one of `text`, `messages` and `token_ids`, and an
+optional `cache_salt`. Unknown and wrong fields raise a PrefixError that names file, entry, field, value and remedy.
+docs/how-to/prefix-cache.md has an example.
 """
 
 from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 FIELDS = ("name", "text", "messages", "token_ids", "cache_salt")
 CONTENTS = ("text", "messages", "token_ids")
 ROLES = ("system", "user", "assistant")
-# What two users may say next: the tokens that these conversations share are those that every continuation shares.
+# Two possible next messages: the tokens that these conversations share are taken to be shared by every continuation.
 CONTINUATIONS = ("a", "b")
 
 
 class PrefixError(ValueError):
-    """A file of pinned prefixes that cannot be used, in one line."""
+    """A file of pinned prefixes cannot be used. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrompt:
-    """A named beginning of prompts, found by requests with the same cache salt."""
+    """A named prefix of prompts, shared by requests with the same cache salt."""
 
     name: str
     token_ids: tuple[int, ...]
@@ -47,13 +47,13 @@ class PinnedPrompt:
 def load_prefixes(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int
 ) -> list[PinnedPrompt]:
-    """The prefixes of a file, in its order. Raises PrefixError."""
+    """Read the prefixes of a file, in its order. Raises PrefixError."""
     where = f"--pinned-prefixes {path}"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PrefixError(f"{where}: {error.strerror}; give a TOML file with [[prefix]] entries") from error
-    except ValueError as error:  # tomllib's own, and what is not UTF-8
+    except ValueError as error:  # from tomllib, or for a file that is not UTF-8
         raise PrefixError(f"{where} is not TOML: {error}; correct it there") from error
     if unknown := sorted(content.keys() - {"prefix"}):
         raise PrefixError(f"{where}: unknown key {unknown[0]!r}; entries begin with [[prefix]]")
@@ -75,7 +75,7 @@ def load_prefixes(
 
 
 def pin_prefixes(engine: Engine, prefixes: Iterable[PinnedPrompt]) -> None:
-    """Compute the prefixes and keep them. Raises PrefixError for one that is longer than cache or context."""
+    """Compute and pin the prefixes. Raises PrefixError for a prefix that is longer than the cache or the context."""
     for prefix in prefixes:
         try:
             engine.pin(prefix.name, prefix.token_ids, prefix.cache_salt)
@@ -88,7 +88,7 @@ def pin_prefixes(engine: Engine, prefixes: Iterable[PinnedPrompt]) -> None:
 
 
 class _Reader:
-    """Turns entries into token ids with the tokenizer and the chat template of the model."""
+    """Turns entries of the file into token ids, with the tokenizer and the chat template of the model."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -100,7 +100,7 @@ class _Reader:
             _refuse(unknown[0], entry[unknown[0]], f"is no field of a prefix; there are {', '.join(FIELDS)}")
         name = entry.get("name")
         if not isinstance(name, str) or not name:
-            _refuse("name", name, "must be a string that is not empty; it is what logs call the prefix")
+            _refuse("name", name, "must be a string that is not empty; the log calls the prefix by it")
         given = [field for field in CONTENTS if field in entry]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
@@ -137,13 +137,13 @@ class _Reader:
         except TemplateFailure as error:
             why = " ".join(str(error).split())[:200]
             raise PrefixError(
-                f"messages: the chat template refuses them with a user's message behind: {why}; give what a "
-                "conversation may begin with, or text"
+                f"messages: the chat template refuses them when a user's message follows: {why}; give the "
+                "beginning of a valid conversation, or text"
             ) from error
         first, second = (self._encode(text, add_special_tokens=False) for text in rendered)
         shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
         if not shared:
-            raise PrefixError("messages: continuations of them have no beginning in common; give text or token_ids")
+            raise PrefixError("messages: their continuations have no tokens in common; give text or token_ids")
         return shared
 
     @staticmethod
@@ -165,11 +165,11 @@ class _Reader:
                 _refuse(f"token_ids[{index}]", token, f"must be a token id from 0 to {self._vocab_size - 1}")
         return list(value)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> Sequence[int]:
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if ids and max(ids) >= self._vocab_size:
             raise PrefixError(
-                f"its text has the token {max(ids)}, which the model, with a vocabulary of {self._vocab_size}, lacks; "
+                f"its text has the token {max(ids)}, which is not in the model's vocabulary of {self._vocab_size}; "
                 "change the text"
             )
         return ids

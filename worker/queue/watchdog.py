@@ -1,4 +1,4 @@
-"""Ends the process when its engine stands still: what cannot be mended from inside is started again from outside."""
+"""Ends the process when its engine makes no progress, so that a supervisor starts it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 
 
 class Watchdog(threading.Thread):
-    """A thread of its own: a step that hangs may hold whatever the event loop needs."""
+    """Watches the engine on a thread of its own, because a step that hangs can block the event loop too."""
 
     def __init__(self, engine: EngineThread, limit_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
@@ -32,13 +32,13 @@ class Watchdog(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        # In its own looks, not by the clock: a process that was stopped for a while must not end itself when it wakes.
+        # Time is counted in checks, not by the clock: a process that was suspended must not end itself when it resumes.
         pause_s = min(1.0, self._limit_s / 4)
         seen, still_s = -1, 0.0
         while not self._stopped.wait(pause_s):
             ticks = self._engine.ticks
             seen, still_s = ticks, still_s + pause_s if ticks == seen else 0.0
             if still_s > self._limit_s:
-                log.critical("the engine has not moved for %.0f s: the worker ends itself", still_s)
+                log.critical("the engine has not moved for %.0f s: the worker ends itself (see --watchdog-s)", still_s)
                 logging.shutdown()
                 os._exit(EXIT_CODE)

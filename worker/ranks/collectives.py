@@ -1,7 +1,7 @@
-"""What ranks exchange while they compute: batches from rank 0, sums of products, and logits back to rank 0.
+"""Collective operations of the ranks: broadcast of batches, all-reduce of products, gather of logits at rank 0.
 
-On CPUs it is memory that all of them map, and sums are a part of the kernels (kernels/cpu/ranks.h). Elsewhere it is
-torch.distributed: NCCL between GPUs, and gloo for plain torch on a CPU.
+On CPUs ranks exchange data in shared memory, and the C++ kernels take the sums (kernels/cpu/ranks.h). Otherwise
+torch.distributed does it: with NCCL between GPUs, and with gloo for plain torch on a CPU.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from quire import kernels
 from quire.kernels.cpu.ranks import CpuRanks, shared_file
 from quire.worker.models.batch import ForwardBatch
 
-# The parts of a batch that is sent begin at multiples of so many numbers: kernels want addresses aligned to 16 bytes.
+# Alignment of the parts of a broadcast batch, in numbers of 4 bytes: kernels want addresses aligned to 16 bytes.
 ALIGNMENT = 4
-# All ranks are on this machine: what they say to find each other stays on it.
+# All ranks are on this machine, so they find each other on its loopback interface.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-# Numbers that are said to rank 0.
+# Size of a number that a follower answers.
 ANSWER_BYTES = 8
-# Exit code of a rank that has said what is wrong.
+# Exit code of a rank that has reported the cause.
 GAVE_UP = 1
 
 
 def padded(length: int) -> int:
+    """Round up to ALIGNMENT."""
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 class BatchSizes(NamedTuple):
-    """Of a batch."""
+    """The sizes of a ForwardBatch."""
 
     tokens: int
     sequences: int
@@ -41,15 +42,16 @@ class BatchSizes(NamedTuple):
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchSizes:
-        return cls(len(batch.token_ids), *batch.block_tables.shape, len(batch.logits_rows))
+        sequences, columns = batch.block_tables.shape
+        return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows))
 
     def lengths(self) -> list[int]:
-        """Of the parts of a ForwardBatch, in its order."""
+        """Numbers in each part of a ForwardBatch, in its order."""
         tokens, sequences, columns, rows = self
         return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows]
 
     def spans(self) -> list[slice]:
-        """Where they lie when all are sent as one."""
+        """The place of each part in the array that is broadcast."""
         spans, at = [], 0
         for length in self.lengths():
             spans.append(slice(at, at + length))
@@ -62,8 +64,10 @@ class BatchSizes(NamedTuple):
 
 
 class Collectives(ABC):
-    """One rank's side of what all ranks do together. All of them call the same in the same order, with tensors of the
-    same shapes. Implements `quire.worker.models.decoder.TensorParallelGroup`."""
+    """One rank's side of the collective operations. Implements `quire.worker.models.decoder.TensorParallelGroup`.
+
+    All ranks call the same operations in the same order, with tensors of the same shapes.
+    """
 
     rank: int
     size: int
@@ -71,58 +75,60 @@ class Collectives(ABC):
 
     @abstractmethod
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """In place, the sum over all ranks."""
+        """Replace `values` by the sum over all ranks, and return it."""
 
     @abstractmethod
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        """In place, what rank 0 has."""
+        """Replace `values` by those of rank 0, and return it."""
 
     @abstractmethod
     def gather(self, values: torch.Tensor) -> torch.Tensor | None:
-        """[...] of each rank -> [ranks, ...] on rank 0, None elsewhere."""
+        """values [...] of each rank -> [ranks, ...] on rank 0, None on all other ranks."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Let nobody wait for a rank that has ended, where that can be done."""
+        """Release ranks that wait for one that has ended, if that is possible."""
 
     @abstractmethod
     def close(self) -> None:
-        """Behind the last call of all."""
+        """Release resources after the last collective call."""
 
     def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        """columns [R, C] of each rank -> [R, width] on rank 0, side by side; elsewhere anything."""
+        """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
         parts = self.gather(columns)
         return columns if parts is None else torch.cat(parts.unbind(), dim=1)[:, :width].contiguous()
 
     def send(self, batch: ForwardBatch) -> None:
-        """Give all other ranks a batch, as rank 0. They know its sizes."""
+        """Broadcast a batch. Called by rank 0; the followers know its sizes."""
         parts = [part.reshape(-1).int() for part in batch.parts()]
         pads = torch.zeros(ALIGNMENT, dtype=torch.int32, device=self.device)
         self.broadcast(torch.cat([one for part in parts for one in (part, pads[: -len(part) % ALIGNMENT])]))
 
     def receive(self, sizes: BatchSizes) -> ForwardBatch:
+        """Receive a batch that rank 0 sends."""
         values = self.broadcast(torch.empty(sizes.total, dtype=torch.int32, device=self.device))
-        *parts, rows = (values[span] for span in sizes.spans())
-        parts[3] = parts[3].view(sizes.sequences, sizes.columns)
-        return ForwardBatch(*parts, rows.long())
+        token_ids, positions, slots, tables, lengths, starts, rows = (values[span] for span in sizes.spans())
+        tables = tables.view(sizes.sequences, sizes.columns)
+        return ForwardBatch(token_ids, positions, slots, tables, lengths, starts, rows.long())
 
 
 class SharedMemoryCollectives(CpuRanks, Collectives):
-    """Between processes that compute with the C++ kernels."""
+    """Shared memory, between processes that compute with the C++ kernels."""
 
     def close(self) -> None:
-        """The memory goes with its last process."""
+        """Nothing to do: the kernel frees the memory with its last process."""
 
 
 class DistributedCollectives(Collectives):
-    """Between GPUs, or processes that compute with plain torch on a CPU."""
+    """torch.distributed, between GPUs or between processes that compute with plain torch on a CPU."""
 
     def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
-        """Waits for all ranks. file: descriptor of a file that all have open, empty at first. It stays open: torch
-        opens it again by its number, at each use and at the end, and would write to whatever has that number then.
+        """Wait for all ranks.
 
-        keeps_order: sums must not depend on how many rows are added up at once. Two summands have one order only; of
-        more the libraries choose it by the place and the number of values.
+        file: descriptor of a file that all ranks have open, empty at first. It must stay open: torch opens it again by
+        its number for each use, and would otherwise write to another file with that number.
+        keeps_order: a sum must not depend on the number of rows that are reduced together. With more than two summands
+        the libraries choose their order by the place and the number of values.
         """
         self.rank, self.size, self.device = rank, size, device
         self._keeps_order = keeps_order and size > 2
@@ -131,17 +137,17 @@ class DistributedCollectives(Collectives):
         is_cuda = device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
-            store=dist.FileStore(f"/proc/self/fd/{file}", size),
+            store=dist.FileStore(f"/proc/self/fd/{file}", size),  # type: ignore[attr-defined] # missing in its __all__
             rank=rank,
             world_size=size,
             device_id=device if is_cuda else None,
         )
 
     def give_up(self) -> None:
-        """gloo finds out by itself, and what waits for NCCL ends with the process."""
+        """Nothing to do: gloo notices by itself, and waiting for NCCL ends with the process."""
 
     def close(self) -> None:
-        if self.device.type != "cuda":  # there it waits for all graphs to be gone; the process ends anyway
+        if self.device.type != "cuda":  # NCCL would wait for all graphs to be freed; the process ends anyway
             dist.destroy_process_group()
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -169,12 +175,12 @@ class DistributedCollectives(Collectives):
 
 
 def meeting(size: int, ops: kernels.Ops) -> int:
-    """Descriptor of a file by which so many ranks find each other, for `meet`."""
+    """Make a file by which `size` ranks find each other in `meet`; returns its descriptor."""
     return shared_file(size) if isinstance(ops, kernels.CpuOps) else os.memfd_create("quire-ranks")
 
 
 def meet(rank: int, size: int, file: int, ops: kernels.Ops) -> Collectives:
-    """One of the ranks that share a `meeting`, whose file is theirs from now on."""
+    """Join the ranks that share a `meeting`. Takes over the descriptor of its file."""
     if not isinstance(ops, kernels.CpuOps):
         return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant)
     try:

@@ -1,10 +1,10 @@
-"""A rank that follows: it has a part of the model, and does what rank 0 says until that is gone.
+"""The process of a follower: it holds a part of the model, and carries out the orders of rank 0 until rank 0 ends.
 
     python -m quire.worker.ranks.follower RANK CONTROL FILE LAST_WORDS
 
-CONTROL is the descriptor of a socket to rank 0: first the settings come from there, then one message per call of the
-model. FILE is that of the file by which ranks find each other; into LAST_WORDS goes why this one cannot go on, which
-rank 0 says.
+CONTROL is the descriptor of a socket to rank 0, which sends the settings and then one message per call of the model.
+FILE is the descriptor of the file by which ranks find each other. Into the file LAST_WORDS the follower writes why it
+cannot continue, and rank 0 reports it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Orders = Iterator[list[Any]]
 
 
 class Follower:
-    """A part of a model and its caches."""
+    """A part of a model, with its caches and CUDA graphs, that carries out orders."""
 
     def __init__(
         self, model: Decoder, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
     ) -> None:
-        """answer: says a number to rank 0."""
+        """answer: sends a number to rank 0. record: records a CUDA graph."""
         self._model, self._ranks, self._answer, self._record = model, ranks, answer, record
         self._caches: dict[int, KVCache] = {}
         self._graphs: dict[int, Graph] = {}
-        self._pool: Any = None
-        self._does: dict[str, Callable[..., None]] = {
+        self._pool: Any = None  # a handle whose type torch keeps private
+        self._handlers: dict[str, Callable[..., object]] = {
             "forward": self._forward,
             "replay": lambda number: self._graphs[number].replay(),
             "copy_blocks": lambda number, src, dst: self._caches[number].copy_blocks(src, dst),
@@ -59,17 +59,17 @@ class Follower:
             "cache": self._cache,
             "free_memory": lambda: answer(model.least_free_memory()),
             "drop_cache": lambda number: self._caches.pop(number),
-            "drop_graph": lambda number: self._graphs.pop(number, None),  # some ranks may have recorded none
+            "drop_graph": lambda number: self._graphs.pop(number, None),  # this rank may have failed to record it
         }
 
     def obey(self, orders: Orders) -> None:
-        """Do all that rank 0 says, until it ends."""
+        """Carry out orders until rank 0 ends."""
         with torch.inference_mode():
             for name, *arguments in orders:
                 if name == "capture":
                     self._capture(orders, *arguments)
                 else:
-                    self._does[name](*arguments)
+                    self._handlers[name](*arguments)
 
     def _cache(self, number: int, *sizes: int) -> None:
         self._caches[number] = self._model.alloc_kv_cache(*sizes)
@@ -79,28 +79,28 @@ class Follower:
         self._model.forward(batch, self._caches[number])
 
     def _capture(self, orders: Orders, needs_pool: bool) -> None:
-        """Record what is done up to `captured`, which has the number of the graph; -1 if rank 0 has given it up.
-        Rank 0 is told whether that could be done: 1, or 0.
+        """Record the orders up to `captured`, which names the number of the graph; -1 if rank 0 has given it up.
 
-        needs_pool: into a new pool, since rank 0 does. Torch refuses the one of graphs that are gone.
+        Answers 1, or 0 if this rank could not record it. needs_pool: record into a new pool, as rank 0 does, because
+        torch refuses the pool of graphs that are gone.
         """
         number: int | None = None
 
-        def launch(does_it: bool = True) -> None:
+        def launch(carries_out: bool = True) -> None:
             nonlocal number
             for name, *arguments in orders:
                 if name == "captured":
                     (number,) = arguments
                     return
-                if does_it:
-                    self._does[name](*arguments)
+                if carries_out:
+                    self._handlers[name](*arguments)
 
         try:
             graph, self._pool = self._record(launch, None if needs_pool else self._pool)
         except RuntimeError:
             log.exception("a CUDA graph cannot be captured on this rank")
             if number is None:
-                launch(does_it=False)
+                launch(carries_out=False)
             self._answer(0)
             return
         if number is not None and number >= 0:
@@ -109,7 +109,7 @@ class Follower:
 
 
 def received(control: socket.socket) -> Orders:
-    """Messages of rank 0, until it closes the socket or ends."""
+    """Yield the messages of rank 0 until it closes the socket or ends."""
     unpacker = msgpack.Unpacker(max_buffer_size=2**26)
     while data := control.recv(2**16):
         unpacker.feed(data)
@@ -117,12 +117,13 @@ def received(control: socket.socket) -> Orders:
 
 
 def run(rank: int, control: socket.socket, file: int) -> None:
+    """Load this rank's part of the model, and follow rank 0."""
     orders = received(control)
     fields, device_type = next(orders)
     settings = WorkerSettings(**fields)
-    names = {"worker": settings.name, "rank": str(rank)}
-    setup_logging(f"worker {settings.name} rank {rank}", settings.log_level, settings.log_format, **names)
-    for module in (loader, kernels):  # rank 0 reads the same files, chooses the same kernels, and warns of both
+    process = f"worker {settings.name} rank {rank}"
+    setup_logging(process, settings.log_level, settings.log_format, worker=settings.name, rank=str(rank))
+    for module in (loader, kernels):  # rank 0 reads the same files, chooses the same kernels, and logs their warnings
         logging.getLogger(module.__name__).setLevel(logging.ERROR)
     size = settings.tensor_parallel_size
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
@@ -145,14 +146,14 @@ def run(rank: int, control: socket.socket, file: int) -> None:
 
 def main() -> None:
     rank, control, file, last_words = map(int, sys.argv[1:])
-    # Rank 0 is told to stop, and ends the others.
+    # Signals to stop are for rank 0, which ends its followers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    own = socket.socket(fileno=control)  # open to the end: rank 0 takes its end for that of this process
+    own = socket.socket(fileno=control)  # open until the process ends: rank 0 takes its end for that of the process
     try:
         run(rank, own, file)
     except torch.OutOfMemoryError as error:
-        os.pwrite(last_words, f"out of its GPU's memory ({error}); end what else uses it".encode(), 0)
+        os.pwrite(last_words, f"its GPU is out of memory ({error}); end other processes on it".encode(), 0)
         leave(GAVE_UP)
     except StartError as error:
         os.pwrite(last_words, str(error).encode(), 0)

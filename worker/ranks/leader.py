@@ -1,4 +1,4 @@
-"""Rank 0: a decoder whose every call all ranks make, and the processes of the others."""
+"""Rank 0: a decoder that makes every call on all ranks, and the processes of the followers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.interpreter import leave
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
+from quire.worker.models.loader import Progress
 from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.queue.watchdog import EXIT_CODE
 from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, meet, meeting
@@ -36,38 +37,37 @@ log = logging.getLogger(__name__)
 
 # The folder on the import path in which the package `quire` lies.
 IMPORT_ROOT = Path(__file__).parents[3]
-# How long followers get to end by themselves.
+# Time that followers get to end by themselves.
 END_TIMEOUT_S = 5.0
-# Bytes of a reason.
-MOST_WORDS = 4096
-# How soon it is known that one has ended, once a step has failed because of that.
-NEWS_S = 1.0
+# Longest cause that a follower can report, in bytes.
+MAX_LAST_WORDS = 4096
+# Time after a failed step within which the end of a follower, which may be the cause, is noticed.
+CAUSE_S = 1.0
 
 
 class OutOfStep(Exception):
-    """A rank has failed in a call that the others have made. They wait for it or it for them: all must end."""
+    """A rank has failed in a call that other ranks have made. They may wait for each other, so all must end."""
 
 
 def reason(error: BaseException) -> BaseException:
-    """What failed on this rank, where that is what put the ranks out of step."""
+    """The cause of an OutOfStep on this rank, if there is one; else the error itself."""
     return error.__cause__ if isinstance(error, OutOfStep) and error.__cause__ else error
 
 
 def end_worker(rank: int, code: int, last_words: str) -> None:
-    """End this process, since the one of another rank has ended."""
+    """End this process because that of another rank has ended."""
     if last_words:
-        logging.disable(
-            logging.ERROR
-        )  # that is to be the last thing that is said; this rank may be in the middle of work
+        # The cause is to be the last line of the log, and this rank may be in the middle of work.
+        logging.disable(logging.ERROR)
         give_up("quire worker", f"rank {rank}: {last_words}")
         leave(GAVE_UP)
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    log.critical("rank %d has ended (%s), and so does the worker: others go on with its requests", rank, how)
+    log.critical("rank %d has ended (%s), so the worker ends; other workers continue its requests", rank, how)
     leave(EXIT_CODE)
 
 
 class Followers:
-    """The processes of all ranks but this one, and a socket to each.
+    """The processes of all ranks but rank 0, and a socket to each.
 
     on_death: called on a thread, with rank, exit code and last words, when one of them ends before `close`.
     """
@@ -79,15 +79,15 @@ class Followers:
         ops: Ops,
         on_death: Callable[[int, int, str], None] = end_worker,
     ) -> None:
-        """Start them, and meet them. Call it on the main thread: they end with it."""
+        """Start the followers and wait for them. Call it on the main thread: they end with that thread."""
         size = settings.tensor_parallel_size
         self._closing = False
         self._died = threading.Event()
-        self._let_go: Callable[[], None] = lambda: None
+        self._release_ranks: Callable[[], None] = lambda: None
         self._on_death = on_death
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        # Files in memory, one for each: why it cannot go on.
+        # A file in memory per follower, for the cause of its end.
         self._last_words = [os.memfd_create("quire-last-words") for _ in range(1, size)]
         file = meeting(size, ops)
         first = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(ops.dtype)[6:]}
@@ -96,17 +96,17 @@ class Followers:
             self._sockets.append(ours)
             with theirs:
                 self._processes.append(self._start(rank, theirs.fileno(), file, self._last_words[rank - 1]))
-            with suppress(OSError):  # it has ended already: who waits for its answer finds that out
+            with suppress(OSError):  # it has ended already, which `answers` notices
                 ours.sendall(msgpack.packb([first, ops.device.type]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
         self.ranks = meet(0, size, file, ops)
-        self._let_go = self.ranks.give_up
+        self._release_ranks = self.ranks.give_up
 
     @staticmethod
     def _start(rank: int, control: int, file: int, last_words: int) -> subprocess.Popen[bytes]:
         paths = filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
-        # -P: what lies in the folder that the worker was called from is none of our modules.
+        # -P: do not import modules from the current folder.
         files = control, file, last_words
         command = [sys.executable, "-P", "-m", "quire.worker.ranks.follower", str(rank), *map(str, files)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
@@ -116,13 +116,13 @@ class Followers:
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if not self._closing:
-            self._let_go()
-            said = os.pread(self._last_words[rank - 1], MOST_WORDS, 0).decode(errors="replace")
+            self._release_ranks()
+            said = os.pread(self._last_words[rank - 1], MAX_LAST_WORDS, 0).decode(errors="replace")
             self._on_death(rank, code, said)
             self._died.set()
 
     def answers(self) -> list[int]:
-        """The next number that each of them says. Raises OutOfStep if one has ended."""
+        """The next number that each follower answers. Raises OutOfStep if a follower has ended."""
         try:
             numbers = [one.recv(ANSWER_BYTES, socket.MSG_WAITALL) for one in self._sockets]
         except OSError as error:
@@ -132,7 +132,7 @@ class Followers:
         return list(map(int.from_bytes, numbers))
 
     def tell(self, *order: Any) -> None:
-        """Send all of them what to do next. Raises OutOfStep if one has ended."""
+        """Send an order to all followers. Raises OutOfStep if a follower has ended."""
         message = msgpack.packb(order)
         try:
             for one in self._sockets:
@@ -140,16 +140,16 @@ class Followers:
         except OSError as error:
             raise self._ended() from error
 
-    def hear(self, timeout_s: float) -> None:
-        """Where one of them has ended, let `on_death` have its say first, which knows why."""
+    def wait_for_cause(self, timeout_s: float) -> None:
+        """If a follower has died, give `on_death` time to report the cause first."""
         self._died.wait(timeout_s)
 
     def _ended(self) -> OutOfStep:
-        self.hear(END_TIMEOUT_S)
+        self.wait_for_cause(END_TIMEOUT_S)
         return OutOfStep("a rank has ended")
 
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
-        """End them. Who is in a call does not end by itself."""
+        """End the followers. A follower that does not end within `timeout_s`, as during a call, is killed."""
         self._closing = True
         for one in self._sockets:
             one.close()
@@ -164,7 +164,7 @@ class Followers:
 
 @dataclass(frozen=True)
 class LeadingCache(KVCache):
-    """This rank's part of the blocks; what is done with blocks is done on all ranks."""
+    """This rank's part of the blocks. Blocks are copied and swapped on all ranks."""
 
     number: int
     tell: Callable[..., None]
@@ -183,7 +183,7 @@ class LeadingCache(KVCache):
 
 
 class LeadingGraph:
-    """A graph of this rank, and its number on the others."""
+    """A graph of this rank, and its number on the followers."""
 
     def __init__(self, graph: Graph, number: int, model: LeadingDecoder) -> None:
         self._graph, self._number, self._model = graph, number, model
@@ -193,24 +193,33 @@ class LeadingGraph:
 
 
 class LeadingDecoder(Decoder):
-    """A decoder like any other to its runner; what it computes, all ranks compute together."""
+    """A decoder like any other to its runner. All ranks compute its calls together."""
 
     followers: Followers
 
     @classmethod
-    def lead(cls, followers: Followers, *args: Any, **kwargs: Any) -> Self:
-        """`load` the part of this rank."""
-        model = cls.load(*args, **kwargs, ranks=followers.ranks)
+    def lead(
+        cls,
+        followers: Followers,
+        path: Path,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_model_len: int = 0,
+        progress: Progress | None = None,
+    ) -> Self:
+        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
+        model = cls.load(path, ops, dtype, device, max_model_len, progress, followers.ranks)
         model.followers = followers
         model._numbers = itertools.count()
         model._dropped = []
         model._is_capturing = False
         model._failure = None
-        followers.answers()  # once they have loaded theirs
+        followers.answers()
         return model
 
     _numbers: itertools.count[int]
-    _dropped: list[tuple[str, int]]  # caches and graphs that nobody here refers to any more
+    _dropped: list[tuple[str, int]]  # caches and graphs that this rank no longer refers to
     _is_capturing: bool
     _failure: BaseException | None
 
@@ -224,16 +233,16 @@ class LeadingDecoder(Decoder):
         return leading
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        assert isinstance(kv_cache, LeadingCache), "a cache of another model"
+        assert isinstance(kv_cache, LeadingCache), "the cache belongs to another model"
         self.check()
         self._tell("forward", kv_cache.number, *BatchSizes.of(batch))
-        if self._is_capturing:  # nothing is exchanged yet: who fails here gives the graph up, no more
+        if self._is_capturing:  # nothing is computed yet: a failure gives up the graph only
             return self._forward(batch, kv_cache)
         with self._in_step():
             return self._forward(batch, kv_cache)
 
     def replay(self, number: int, graph: Graph) -> None:
-        """Replay a graph of this rank, which has a number on the others."""
+        """Replay a graph of this rank, and the graph with this number on the followers."""
         self.check()
         self._tell("replay", number)
         with self._in_step():
@@ -241,12 +250,12 @@ class LeadingDecoder(Decoder):
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Around what the others do at the same time: they would wait for a rank that does not."""
+        """Mark a failure inside as OutOfStep: the followers make the same call, and would wait for this rank."""
         try:
             yield
         except BaseException as error:
             self._failure = error
-            self.followers.hear(NEWS_S)
+            self.followers.wait_for_cause(CAUSE_S)
             raise OutOfStep(f"a step failed on one rank ({type(error).__name__}: {error})") from error
 
     def _forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -254,8 +263,10 @@ class LeadingDecoder(Decoder):
         return super().forward(batch, kv_cache)
 
     def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
-        """Record what a function launches, on all ranks: a `graphs.Record`. Raises RuntimeError where one
-        of them cannot."""
+        """Record the kernels that a function launches, on all ranks: a `graphs.Record`.
+
+        Raises RuntimeError if a rank cannot record them.
+        """
         number = -1
         self._tell("capture", pool is None)
         self._is_capturing = True
@@ -263,12 +274,12 @@ class LeadingDecoder(Decoder):
             graph, pool = record(launch, pool)
             number = next(self._numbers)
         finally:
-            self._tell("captured", number)  # before what was dropped meanwhile: there it would still be recorded
+            self._tell("captured", number)  # before orders to drop: followers would record these
             self._is_capturing = False
             is_everywhere = all(self.followers.answers())
         if not is_everywhere:
             self._dropped.append(("drop_graph", number))
-            raise RuntimeError("another rank could not record it")
+            raise RuntimeError("another rank could not record the CUDA graph")
         leading = LeadingGraph(graph, number, self)
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
@@ -278,12 +289,12 @@ class LeadingDecoder(Decoder):
         return min([super().least_free_memory(), *self.followers.answers()])
 
     def check(self) -> None:
-        """Raises OutOfStep."""
+        """Raise OutOfStep if a step has failed."""
         if self._failure is not None:
             raise OutOfStep("a step failed on one rank") from self._failure
 
     def close(self) -> None:
-        """End the other ranks; no step may be under way."""
+        """End the followers. No step may be in progress."""
         self.followers.close(END_TIMEOUT_S if self._failure is None else 0.0)
 
     def _tell(self, *order: Any) -> None:
@@ -297,5 +308,5 @@ class LeadingDecoder(Decoder):
 
 
 def recorder(model: PagedModel) -> Record:
-    """How CUDA graphs of a model are recorded."""
+    """The function that records CUDA graphs of a model."""
     return model.record if isinstance(model, LeadingDecoder) else record_on_cuda

@@ -24,7 +24,7 @@ from quire.worker.device.graphs import GREEDY, GraphBucket
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
-from quire.worker.inspect.usage import usage
+from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.settings import WorkerSettings
 
 BLOCK_SIZE = 16
@@ -164,7 +164,7 @@ def run(engine: Engine, load: Load) -> dict[str, Any]:
         tokens += sum(len(delta.token_ids) for item in engine.step() for delta in item.deltas)
         steps += 1
         if steps % 50 == 0:
-            now = usage(engine)
+            now = take_snapshot(engine).usage()
             held = now.blocks_used * now.block_size
             if held:
                 used.append(now.slots_filled / held)

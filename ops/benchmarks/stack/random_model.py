@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from quire.kernels.ops import Ops
-from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
 from quire.worker.models.decoder import Decoder, load_layer
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
-from quire.worker.models.tensors import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 # As in the config.json of each on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -95,7 +94,7 @@ def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """All tensors of a checkpoint, by name."""
     table = (config.vocab_size, config.hidden_size)
-    shapes = tensor_shapes(config) | {EMBEDDING: table}
+    shapes = config.tensor_shapes() | {EMBEDDING: table}
     return shapes if config.tie_word_embeddings else shapes | {HEAD: table}
 
 

@@ -1,4 +1,4 @@
-"""A view of the engine says what `/debug/blocks` says, whatever runs; and what steps did in between."""
+"""A view of the engine agrees with `/debug/blocks`, whatever runs, and reports each step once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.views import CACHED, NOBODY, PINNED, View, unpack_table
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.inspect import view as view_module
-from quire.worker.inspect.usage import snapshot
-from quire.worker.inspect.view import NAME_LENGTH, StepLog, read
+from quire.worker.inspect import engine_view
+from quire.worker.inspect.block_report import read_blocks
+from quire.worker.inspect.engine_view import NAME_LENGTH, make_view
+from quire.worker.inspect.snapshot import take_snapshot
+from quire.worker.inspect.step_log import StepLog
 from tests.worker.mock_model import EOS, MockModel
 
 SIZE = 4
@@ -30,10 +32,14 @@ def add(engine: Engine, name: str, prompt: tuple[int, ...], **params: Any) -> No
     engine.add(GenerationRequest(name, "mock", prompt, SamplingParams(**params)))
 
 
+def read(engine: Engine, log: StepLog) -> View:
+    return make_view(take_snapshot(engine), log.take(), "w1", 0)
+
+
 def look(engine: Engine, log: StepLog | None = None) -> View:
     """What would be shown now, through the wire; it must agree with the block map."""
-    made = read(engine, log or StepLog()).view("w1", 0)
-    view, told = View.decode(made.encode()), snapshot(engine).render()
+    made = read(engine, log or StepLog())
+    view, told = View.decode(made.encode()), read_blocks(engine).render()
     assert view == made
     usage = told["usage"]
     assert {name: usage[name] for name in view.figures} == view.figures
@@ -119,7 +125,7 @@ def test_what_steps_did_is_told_once() -> None:
 
 
 def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_module, "MAX_CELLS", 1000)
+    monkeypatch.setattr(engine_view, "MAX_CELLS", 1000)
     engine = make_engine(num_blocks=3000, max_num_seqs=304, max_num_batched_tokens=8000, max_model_len=256)
     log = StepLog()
     engine.observer = log
@@ -127,14 +133,14 @@ def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatc
         add(engine, f"{number:04}", (number, *[7] * 199), n=8, temperature=1.0)
     engine.step()
     engine.step()
-    view = View.decode(read(engine, log).view("w1", 0).encode())
+    view = View.decode(read(engine, log).encode())
     assert len(view.cells) == 1000
     assert view.hidden_cells == view.figures["blocks_used"] + view.figures["blocks_cached"] - 1000
     assert view.figures["blocks_used"] == 38 * (50 + 8)
     assert (len(view.sequences), view.hidden_sequences) == (256, 48)
     assert {(len(unpack_table(one.table)), one.num_blocks) for one in view.sequences} == {(32, 51)}
     engine.step()
-    view = View.decode(read(engine, log).view("w1", 1).encode())
+    view = View.decode(read(engine, log).encode())
     assert (len(view.batch), view.hidden_rows) == (256, 48)
 
 
@@ -143,5 +149,5 @@ def test_neither_prompts_nor_tokens_are_in_a_view() -> None:
     engine.observer = log
     add(engine, "r", (81, 82, 83), max_tokens=5)
     engine.step()
-    fields = [field for one in read(engine, log).view("w", 0).sequences for field in one]
+    fields = [field for one in read(engine, log).sequences for field in one]
     assert fields == ["r", 0, "running", 1, 3, 4, 3, 1, 0, b"\0\0\0\0"]

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.config import HEAD, ModelConfig, read_config
 from quire.worker.models.sharding import NotDivisible, Shard
-from quire.worker.models.tensors import HEAD, tensor_shapes
 from tests.worker.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")
@@ -26,12 +25,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def parts(config: ModelConfig, size: int, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
     shards = [Shard(config, rank, size) for rank in range(size)]
-    return [whole[shard.part(name)] * shard.counts(name) for shard in shards]
+    return [whole[shard.part(name)] * shard.owns_bias(name) for shard in shards]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_products_of_the_parts_add_up_to_those_of_the_whole(config: ModelConfig, size: int) -> None:
-    shapes = tensor_shapes(config)
+    shapes = config.tensor_shapes()
     made = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
     x = torch.randn(3, config.hidden_size, dtype=torch.float64)
 

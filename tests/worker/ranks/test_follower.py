@@ -47,7 +47,7 @@ class Wire:
     def answers(self) -> list[int]:
         return [self.said.get(timeout=20)] if self.is_asked else []
 
-    def hear(self, timeout_s: float) -> None:
+    def wait_for_cause(self, timeout_s: float) -> None:
         pass
 
     def told(self) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ import pytest
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
-from tests.worker.test_internal import LIMITS, REQUEST, Gated
+from tests.worker.inspect.test_admin_server import LIMITS, REQUEST, Gated
 
 
 @contextmanager
@@ -35,13 +35,13 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
         loop.add(REQUEST, "attempt", ())
         assert model.entered.acquire(timeout=10)
         free = LIMITS.max_num_seqs - REQUEST.sampling.n
-        assert loop.room == free
+        assert loop.free_rows == free
         monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
-        assert loop.room == 0
+        assert loop.free_rows == 0
         monkeypatch.undo()
         model.go_on.release()
         assert model.entered.acquire(timeout=10)  # the next step
-        assert loop.room == free
+        assert loop.free_rows == free
 
 
 def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

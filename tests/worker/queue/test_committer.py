@@ -181,7 +181,7 @@ def test_commits_of_two_attempts_at_a_request_are_not_merged() -> None:
     assert merge([old, new]) == [old, new]
 
 
-async def test_what_gathered_while_redis_was_away_goes_out_in_bounded_commits(
+async def test_what_gathered_while_postpone_reclaim_goes_out_in_bounded_commits(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.worker.queue.committer.MAX_COMMITS", 5)
@@ -269,8 +269,8 @@ def test_merged_commits_have_every_token_in_its_place(
 async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming_early(redis_url: str) -> None:
     async with committing(redis_url) as lane:
         late = tuple(f"over{index}" for index in range(MAX_EARLY_CANCELS))
-        lane.committer._obey(StepReply((), late, (), {}), [], lane.engine)  # type: ignore[arg-type]
-        lane.committer._obey(StepReply((), ("early",), (), {}), [], lane.engine)  # type: ignore[arg-type]
+        lane.committer._apply(StepReply((), late, (), {}), [], lane.engine)  # type: ignore[arg-type]
+        lane.committer._apply(StepReply((), ("early",), (), {}), [], lane.engine)  # type: ignore[arg-type]
         assert len(lane.committer._early_cancels) == MAX_EARLY_CANCELS
         claim = Claim("early", "token", "g", "standard", b"", 0, 0, 0, ())
         assert not lane.committer.register(claim, ())

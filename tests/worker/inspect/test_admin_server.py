@@ -23,8 +23,8 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import admin_server
 from quire.worker.inspect.admin_server import WorkerAdminServer
 from quire.worker.inspect.metrics import WorkerMetrics
-from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
+from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
 from tests.worker.mock_model import EOS, MockModel
 

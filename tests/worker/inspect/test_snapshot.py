@@ -1,4 +1,4 @@
-"""What the engine says of its memory is what is there, whatever runs."""
+"""A snapshot agrees with the bookkeeping of the engine, whatever runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.inspect.usage import EngineUsage, snapshot, usage
+from quire.worker.inspect.block_report import read_blocks
+from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
 from tests.worker.mock_model import EOS, MockModel
 
 SIZE = 4
@@ -28,9 +29,9 @@ def add(engine: Engine, name: str, prompt: tuple[int, ...], priority: int = 1, *
 
 
 def checked(engine: Engine) -> EngineUsage:
-    """The engine's usage, which must agree with itself, with its block map and with its bookkeeping."""
+    """The engine's usage, which must agree with itself, with the block report and with the bookkeeping."""
     engine.check_integrity()
-    now, shown = usage(engine), json.loads(json.dumps(snapshot(engine).render()))
+    now, shown = take_snapshot(engine).usage(), json.loads(json.dumps(read_blocks(engine).render()))
     assert shown["usage"] == asdict(now)
     assert now.blocks_used + now.blocks_cached + now.blocks_free == now.blocks_total
     assert now.slots_filled + now.slots_promised + now.slots_waste == now.blocks_used * SIZE
@@ -81,7 +82,7 @@ def test_choices_share_the_blocks_of_their_prompt() -> None:
     assert (now.blocks_used, now.blocks_shared, now.copies, now.forks) == (6, 2, 3, 3)
     assert now.sequences_running == 4
     [first] = [
-        block for block in snapshot(engine).render()["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]
+        block for block in read_blocks(engine).render()["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]
     ][:1]
     assert first["sequences"] == ["a/0", "a/1", "a/2", "a/3"]
     assert first["refs"] == 4
@@ -99,7 +100,7 @@ def test_it_holds_in_every_step_of_a_crowd_that_runs_out_of_blocks(preemption: s
     while engine.has_work:
         engine.step()
         seen.append(checked(engine))
-        states |= {sequence["state"] for sequence in snapshot(engine).render()["sequences"]}
+        states |= {sequence["state"] for sequence in read_blocks(engine).render()["sequences"]}
     last = seen[-1]
     assert max(now.blocks_shared for now in seen) > 0
     assert last.blocks_used == last.blocks_pinned == 2
@@ -118,7 +119,7 @@ def test_what_is_only_cached_is_shown_and_counts_as_neither_used_nor_free() -> N
         engine.step()
     now = checked(engine)
     assert (now.blocks_used, now.blocks_cached) == (0, 4)
-    assert all(block["cached"] and not block["sequences"] for block in snapshot(engine).render()["blocks"])
+    assert all(block["cached"] and not block["sequences"] for block in read_blocks(engine).render()["blocks"])
     add(engine, "b", tuple(range(1, 11)))
     engine.step()
     now = checked(engine)

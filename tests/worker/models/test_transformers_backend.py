@@ -205,7 +205,7 @@ def test_yarn_has_frequencies_that_never_change(tmp_path: Path) -> None:
 def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "yarn", "llama-yarn-beyond")
     said = refusal(path, 257)
-    assert "contexts of 257 tokens are asked for, but its longest one is of 256" in said
+    assert "--max-model-len is 257, but the longest context of the model is 256" in said
     assert "for longer contexts set factor in rope_parameters of config.json to 5" in said
     values = json.loads((path / "config.json").read_text())
     change(path, rope_parameters=values["rope_parameters"] | {"factor": 5})
@@ -254,7 +254,7 @@ def test_a_model_of_a_class_with_states_is_refused_if_a_layer_has_one(tmp_path: 
 def test_a_mask_that_no_layer_uses_is_no_obstacle(tmp_path: Path) -> None:
     """Qwen2-MoE makes one for windows also where it has none: their width is 0, and it hides everything."""
     path = make_other(tmp_path / "moe", "qwen2_moe", **(LLAMA_LIKE | EXPERTS | {"shared_expert_intermediate_size": 32}))
-    assert {one.sliding_window for one in load(path)._asked} == {0}
+    assert {one.sliding_window for one in load(path)._shapes} == {0}
 
 
 def test_a_chunk_that_no_context_reaches_is_no_obstacle(tmp_path: Path) -> None:
@@ -280,13 +280,13 @@ def test_a_model_that_says_something_else_over_pages_is_refused(
         return forward(self, input_ids, position_ids=positions, logits_to_keep=logits_to_keep, **rest)
 
     monkeypatch.setattr(GPT2LMHeadModel, "forward", careless)
-    assert "GPT2LMHeadModel gives other logits over pages than without" in refusal(path)
+    assert "GPT2LMHeadModel gives other logits with paged attention than without" in refusal(path)
 
 
 def test_positions_that_begin_elsewhere_than_at_zero_are_refused(tmp_path: Path) -> None:
     """RoBERTa counts from the number of its padding token: what it is given here it takes as it is."""
     path = make_other(tmp_path / "roberta", "roberta", **(LLAMA_LIKE | {"is_decoder": True, "pad_token_id": 5}))
-    assert "gives other logits over pages than without" in refusal(path)
+    assert "gives other logits with paged attention than without" in refusal(path)
 
 
 def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> None:
@@ -315,11 +315,11 @@ def test_a_token_that_looks_at_the_one_before_it_is_found_in_few_bits_too(
 
     monkeypatch.setattr(GPT2MLP, "forward", shifted)
     ops = kernels.select_ops("cpu", torch.bfloat16, prefer)
-    with pytest.raises(NotSupported, match="other logits in chunks and beside another text"):
+    with pytest.raises(NotSupported, match="other logits in chunks and next to another text"):
         TransformersModel.load(read_transformers_config(path), ops, "cpu")
 
 
-@pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, and has 260"), (1, "IndexError")])
+@pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, and vocab_size"), (1, "IndexError")])
 def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: int, why: str, tmp_path: Path) -> None:
     """As where the configurations of a text and of the whole have one each."""
     config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
@@ -349,14 +349,14 @@ def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monk
         return hidden if self is second and hidden.shape[1] == 10 else forward(self, hidden, *args, **rest)
 
     monkeypatch.setattr(GPT2Block, "forward", leaves_out)
-    with pytest.raises(RuntimeError, match="left out a call"):
+    with pytest.raises(RuntimeError, match="left out an attention call"):
         transformers_trial.over_pages(model, long)
 
 
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     monkeypatch.setattr("quire.worker.models.transformers_backend.pack", lambda *_: 1 / 0)
-    assert "cannot be computed over pages: ZeroDivisionError: division by zero" in refusal(path)
+    assert "cannot be computed with paged attention: ZeroDivisionError: division by zero" in refusal(path)
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,7 @@ def test_heads_that_are_larger_than_those_of_any_kernel_are_refused(tmp_path: Pa
 def test_heads_of_other_sizes_take_the_room_of_the_next_one_in_the_cache(kind: str, tmp_path: Path) -> None:
     path = make_kind(tmp_path / kind, kind)
     model = load(path)
-    [heads] = {one.num_kv_heads for one in model._asked}
+    [heads] = {one.num_kv_heads for one in model._shapes}
     assert model.kv_bytes_per_block(16) == 3 * 2 * heads * 32 * 16 * 4
     if kind.startswith("llama"):
         with pytest.raises(NotSupported, match=r"head_dim is 20; supported: a multiple of 16.*--model-impl auto"):
@@ -587,14 +587,14 @@ def asked(**changes: Any) -> AttentionProbe:
 
 
 def test_what_a_call_of_attention_asks_for_is_noted() -> None:
-    [one] = asked().asked
+    [one] = asked().shapes
     assert (one.num_heads, one.num_kv_heads, one.head_dim, one.value_dim) == (4, 2, 16, 16)
     assert (one.scale, one.sliding_window) == (0.25, 0)
-    [one] = asked(scaling=2.0, sliding_window=5, attention_mask=torch.full((1, 1, 2, 2), 5.0)).asked
+    [one] = asked(scaling=2.0, sliding_window=5, attention_mask=torch.full((1, 1, 2, 2), 5.0)).shapes
     assert (one.scale, one.sliding_window) == (2.0, 5)
-    [one] = asked(v=torch.zeros(1, 2, 2, 4)).asked
+    [one] = asked(v=torch.zeros(1, 2, 2, 4)).shapes
     assert (one.value_dim, one.scale) == (4, 0.25)  # by the width of keys
-    [one] = asked(sliding_window=64).asked  # wider than any context
+    [one] = asked(sliding_window=64).shapes  # wider than any context
     assert one.sliding_window == 0
 
 

@@ -26,7 +26,7 @@ class Engine:
     """In the engine's place: it has room, and starts what it is given."""
 
     def __init__(self) -> None:
-        self.room = 4
+        self.free_rows = 4
         self.displaceable = (0, 0)
         self.started: list[tuple[str, str]] = []
         self.priorities: list[int] = []
@@ -45,7 +45,7 @@ class Engine:
         self.started.append((request.id, attempt))
         self.priorities.append(priority)
         if self.then:
-            self.room, self.displaceable = self.then.pop(0)
+            self.free_rows, self.displaceable = self.then.pop(0)
 
     def finish(self, request_id: str, outcome: str) -> None:
         self.finished.append((request_id, outcome))
@@ -58,7 +58,7 @@ class Lane:
     def __init__(self, broker: Broker, reader: QueueReader) -> None:
         self.broker = broker
         self.engine: Any = Engine()
-        self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.look_back())
+        self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
         self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
 
     async def submit(self, request_id: str, priority_class: str, json_schema: str = "") -> None:
@@ -66,7 +66,7 @@ class Lane:
         body = GenerationRequest(request_id, "m", (3,), sampling).encode()
         await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
 
-    async def suspect(self, request_id: str) -> None:
+    async def isolate(self, request_id: str) -> None:
         """A request with which two processes of this worker have died: it is pending for the next one."""
         await self.submit(request_id, "standard")
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
@@ -114,26 +114,26 @@ async def at_work(lane: Lane) -> AsyncIterator[None]:
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
 
 
-async def test_suspects_begin_one_after_the_other_each_cleared_by_its_first_token(redis_url: str) -> None:
+async def test_isolated_requests_begin_one_after_the_other_each_cleared_by_its_first_token(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
         for name in ("a", "b"):
-            await lane.suspect(name)
+            await lane.isolate(name)
         async with at_work(lane):
             first, *_ = await lane.until_started(1)
             other = {"a": "b", "b": "a"}[first]
             assert await lane.state(first) == [b"running", None, None]
             assert await lane.state(other) == [b"running", None, b"1"]
-            assert lane.consumer.held_back == [(other, dict(lane.committer.attempts)[other])]
+            assert lane.consumer.waiting_isolated == [(other, dict(lane.committer.attempts)[other])]
             await lane.commit(first, 0)
             assert await lane.until_started(2) == [first, other]
-            assert lane.consumer.held_back == []
+            assert lane.consumer.waiting_isolated == []
 
 
-async def test_a_suspect_whose_attempt_was_lost_runs_under_its_next_one(redis_url: str) -> None:
+async def test_an_isolated_request_whose_attempt_was_lost_runs_under_its_next_one(redis_url: str) -> None:
     """Redis came back without the claim, but with the entry pending here."""
     async with consuming(redis_url) as lane:
         for name in ("a", "b"):
-            await lane.suspect(name)
+            await lane.isolate(name)
         async with at_work(lane):
             await lane.until_started(1)
             attempts = dict(lane.committer.attempts)
@@ -146,10 +146,10 @@ async def test_a_suspect_whose_attempt_was_lost_runs_under_its_next_one(redis_ur
             assert {request_id for request_id, _ in lane.engine.started[1:]} == {"a", "b"}
 
 
-async def test_a_suspect_that_is_cancelled_while_it_waits_never_begins(redis_url: str) -> None:
+async def test_an_isolated_request_that_is_cancelled_while_it_waits_never_begins(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
         for name in ("a", "b", "c"):
-            await lane.suspect(name)
+            await lane.isolate(name)
         async with at_work(lane):
             first, *_ = await lane.until_started(1)
             cancelled, last = sorted({"a", "b", "c"} - {first})
@@ -160,7 +160,7 @@ async def test_a_suspect_that_is_cancelled_while_it_waits_never_begins(redis_url
             assert not lane.committer.runs(cancelled)
 
 
-async def test_a_worker_whose_last_suspect_never_began_has_nothing_to_wait_for(
+async def test_a_worker_whose_last_isolated_request_never_began_has_nothing_to_wait_for(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin: Any = Broker.begin
@@ -171,7 +171,7 @@ async def test_a_worker_whose_last_suspect_never_began_has_nothing_to_wait_for(
 
     monkeypatch.setattr(Broker, "begin", too_late)
     async with consuming(redis_url) as lane:
-        await lane.suspect("a")
+        await lane.isolate("a")
         async with at_work(lane):
             async with asyncio.timeout(10):
                 while (await lane.state("a"))[0] != b"done":  # noqa: ASYNC110
@@ -182,7 +182,7 @@ async def test_a_worker_whose_last_suspect_never_began_has_nothing_to_wait_for(
 
 async def test_the_reply_of_an_attempt_that_is_over_clears_nothing(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
-        await lane.suspect("a")
+        await lane.isolate("a")
         async with at_work(lane):
             await lane.until_started(1)
             old = dict(lane.committer.attempts)["a"]
@@ -193,8 +193,8 @@ async def test_the_reply_of_an_attempt_that_is_over_clears_nothing(redis_url: st
             commits = [StepCommit(old, StepItem("a", 0, (Delta(0, (5,)),)))]
             reply = await lane.broker.commit_step("w", commits)
             assert reply.lost == (("a", old),)
-            lane.committer._obey(reply, commits, lane.engine)
-            assert lane.committer.is_unproven(claim)
+            lane.committer._apply(reply, commits, lane.engine)
+            assert lane.committer.lacks_progress(claim)
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -208,7 +208,7 @@ async def test_each_lower_class_has_its_turn_with_one_request_that_counts_as_of_
             await lane.submit(f"s{index}", "standard")
             await lane.submit(f"b{index}", "batch")
         count = 8 * room
-        lane.engine.room = room
+        lane.engine.free_rows = room
         lane.engine.then = [(room, (0, 0))] * (count - 1) + [(0, (0, 0))]
         async with at_work(lane):
             started = await lane.until_started(count)
@@ -222,7 +222,7 @@ async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displac
         for name in ("standard", "batch", "interactive"):
             for index in range(2):
                 await lane.submit(f"{name}{index}", name)
-        lane.engine.room = 0
+        lane.engine.free_rows = 0
         lane.engine.displaceable = (2, 1)
         lane.engine.then = [(0, (0, 1)), (0, (0, 0))]
         async with at_work(lane):
@@ -247,16 +247,16 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
 
         lane.broker.reclaim = noted  # type: ignore[method-assign]
         lane.consumer._lease_s = 0.05
-        lane.engine.room = 2
+        lane.engine.free_rows = 2
         lane.engine.then = [(1, (0, 0)), (0, (0, 0))]
         may_at = asyncio.get_running_loop().time() + 0.049  # nobody could renew
-        lane.consumer.redis_was_away()
+        lane.consumer.postpone_reclaim()
         task = asyncio.create_task(lane.consumer.run_reclaim())
         assert await lane.until_started(2) == ["a", "b"]
         count = len(asked)
         await asyncio.sleep(0.02)
         assert len(asked) == count, "a full engine takes nothing over"
-        lane.engine.room = 1
+        lane.engine.free_rows = 1
         assert await lane.until_started(3) == ["a", "b", "c"]
         lane.consumer.stop()
         await asyncio.wait_for(task, 10)
@@ -295,16 +295,16 @@ async def test_a_takeover_whose_answer_was_lost_is_found_by_looking_back(redis_u
 
         async def lost(worker_id: str, lease_ms: int, count: int) -> Any:
             if await reclaim(worker_id, lease_ms, count):
-                lane.engine.room = 0
+                lane.engine.free_rows = 0
                 lane.consumer._lease_s = 60.0
                 raise RedisConnectionError
             return []
 
         lane.broker.reclaim = lost  # type: ignore[method-assign]
-        lane.consumer._lease_s, lane.consumer._look_back = 0.01, False
+        lane.consumer._lease_s, lane.consumer._reread_pending = 0.01, False
         task = asyncio.create_task(lane.consumer.run_reclaim())
         async with asyncio.timeout(10):
-            while lane.engine.room:  # noqa: ASYNC110
+            while lane.engine.free_rows:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         async with at_work(lane):
             assert await lane.until_started(1) == ["a"]

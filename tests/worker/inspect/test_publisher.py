@@ -19,8 +19,8 @@ from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.views import View
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.publisher import ASK_S, ENGINE_SHARE, ViewPublisher
-from quire.worker.inspect.usage import snapshot
 from quire.worker.queue.engine_thread import EngineThread
 from tests.worker.mock_model import EOS, MockModel
 
@@ -117,7 +117,7 @@ async def test_what_is_published_is_what_the_operators_page_says(redis_url: str)
         assert await shown.view() is not None
         shown.add("r1")
         await shown.until_idle()
-        told = await asyncio.wrap_future(shown.loop.call(lambda engine: snapshot(engine).render()))
+        told = await asyncio.wrap_future(shown.loop.call(lambda engine: read_blocks(engine).render()))
         async with asyncio.timeout(10):
             while (view := await shown.view()) is None or view.figures["steps"] < told["usage"]["steps"]:
                 await shown.broker.look("w1")

@@ -16,7 +16,7 @@ from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.inspect.usage import usage
+from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes, pin_prefixes
 from tests.worker.mock_model import EOS, VOCAB, MockModel
 
@@ -156,15 +156,15 @@ def test_requests_find_what_is_pinned_also_after_the_cache_was_full_of_others(pr
     engine = make_engine(prefix_caching)
     prefix = tuple(range(1, 11))
     pin_prefixes(engine, [PinnedPrompt("p", prefix), PinnedPrompt("salted", prefix, "s")])
-    assert usage(engine).blocks_pinned == 6
+    assert take_snapshot(engine).usage().blocks_pinned == 6
     params = SamplingParams(4, temperature=0.0, ignore_eos=True)
     generate(engine, [(i + 20,) * 20 for i in range(5)], params)
     for salt, hits in (("", 10), ("s", 10), ("another", 0)):
-        before = usage(engine).prefix_hit_tokens
+        before = take_snapshot(engine).usage().prefix_hit_tokens
         engine.add(GenerationRequest("r", "mock", (*prefix, 50, 51), params, salt))
         while engine.has_work:
             engine.step()
-        assert usage(engine).prefix_hit_tokens - before == hits
+        assert take_snapshot(engine).usage().prefix_hit_tokens - before == hits
     engine.check_integrity()
 
 

@@ -1,0 +1,101 @@
+"""Collective operations give every rank the same sums, and rank 0 the parts of all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.ranks.collectives import BatchSizes, Collectives, meet, meeting
+
+IN_ORDER = """
+import itertools, json, sys, torch
+from quire.worker.interpreter import leave
+from quire.worker.ranks.collectives import DistributedCollectives
+
+rank, file = map(int, sys.argv[1:])
+ranks = DistributedCollectives(rank, 3, file, torch.device("cpu"), keeps_order=True)
+orders = torch.tensor(list(itertools.permutations((2.0**30, 1.0, -(2.0**30)))))
+sums = ranks.all_reduce(orders[:, rank].contiguous())
+rounded = ranks.all_reduce(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16())
+said = ranks.broadcast(torch.tensor([rank + 5]))
+parts = ranks.gather(torch.tensor([rank, 7]))
+print(json.dumps([sums.tolist(), rounded.tolist(), said.tolist(), parts if parts is None else parts.tolist()]))
+ranks.close()
+leave(0)
+"""
+
+
+def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_differ() -> None:
+    """By gloo in place of NCCL."""
+    file, project = os.memfd_create("test"), Path(__file__).parents[3]
+    command = [sys.executable, "-c", IN_ORDER]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(file)], pass_fds=[file], stdout=subprocess.PIPE, cwd=project)
+        for rank in range(3)
+    ]
+    os.close(file)
+    try:
+        found = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    # 1.0 is lost beside the large ones, unless they are gone before.
+    sums = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    for rank, answer in enumerate(found):
+        assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
+
+
+class Echo(Collectives):
+    """Rank 0, and a rank that hears what it has said."""
+
+    said: torch.Tensor | None = None
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        if self.said is None:
+            self.said = values.clone()
+        return values.copy_(self.said)
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor | None:
+        return values[None]
+
+    def give_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_them() -> None:
+    lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of them fill no place of 16 bytes
+    *parts, rows = (torch.randint(1, 2**31 - 1, shape if isinstance(shape, tuple) else (shape,)) for shape in lengths)
+    sent = ForwardBatch(*(part.int() for part in parts), rows)
+    echo = Echo()
+    echo.send(sent)
+    assert BatchSizes.of(sent) == (5, 3, 2, 1)
+    received = echo.receive(BatchSizes.of(sent))
+    for part, expected in zip(received.parts(), sent.parts(), strict=True):
+        assert part.dtype == expected.dtype
+        assert torch.equal(part, expected)
+        assert part.data_ptr() % 16 == 0
+
+
+def test_the_file_by_which_ranks_meet_is_closed() -> None:
+    ops = kernels.select_ops("cpu", torch.float32)
+    if not isinstance(ops, kernels.CpuOps):
+        pytest.skip("needs the C++ kernels")
+    file = meeting(1, ops)
+    meet(0, 1, file, ops)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)

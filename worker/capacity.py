@@ -1,0 +1,125 @@
+"""The capacity of an engine, from settings and free memory: KV cache blocks, host blocks, sequences and tokens."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from quire.shared.errors import StartError
+from quire.worker.device import devices
+from quire.worker.device.memory import available_memory
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.models.paged import PagedModel
+from quire.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+GIB = 1024**3
+# On a CPU the KV cache shares memory with all other programs of the machine.
+CPU_CACHE_LIMIT = 2 * GIB
+CPU_CACHE_SHARE = 0.3
+# Share of the memory that is free besides the KV cache for blocks that are swapped out.
+HOST_BLOCKS_SHARE = 0.2
+
+
+def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
+    """Choose what the engine can hold. Raises StartError if one sequence of the maximum length does not fit."""
+    max_model_len = model.max_model_len
+    # A block takes this much on each rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
+    if device.type == "cpu":
+        bytes_per_block = bytes_on_all_ranks
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    if device.type == "cuda":
+        budget, free, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
+        fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
+        remedy = f"raise --gpu-memory-utilization, {fp8}lower --max-num-batched-tokens (now {tokens})"
+    else:
+        longest = -(-max_model_len // settings.block_size)
+        free = available_memory()
+        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * free), sequences * longest * bytes_per_block)
+        remedy = "raise --kv-cache-gb"
+    num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, budget, remedy)
+    if num_blocks * bytes_per_block > free:
+        asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
+        raise StartError(
+            f"{asked}: that takes {num_blocks * bytes_per_block / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; "
+            "lower it, or leave the setting out to have the size chosen"
+        )
+    num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
+    return EngineLimits(
+        num_blocks=num_blocks,
+        num_host_blocks=choose_num_host_blocks(
+            settings, bytes_on_all_ranks, num_device_bytes, sequences, max_model_len
+        ),
+        block_size=settings.block_size,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        max_model_len=max_model_len,
+        prefix_caching=settings.prefix_caching,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        preemption=settings.preemption,
+    )
+
+
+def choose_num_blocks(
+    settings: WorkerSettings, bytes_per_block: int, max_model_len: int, budget: int, remedy: str
+) -> int:
+    """Blocks of the KV cache: as set, else as many as fit into `budget` bytes.
+
+    Raises StartError if one sequence of the maximum length does not fit.
+    """
+    longest = -(-max_model_len // settings.block_size)
+    if settings.num_blocks:
+        blocks, remedy = settings.num_blocks, "raise --num-blocks"
+    elif settings.kv_cache_gb:
+        blocks = int(settings.kv_cache_gb * GIB) // bytes_per_block
+    else:
+        blocks = budget // bytes_per_block
+    if blocks < longest:
+        need = longest * bytes_per_block / GIB
+        raise StartError(
+            f"a KV cache of {blocks} blocks is too small for one sequence of {max_model_len} tokens, which needs "
+            f"{longest} blocks ({need:.2f} GiB): {remedy}"
+            + (f", or lower --max-model-len to {blocks * settings.block_size}" if blocks else "")
+        )
+    return blocks
+
+
+def choose_num_host_blocks(
+    settings: WorkerSettings, bytes_per_block: int, taken: int, sequences: int, max_model_len: int
+) -> int:
+    """Host blocks for swapping; 0 if nothing is ever swapped.
+
+    Their number is limited by --swap-gb, by a share of the memory that is free after `taken` bytes, and by the need of
+    all sequences at their maximum length.
+    """
+    if settings.preemption == "recompute" or not settings.swap_gb:
+        return 0
+    asked = int(settings.swap_gb * GIB) // bytes_per_block
+    free = int(HOST_BLOCKS_SHARE * max(0, available_memory() - taken)) // bytes_per_block
+    longest = -(-max_model_len // settings.block_size)
+    if free < min(asked, sequences * longest):
+        log.warning("--swap-gb %g is more than memory allows: %.2f GiB", settings.swap_gb, free * bytes_per_block / GIB)
+    return min(asked, free, sequences * longest)
+
+
+def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
+    """Log the memory of weights, KV cache and host blocks, and the limits of a step."""
+    bytes_per_block = model.kv_bytes_per_block(limits.block_size)
+    log.info(
+        "%s%.0f MiB of weights; KV cache of %d blocks of %d tokens, %.0f MiB; host memory for %d blocks, %.0f MiB; "
+        "context %d tokens; at most %d sequences and %d tokens in a step",
+        f"on each of {ranks} ranks " if ranks > 1 else "",
+        model.weight_bytes / 2**20,
+        limits.num_blocks,
+        limits.block_size,
+        limits.num_blocks * bytes_per_block / 2**20,
+        limits.num_host_blocks,
+        limits.num_host_blocks * bytes_per_block / 2**20,
+        limits.max_model_len,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+    )
