@@ -14,9 +14,9 @@ import torch
 
 from quire.shared.messages import StepItem
 from quire.worker import build
-from quire.worker.device import devices
+from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import capture_graphs, graph_rooms, measure_graphs
+from quire.worker.device.graph_capture import capture_graphs, graph_buckets, measure_graphs
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, record_on_cuda
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
@@ -28,35 +28,35 @@ from tests.worker.mock_model import CalledAgain, MockModel, make_engine, record,
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 16), (8, 24), (64, 256), (256, 8192), (256, 300), (4096, 8192)])
 def test_every_step_within_the_limits_has_a_graph_that_is_not_much_larger(sequences: int, tokens: int) -> None:
-    rooms = graph_rooms(sequences, tokens)
+    buckets = graph_buckets(sequences, tokens)
     draw = random.Random(0)
     for _ in range(2000):
         many = draw.randint(2, tokens)
         few = draw.randint(1, min(sequences, many - 1))
-        fitting = [one for one in rooms if one.kind == MIXED and one.tokens >= many and one.sequences >= few]
+        fitting = [one for one in buckets if one.kind == MIXED and one.num_tokens >= many and one.num_sequences >= few]
         assert fitting, (many, few)
-        assert min(one.tokens for one in fitting) <= max(many + 64, many * 1.27)
+        assert min(one.num_tokens for one in fitting) <= max(many + 64, many * 1.27)
     for count in range(1, sequences + 1):
-        assert any(one.kind == GREEDY and one.sequences >= count for one in rooms)
-    assert all(one.tokens > one.sequences for one in rooms if one.kind == MIXED)
+        assert any(one.kind == GREEDY and one.num_sequences >= count for one in buckets)
+    assert all(one.num_tokens > one.num_sequences for one in buckets if one.kind == MIXED)
 
 
 class Launched:
-    """Rooms in the order of what was done with them."""
+    """Buckets in the order of what was done with them."""
 
     def __init__(self, too_large: tuple[GraphBucket, ...] = ()) -> None:
         self.captured: list[GraphBucket] = []
         self.too_large = too_large
 
-    def __call__(self, room: GraphBucket) -> None:
-        if room in self.too_large:
+    def __call__(self, bucket: GraphBucket) -> None:
+        if bucket in self.too_large:
             raise torch.OutOfMemoryError
-        if room not in self.captured:
-            self.captured.append(room)
+        if bucket not in self.captured:
+            self.captured.append(bucket)
 
 
-def graphs(launched: Launched, *rooms: GraphBucket) -> Graphs:
-    return Graphs(rooms, lambda room: None, launched, lambda launch, pool: (CalledAgain(launch), "pool"))
+def graphs(launched: Launched, *buckets: GraphBucket) -> Graphs:
+    return Graphs(buckets, lambda bucket: None, launched, lambda launch, pool: (CalledAgain(launch), "pool"))
 
 
 SMALL, MIDDLE, LARGE = GraphBucket(MIXED, 16, 8), GraphBucket(MIXED, 64, 8), GraphBucket(MIXED, 128, 8)
@@ -122,7 +122,7 @@ def test_an_engine_whose_graphs_cannot_be_captured_goes_on_without(caplog: pytes
         return record(launch, pool)
 
     def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
-        return DeviceRunner(model, limits, rows, graph_rooms(limits.max_num_seqs, 16), refused)
+        return DeviceRunner(model, limits, rows, graph_buckets(limits.max_num_seqs, 16), refused)
 
     engine = make_engine(runner=runner)
     while engine.prepare():
@@ -148,8 +148,8 @@ def test_reference_kernels_take_no_graphs() -> None:
         (WorkerSettings(kernels="reference"), False),
         (WorkerSettings(cuda_graphs=False), False),
     ):
-        assert devices.takes_graphs(settings) is takes
-        assert bool(build.graph_rooms(settings, limits)) is takes
+        assert memory_plan.uses_graphs(settings) is takes
+        assert bool(build.graph_buckets(settings, limits)) is takes
 
 
 def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_what_triton_refuses_in_a_capture_is_one_line_and_steps_go_without(caplo
     def record(launch: Any, pool: Any) -> Any:
         raise OutOfResources(172160, 101376, "shared memory")
 
-    made = Graphs([SMALL, LARGE], lambda room: None, lambda room: None, record)
+    made = Graphs([SMALL, LARGE], lambda bucket: None, lambda bucket: None, record)
     assert made.capture_next()
     assert not made.capture_next()
     assert made.find(MIXED, 1, 1) is None
@@ -266,7 +266,7 @@ def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest
         return record(launch, pool)
 
     limits = EngineLimits(num_blocks=500, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
-    left = len(graph_rooms(8, 64)) - 6
+    left = len(graph_buckets(8, 64)) - 6
     assert measure_graphs(model, limits, weighed) == 100 + 9 + 8 + 8 + left * 8 // 3  # type: ignore[arg-type]
     assert not taken
 
@@ -288,7 +288,7 @@ def waiting_engine() -> Engine:
     """All of its graphs are still to be captured."""
 
     def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
-        return DeviceRunner(model, limits, rows, graph_rooms(limits.max_num_seqs, 16), record)
+        return DeviceRunner(model, limits, rows, graph_buckets(limits.max_num_seqs, 16), record)
 
     return make_engine(runner=runner)
 
@@ -300,7 +300,7 @@ def test_all_graphs_are_captured_before_the_worker_is_ready(
     Card(monkeypatch)
     caplog.set_level(logging.INFO)
     engine = waiting_engine()
-    count = len(graph_rooms(8, 16))
+    count = len(graph_buckets(8, 16))
     capture_graphs(engine)
     assert not engine.prepare()
     assert f"captured {count} of {count} CUDA graphs" in caplog.text

@@ -13,7 +13,7 @@ from quire import kernels
 from quire.kernels.cuda import pinned_bytes
 from quire.worker import build
 from quire.worker.build import check_weights, choose_limits
-from quire.worker.device import devices
+from quire.worker.device import backend, memory_plan
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.errors import WorkerStartError
 from quire.worker.models.decoder import Decoder
@@ -40,7 +40,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 1 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 1 * GIB)
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
@@ -53,7 +53,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[
             raise error
         return 3 * GIB
 
-    monkeypatch.setattr(devices, "measure_step", measure)
+    monkeypatch.setattr(memory_plan, "measure_step", measure)
     return tried
 
 
@@ -64,8 +64,8 @@ def out_of_step(error: Exception) -> OutOfStep:
     return failure
 
 
-def plan(**settings: object) -> devices.CudaMemory:
-    return devices.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
+def plan(**settings: object) -> memory_plan.CudaMemory:
+    return memory_plan.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("card")
@@ -91,21 +91,24 @@ def test_where_no_step_fits_the_settings_to_lower_are_named(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from triton.runtime.errors import OutOfResources
 
-    steps(monkeypatch, 0, OutOfResources(172160, 101376, "shared memory"))
-    with pytest.raises(
-        WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
-    ) as refused:
-        plan()
-    assert "\n" not in str(refused.value)
-    steps(monkeypatch, 0, out_of_step(OutOfResources(172160, 101376, "shared memory")))
-    with pytest.raises(WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
-        plan()
+    monkeypatch.setattr(build, "make_engine", lambda *_: plan())
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    error = OutOfResources(172160, 101376, "shared memory")
+    for raised in (error, out_of_step(error)):
+        steps(monkeypatch, 0, raised)
+        with pytest.raises(
+            WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
+        ) as refused:
+            build.build_engine(settings, "llama")
+        assert "\n" not in str(refused.value)
     steps(monkeypatch, 0, ValueError("a fault of ours"))
     with pytest.raises(ValueError, match="ours"):
-        plan()
+        build.build_engine(settings, "llama")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -155,7 +158,7 @@ def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monk
     with pytest.raises(
         WorkerStartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference"
     ) as refused:
-        devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
+        backend.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
     assert "\n" not in str(refused.value)
 
 
@@ -167,15 +170,15 @@ def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
     monkeypatch.setattr(kernels, "triton_ops", lambda *_: made)
     if not is_refused:
-        assert devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16) is made
+        assert backend.make_ops(WorkerSettings(), CUDA, torch.bfloat16) is made
         return
     for prefer in ("auto", "triton"):
         with pytest.raises(
             WorkerStartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
         ) as refused:
-            devices.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
+            backend.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
         assert "\n" not in str(refused.value)
-    assert devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
+    assert backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
 
 
 def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +187,7 @@ def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.
         before = getattr(matmul, name)
         try:
             setattr(matmul, name, True)
-            devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16)
+            backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16)
             assert getattr(matmul, name) is False
         finally:
             setattr(matmul, name, before)
@@ -229,11 +232,11 @@ def limits(**settings: object) -> EngineLimits:
 def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 49 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 49 * GIB)
     with pytest.raises(WorkerStartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
         limits()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 60 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 60 * GIB)
     with pytest.raises(WorkerStartError, match="a KV cache of 0 blocks") as none:
         limits()
     assert "fp8" not in str(none.value)
@@ -257,9 +260,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
     needed = model.config.least_weight_bytes(torch.float32)
     assert needed == model.weight_bytes
-    monkeypatch.setattr(devices, "available_memory", lambda: needed)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed)
     check_weights(path, model.config, torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed - 1)
     with pytest.raises(
         WorkerStartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"
     ):
@@ -296,7 +299,7 @@ def test_memory_that_runs_out_at_start_is_one_line(
 
 def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(ops=kernels.ReferenceOps("cpu", torch.float32), implementation="quire")
-    assert devices.arithmetic(own) == {  # type: ignore[arg-type]
+    assert backend.arithmetic_labels(own) == {  # type: ignore[arg-type]
         "model_impl": "quire",
         "dtype": "float32",
         "cache_dtype": "float32",
@@ -308,10 +311,10 @@ def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch:
     gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
     gpu.kv_dtype = torch.float8_e4m3fn
     model = SimpleNamespace(ops=gpu, implementation="transformers")
-    found = devices.arithmetic(model, 4)  # type: ignore[arg-type]
+    found = backend.arithmetic_labels(model, 4)  # type: ignore[arg-type]
     assert list(found.values()) == ["transformers", "bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
     gpu.row_invariant = True
-    assert devices.arithmetic(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
+    assert backend.arithmetic_labels(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
 
 
 def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +322,6 @@ def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: p
         ops = kernels.CpuOps(torch.float32)
     except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
-    assert devices.kernels_of(ops) == f"cpu-{ops.level.name}"
+    assert backend.kernels_name(ops) == f"cpu-{ops.level.name}"
     monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
-    assert devices.kernels_of(kernels.CpuOps(torch.float32)) == "cpu-avx2"
+    assert backend.kernels_name(kernels.CpuOps(torch.float32)) == "cpu-avx2"

@@ -38,7 +38,7 @@ def test_choices_are_computed_with_one_prefill_and_copy_at_most_one_block_for_ea
     engine.add(request("a", prompt, n=n, ignore_eos=True))
     engine.step()
     assert computed(engine) == length
-    leader, *others = engine.groups["a"].sequences
+    leader, *others = engine.requests["a"].sequences
     assert all(one.block_table == leader.block_table for one in others)
     engine.step()
     full, tails = length // BLOCK, {one.block_table[length // BLOCK] for one in (leader, *others)}
@@ -141,8 +141,8 @@ def test_a_pinned_prefix_is_found_after_a_flood_and_its_last_block_is_copied_on_
     engine.add(request("a", prompt, n=2))
     items = steps(engine, 1)
     assert computed(engine) - before == 2
-    assert engine.groups["a"].sequences[0].block_table[:2] == pinned[:2]
-    assert engine.groups["a"].sequences[0].block_table[2] != pinned[2]
+    assert engine.requests["a"].sequences[0].block_table[:2] == pinned[:2]
+    assert engine.requests["a"].sequences[0].block_table[2] != pinned[2]
     assert engine.scheduler.blocks.counters.copies - copies == 1
     assert texts([*items, *run(engine)], "a") == [continuation(prompt, 8)] * 2
     engine.add(request("other salt", prompt, "salt"))
@@ -171,7 +171,7 @@ def test_a_group_on_a_pinned_prefix_that_fits_only_thanks_to_it_runs_to_its_end(
         for i in range(2):
             engine.add(request(f"r{i}", (*system, 90 + i), n=2, max_tokens=15, ignore_eos=True))
         items = run(engine)
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.groups.num_preemptions > 0
         for i in range(2):
             assert texts(items, f"r{i}") == [continuation((*system, 90 + i), 15, ignore_eos=True)] * 2
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from quire.kernels.reference import penalise
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner
-from quire.worker.engine import sampler
 from quire.worker.engine.engine import Engine
 from quire.worker.models.batch import ForwardBatch
 from tests.worker.late_device import CUDA, LateDevice, late_device
@@ -62,7 +62,7 @@ class LateOps(MockOps):
 
     def penalise(self, logits: Any, *seen: Any) -> None:
         memory = [one.memory for one in seen]
-        self._late.submit(lambda: sampler.penalise(logits.memory, *memory))
+        self._late.submit(lambda: penalise(logits.memory, *memory))
 
 
 class LateCache(MockCache):

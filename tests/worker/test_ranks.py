@@ -88,7 +88,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(
         )
         engine = Engine(model, limits, model.config.eos_token_ids, None)
         outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.groups.num_preemptions > 0
     assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
 

@@ -54,7 +54,7 @@ class Shown:
 
     async def until_idle(self) -> None:
         async with asyncio.timeout(10):
-            while self.engine.groups or self.loop._commands:  # noqa: ASYNC110 - the thread tells nobody
+            while self.engine.requests or self.loop._commands:  # noqa: ASYNC110 - the thread tells nobody
                 await asyncio.sleep(0.005)
 
 
