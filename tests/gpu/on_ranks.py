@@ -25,7 +25,7 @@ from quire.worker.engine.offline import generate
 from quire.worker.interpreter import leave
 from quire.worker.ranks.leader import Followers, LeadingDecoder, recorder
 from quire.worker.settings import WorkerSettings
-from tests.worker.test_engine_parity import MAX_TOKENS, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from quire.worker.ranks.collectives import BatchSizes, Collectives, meet, meetin
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,7 +20,7 @@ from quire.worker.models.choice import choose_model
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import view as view_module
 from quire.worker.inspect.usage import snapshot
 from quire.worker.inspect.view import NAME_LENGTH, StepLog, read
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 SIZE = 4
 

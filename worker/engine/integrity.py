@@ -37,10 +37,11 @@ def _check_row(groups: Groups, sequence: Sequence) -> None:
     row, batch, size = sequence.row, groups.input_batch, groups.limits.block_size
     internal_fragmentation = len(sequence.block_table) * size - len(sequence.token_ids)
     assert internal_fragmentation < size, f"{sequence} holds an empty block"
-    assert batch.block_tables[row, : len(sequence.block_table)].tolist() == sequence.block_table, sequence
-    assert batch.lengths[row] == len(sequence.token_ids)
-    assert batch.capacities[row] == len(sequence.block_table) * size
-    assert batch.last_tokens[row] in (sequence.token_ids[-1], PENDING)
+    table = batch.block_tables[row, : len(sequence.block_table)].tolist()
+    assert table == sequence.block_table, f"{sequence} has another table in its row"
+    assert batch.lengths[row] == len(sequence.token_ids), f"{sequence} has another length in its row"
+    assert batch.capacities[row] == len(table) * size, f"{sequence} has another capacity in its row"
+    assert batch.last_tokens[row] in (sequence.token_ids[-1], PENDING), f"{sequence} has another token in its row"
     if sequence.is_decoding:
         index = sequence.num_computed // size
         if index < len(sequence.block_table) and groups.blocks.ref_counts[sequence.block_table[index]] > 1:

@@ -7,7 +7,7 @@ import pytest
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from tests.worker.mock_model import alone, continuation, final, make_engine, request, run, steps, text
+from tests.support.mock_model import alone, continuation, final, make_engine, request, run, steps, text
 
 BLOCK = 4
 
@@ -195,7 +195,7 @@ def test_best_of_returns_the_choices_with_the_highest_mean_log_probability_in_on
 def test_best_of_scores_are_mean_log_probabilities_under_the_model() -> None:
     import numpy as np
 
-    from tests.worker.mock_model import START, MockModel, advance, log_softmax
+    from tests.support.mock_model import START, MockModel, advance, log_softmax
 
     engine = make_engine(branches=True)
     engine.add(request("a", (3, 4), n=3, best_of=4, temperature=1.0, seed=2, repetition_penalty=1.2, stop=("q",)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +12,13 @@ from quire import kernels
 from quire.kernels.cuda import pinned_bytes
 from quire.worker import build
 from quire.worker.build import check_weights, choose_limits
-from quire.worker.device import backend, memory_plan
+from quire.worker.device import memory_plan
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.errors import WorkerStartError
 from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
-from tests.kernels.conftest import HAS_TRITON, make_triton_ops
+from tests.kernels.conftest import HAS_TRITON
 from tests.worker.checkpoints import make_checkpoint
 
 GIB = 1 << 30
@@ -137,62 +136,6 @@ def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's linker cache may lack libcuda."""
-    from triton.backends.nvidia import driver
-
-    import quire.kernels.gpu
-
-    def launch(*_: object) -> None:
-        driver.libcuda_dirs()
-
-    ops = make_triton_ops(torch.float32, monkeypatch)
-    monkeypatch.setattr(quire.kernels.gpu, "TritonOps", lambda *_, **__: ops)
-    monkeypatch.setattr(ops, "argmax", launch)
-    monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    driver.libcuda_dirs.cache_clear()
-    triton_ops = kernels.triton_ops
-    monkeypatch.setattr(kernels, "triton_ops", lambda device, *rest: triton_ops(ops.device, *rest))
-    with pytest.raises(
-        WorkerStartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference"
-    ) as refused:
-        backend.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("version", "is_refused"), [("3.6.0", True), ("3.7.1", False)])
-def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
-    version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = SimpleNamespace(name="triton")
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
-    monkeypatch.setattr(kernels, "triton_ops", lambda *_: made)
-    if not is_refused:
-        assert backend.make_ops(WorkerSettings(), CUDA, torch.bfloat16) is made
-        return
-    for prefer in ("auto", "triton"):
-        with pytest.raises(
-            WorkerStartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
-        ) as refused:
-            backend.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
-        assert "\n" not in str(refused.value)
-    assert backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
-
-
-def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    matmul = torch.backends.cuda.matmul
-    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
-        before = getattr(matmul, name)
-        try:
-            setattr(matmul, name, True)
-            backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16)
-            assert getattr(matmul, name) is False
-        finally:
-            setattr(matmul, name, before)
-
-
 def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the next power of two nor more than --swap-gb."""
     pinned: list[int] = []
@@ -295,33 +238,3 @@ def test_memory_that_runs_out_at_start_is_one_line(
         WorkerStartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
     ):
         build.build_engine(settings, "llama")
-
-
-def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = SimpleNamespace(ops=kernels.ReferenceOps("cpu", torch.float32), implementation="quire")
-    assert backend.arithmetic_labels(own) == {  # type: ignore[arg-type]
-        "model_impl": "quire",
-        "dtype": "float32",
-        "cache_dtype": "float32",
-        "kernels": "reference",
-        "device": "CPU",
-        "tensor_parallel_size": "1",
-    }
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="NVIDIA H200"))
-    gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
-    gpu.kv_dtype = torch.float8_e4m3fn
-    model = SimpleNamespace(ops=gpu, implementation="transformers")
-    found = backend.arithmetic_labels(model, 4)  # type: ignore[arg-type]
-    assert list(found.values()) == ["transformers", "bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
-    gpu.row_invariant = True
-    assert backend.arithmetic_labels(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
-
-
-def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        ops = kernels.CpuOps(torch.float32)
-    except kernels.KernelsUnavailable as missing:
-        pytest.skip(str(missing))
-    assert backend.kernels_name(ops) == f"cpu-{ops.level.name}"
-    monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
-    assert backend.kernels_name(kernels.CpuOps(torch.float32)) == "cpu-avx2"

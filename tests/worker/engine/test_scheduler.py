@@ -8,9 +8,8 @@ import pytest
 
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
-from tests.worker.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
+from tests.support.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
 
 
 def states(engine: Engine) -> dict[str, GroupState]:
@@ -218,32 +217,6 @@ def test_the_prompt_budget_bounds_steps_with_decodes_and_no_others() -> None:
     run(engine)
 
 
-def test_there_is_room_for_as_many_as_rows_are_free_and_for_none_while_blocks_are_short() -> None:
-    engine = make_engine(num_blocks=20, max_num_batched_tokens=80)
-    engine.add(request("long", (1,) * 72, max_tokens=4))
-    free = [engine.groups.num_free_rows()]
-    for name in ("a", "b"):
-        engine.add(request(name, (2, 3), max_tokens=2))
-        free.append(engine.groups.num_free_rows())
-    assert free == [7, 6, 0], "all blocks are promised to those that wait"
-    run(engine)
-    assert engine.groups.num_free_rows() == 8
-    assert swapped_engine().groups.num_free_rows() == 0, "the free blocks are promised to the one that is swapped out"
-
-
-def test_rows_that_may_be_displaced_are_those_of_lower_classes_that_no_other_waits_for() -> None:
-    engine = make_engine(max_num_seqs=4)
-    engine.add(request("low", (1, 2), n=3), priority=2)
-    engine.step()
-    engine.add(request("also low", (1, 2), n=2), priority=2)
-    assert [engine.groups.num_preemptible_rows(priority) for priority in range(3)] == [3, 3, 0]
-    engine.add(request("standard", (1, 2), n=2), priority=1)
-    assert [engine.groups.num_preemptible_rows(priority) for priority in range(3)] == [3, 1, 0]
-    engine.add(request("urgent", (1, 2), n=2), priority=0)
-    assert [engine.groups.num_preemptible_rows(priority) for priority in range(3)] == [1, 0, 0]
-    run(engine)
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "running", "swapped"])
 def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -> None:
@@ -260,23 +233,6 @@ def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -
     engine.finish("a", "cancelled")
     engine.finish("other", "cancelled")
     assert_idle(engine)
-
-
-@pytest.mark.parametrize("params", [{"n": 9}, {"best_of": 9, "temperature": 1.0}, {"beam_width": 9}])
-def test_more_sequences_than_there_are_rows_are_refused_alone(params: dict[str, Any]) -> None:
-    engine = make_engine()
-    engine.add(request("good", (1, 2)))
-    with pytest.raises(RequestRefused, match=r"9 sequences at once are more than the 8 that run here"):
-        engine.add(request("wide", (1, 2), **params))
-    assert text(run(engine), "good") == continuation((1, 2), 8)
-
-
-def test_a_request_that_can_never_fit_with_all_its_sequences_is_refused_alone() -> None:
-    engine = make_engine(num_blocks=13)
-    engine.add(request("three", (1,) * 6, n=3, max_tokens=10))
-    with pytest.raises(RequestRefused, match=r"16 tokens in 5 sequences need 16 KV blocks and the cache has 13"):
-        engine.add(request("five", (1,) * 6, n=5, max_tokens=10))
-    assert [list(one.token_ids) for one in final(run(engine), "three")] == [continuation((1,) * 6, 10)] * 3
 
 
 @pytest.mark.parametrize(("stop_after", "finished"), [(1, 0), (3, 0), (4, 1), (7, 2), (9, 2), (10, 3), (11, 3)])

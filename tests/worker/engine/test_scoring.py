@@ -21,8 +21,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
 from quire.worker.models.decoder import Decoder
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.worker.mock_model import (
+from tests.support.mock_model import (
     START,
     VOCAB,
     MockModel,
@@ -35,6 +34,7 @@ from tests.worker.mock_model import (
     run,
     steps,
 )
+from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,17 @@ from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.usage import usage
-from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
+from tests.support.mock_model import (
+    EOS,
+    MockModel,
+    assert_idle,
+    continuation,
+    graphed,
+    make_engine,
+    request,
+    run,
+    steps,
+)
 
 
 @pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])

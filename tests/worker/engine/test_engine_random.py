@@ -22,7 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
-from tests.worker.mock_model import alone, assert_idle, final, graphed, make_engine, request
+from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.

@@ -10,9 +10,7 @@ from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from quire.worker.engine.results import StopStringMatcher
-from tests.shared.tokenizers_for_tests import byte_fallback
-from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
+from tests.support.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:
@@ -164,11 +162,6 @@ def test_an_end_token_that_is_a_stop_token_too_ends_as_end_tokens_do() -> None:
         engine.add(request("a", prompt, max_tokens=30, stop_token_ids=(EOS,), ignore_eos=ignore_eos))
         last = run(engine)[-1].deltas[-1]
         assert (last.token_ids, last.finish_reason, last.matched_stop) == ((EOS,), "stop", matched)
-
-
-def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
-    words = byte_fallback().encode("the way", add_special_tokens=False).ids
-    assert StopStringMatcher(byte_fallback(), (" the",)).push(words) == " the"
 
 
 def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:

@@ -341,18 +341,6 @@ def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
     engine.drop("r")
 
 
-@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
-def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
-    draw = np.random.default_rng(0)
-    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
-    logits = torch.randn(vocabulary)
-    expected = [
-        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
-    ]
-    restrict(logits, mask)
-    assert logits.tolist() == expected
-
-
 def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokenizer: Tokenizer) -> None:
     size = tokenizer.get_vocab_size()
     whole, part = (Grammars(tokenizer, count, (2,)).matcher(ANY_OBJECT).allowed() for count in (size, size - 100))
