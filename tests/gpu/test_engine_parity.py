@@ -30,8 +30,8 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
-from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.support.mock_model import record
+from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import make_kind
 

@@ -43,7 +43,7 @@ def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> in
 
 
 def uses_graphs(settings: WorkerSettings) -> bool:
-    """Whether steps on a GPU are replayed as graphs.
+    """Return whether steps on a GPU are replayed as graphs.
 
     Reference kernels cannot be, since they read values on the host.
     """

@@ -191,8 +191,7 @@ class SequenceGroup:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether the host needs the tokens or logits of each step before the next one, which is then not launched
-        ahead."""
+        """True if the host needs the tokens or logits of each step before the next one, so that none runs ahead."""
         s = self.sampling
         changes_logits = self.has_penalties or s.min_tokens or s.logit_bias or s.json_schema
         return bool(not self.is_streamed or changes_logits or s.logprobs)
@@ -219,5 +218,5 @@ class SequenceGroup:
 
     @property
     def needs_fork(self) -> bool:
-        """Whether the leader computes the prompt for sequences that will fork from it."""
+        """True if the leader computes the prompt for sequences that will fork from it."""
         return not self.is_forked and len(self.unfinished) > 1
