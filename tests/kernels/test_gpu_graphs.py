@@ -28,9 +28,9 @@ BUCKET = GraphBucket(MIXED, num_tokens=16, num_sequences=4)
 def mix(draw: random.Random) -> dict[str, torch.Tensor]:
     """A step of decodes, chunks behind a context and new prompts, at random, in blocks of their own."""
     lengths, queries = [], []
-    for kind in [draw.choice(["decode", "chunk", "new"]) for _ in range(draw.randint(1, BUCKET.sequences))]:
+    for kind in [draw.choice(["decode", "chunk", "new"]) for _ in range(draw.randint(1, BUCKET.num_sequences))]:
         count = 1 if kind == "decode" else draw.randint(1, 9)
-        if sum(queries) + count <= BUCKET.tokens:
+        if sum(queries) + count <= BUCKET.num_tokens:
             queries.append(count)
             lengths.append(count if kind == "new" else count + draw.randint(1, 40))
     blocks = iter(draw.sample(range(stacks.BLOCKS), stacks.BLOCKS))
@@ -58,15 +58,15 @@ def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
     ops.check_ids = False
     stack, caches = stacks.make_stack(ops, [0])
     static = {
-        "residual": torch.zeros(BUCKET.tokens, stacks.HIDDEN),
-        "positions": torch.zeros(BUCKET.tokens, dtype=torch.int32),
-        "slot_mapping": torch.full((BUCKET.tokens,), -1, dtype=torch.int32),
-        "block_tables": torch.zeros(BUCKET.sequences, 4, dtype=torch.int32),
-        "seq_lens": torch.zeros(BUCKET.sequences, dtype=torch.int32),
-        "query_start_loc": torch.zeros(BUCKET.sequences + 1, dtype=torch.int32),
-        "rows": torch.zeros(BUCKET.sequences, dtype=torch.int64),
+        "residual": torch.zeros(BUCKET.num_tokens, stacks.HIDDEN),
+        "positions": torch.zeros(BUCKET.num_tokens, dtype=torch.int32),
+        "slot_mapping": torch.full((BUCKET.num_tokens,), -1, dtype=torch.int32),
+        "block_tables": torch.zeros(BUCKET.num_sequences, 4, dtype=torch.int32),
+        "seq_lens": torch.zeros(BUCKET.num_sequences, dtype=torch.int32),
+        "query_start_loc": torch.zeros(BUCKET.num_sequences + 1, dtype=torch.int32),
+        "rows": torch.zeros(BUCKET.num_sequences, dtype=torch.int64),
     }
-    result = torch.zeros(BUCKET.sequences, stacks.HIDDEN)
+    result = torch.zeros(BUCKET.num_sequences, stacks.HIDDEN)
 
     def launch():
         # Layers work in the residual: it is a copy, as an embedding is.
