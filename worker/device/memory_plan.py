@@ -1,4 +1,4 @@
-"""The memory plan: how much device memory steps and CUDA graphs take, and what is left for the KV cache."""
+"""The memory plan: device memory for steps and CUDA graphs, and the rest for the KV cache."""
 
 from __future__ import annotations
 
