@@ -71,6 +71,7 @@ class Ops(Protocol):
 
     name: str
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool
 
@@ -241,6 +242,24 @@ class Ops(Protocol):
         that tie with the last kept id are kept. The draw is the first id whose cumulative kept mass, in id order,
         exceeds uniform * total. NaN counts as minus infinity, and an id with minus infinity is never drawn. A row of
         minus infinity gives 0.
+        """
+
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
+        """Changes logits [R, V] float32 in place, for the tokens that each row has seen.
+
+        ids [n] int32: the tokens of row r are at starts[r]..starts[r + 1] (starts [R + 1] int32), none twice in a row;
+        counts [n] int32: how often each was generated, 0 if it is in the prompt only. repetition, presence, frequency
+        [R] float32. The repetition penalty (Hugging Face: positive logits are divided, others multiplied) applies to
+        all of them, the others (OpenAI) to generated ones: logit -= presence + frequency * count.
         """
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from quire import kernels
 from quire.shared.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
-from quire.worker.device import devices, graph_capture
+from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
@@ -50,11 +50,11 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     dtype = devices.choose_dtype(settings.dtype, device)
-    ops = devices.make_ops(settings, device, dtype)
-    threads, ranks = devices.set_threads(settings, ops), settings.tensor_parallel_size
+    ops = backend.make_ops(settings, device, dtype)
+    threads, ranks = backend.set_threads(settings, ops), settings.tensor_parallel_size
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
     where += f", as {ranks} ranks" if ranks > 1 else ""
-    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
+    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], backend.kernels_name(ops), where)
     check_weights(path, config, dtype, device, ranks)
     progress.phase("loading weights")
     try:
@@ -62,7 +62,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model.weights_digest = fingerprint.of_weights(path)
         return make_engine(settings, name, model, texts, device)
     except Exception as error:
-        devices.raise_in_one_line(error)
+        raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
             raise StartError(
                 f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
@@ -70,10 +70,16 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
         raise StartError(
-            f"out of the GPU's memory at start, with {devices.free_memory(device) / GIB:.2f} GiB of it free: end "
+            f"out of the GPU's memory at start, with {memory_plan.free_memory(device) / GIB:.2f} GiB of it free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
         ) from error
+
+
+def raise_in_one_line(error: Exception) -> None:
+    """Raise StartError if the error is one of Triton's, on any rank: kernel, cause and remedy. Else return."""
+    if failure := kernels.triton_failure(reason(error)):
+        raise StartError(f"{failure}; or take --kernels reference, which computes with torch") from error
 
 
 def load_model(
@@ -106,7 +112,7 @@ def make_engine(
     runner = (
         Runner
         if device.type == "cpu"
-        else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits), record=recorder(model))
+        else partial(DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=recorder(model))
     )
     eos_token_ids = model.config.eos_token_ids
     if not eos_token_ids and texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
@@ -126,9 +132,9 @@ def make_engine(
     return engine
 
 
-def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
+def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
     """The CUDA graphs to capture; none if they are switched off."""
-    if not devices.takes_graphs(settings):
+    if not memory_plan.uses_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
-    return graph_capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return graph_capture.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -70,7 +70,7 @@ class WorkerService:
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
     ) -> None:
-        """arithmetic: labels that say how the engine computes (`devices.arithmetic`)."""
+        """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`)."""
         self._arithmetic = arithmetic
         self._leases = leases
         self._tracer = tracer

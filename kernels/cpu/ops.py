@@ -73,7 +73,8 @@ class CpuOps:
     device = torch.device("cpu")
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.dtype, self.level = dtype, best_level(dtype)
+        self.dtype = self.kv_dtype = dtype
+        self.level = best_level(dtype)
         self._values_per_word = 4 // dtype.itemsize
         self._arena = Arena()
         self._common, self._functions = library.load().common, self.level.functions
@@ -347,6 +348,18 @@ class CpuOps:
             out.data_ptr(),
         )
         return out
+
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
+        penalise(logits, starts, ids, counts, repetition, presence, frequency)
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)

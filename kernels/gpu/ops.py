@@ -292,10 +292,18 @@ class TritonOps:
         checks.sampling(logits, temperature, top_k, top_p, min_p, uniform)
         return sampling.sample(logits, temperature, top_k, top_p, min_p, uniform)
 
-    def penalise(self, logits: Tensor, *seen: Tensor) -> None:
-        """In place; see `quire.kernels.gpu.penalties.penalise`."""
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
         checks.logits(logits)
-        penalties.penalise(logits, *seen)
+        penalties.penalise(logits, starts, ids, counts, repetition, presence, frequency)
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)

@@ -103,7 +103,7 @@ class Memory:
                 slots = self.slots(sequence, at)
                 for cache, x in zip(self.caches, (k, v), strict=True):
                     cache[slots // s.block_size, :, slots % s.block_size] = x
-        self.blocks.seal(sequence, end)
+        self.blocks.cache_full_blocks(sequence, end)
 
     def slots(self, sequence: Sequence, at: torch.Tensor) -> torch.Tensor:
         table, size = torch.tensor(sequence.block_table), self.shape.block_size
@@ -135,7 +135,7 @@ def check_step(memory: Memory, most_queries: list[int]) -> None:
     positions, slots, counts, lengths, tables = [], [], [], [], []
     for sequence, most in zip(memory.live, most_queries, strict=False):
         first = sequence.num_computed
-        end = first + min(most, sequence.num_remaining)
+        end = first + min(most, len(sequence.token_ids) - sequence.num_computed)
         if end > sequence.num_stored and not memory.make_writable(sequence, end):
             continue
         at = torch.arange(first, end)

@@ -117,7 +117,7 @@ class TransformersModel(PagedModel):
                 f"{config.architecture} gives logits of {found.shape[1]} tokens, but vocab_size is {config.vocab_size}"
             )
             raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
-        share, cache_dtype = apart(found, expected), getattr(ops, "kv_dtype", ops.dtype)
+        share, cache_dtype = apart(found, expected), ops.kv_dtype
         if not share < FAR[cache_dtype]:
             what = f"{config.architecture} gives other logits with paged attention than without, by {share:.0%}"
             raise NotSupported(path, what, KINDS)
@@ -165,7 +165,7 @@ class TransformersModel(PagedModel):
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         elements = sum(2 * one.num_kv_heads * one.cache_dim for one in self._shapes) * block_size
-        return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
+        return elements * self.ops.kv_dtype.itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         paged = PagedAttention(self.ops, self._shapes, batch, kv_cache.layers, self._identity)

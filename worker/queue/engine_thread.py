@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from quire.shared.broker import StepCommit
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
 from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
-from quire.worker.engine.engine import STANDARD, Engine
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class EngineThread(threading.Thread):
         self._rows_added = 0
         self._rows_taken = 0
         self._rows_being_taken = 0
-        self._free_rows = engine.room()
+        self._free_rows = engine.groups.num_free_rows()
         self._displaceable = (0, 0)
         self._slowest_step = Fading(SLOW_STEP_HALF_LIFE_S)
         self.failure: BaseException | None = None
@@ -109,7 +110,7 @@ class EngineThread(threading.Thread):
         return time.monotonic() - self.ticked_at > LONG_STEP_S
 
     def add(
-        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = STANDARD
+        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = DEFAULT_PRIORITY
     ) -> None:
         """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
         self._rows_added += request.sampling.num_sequences
@@ -206,8 +207,9 @@ class EngineThread(threading.Thread):
         return commits
 
     def _update_capacity(self) -> None:
-        self._free_rows = self._engine.room()
-        self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
+        groups = self._engine.groups
+        self._free_rows = groups.num_free_rows()
+        self._displaceable = (groups.num_preemptible_rows(0), groups.num_preemptible_rows(1))
 
     def _answer_calls(self) -> None:
         while self._calls:
@@ -247,7 +249,7 @@ class EngineThread(threading.Thread):
         try:
             return self._engine.step()
         except Exception:
-            log.exception("step failed with %d requests", len(self._engine.groups))
+            log.exception("step failed with %d requests", len(self._engine.requests))
             # Raises if the device is lost: the thread and the process end, and other workers continue the requests.
             self._engine.runner.check()
             # The cause is a defect or exhausted memory, and the request to blame is unknown. All running requests end
@@ -263,11 +265,11 @@ class EngineThread(threading.Thread):
         return StepCommit(attempt, item)
 
     def _read_status(self) -> EngineStatus:
-        scheduler = self._engine.scheduler
+        groups = self._engine.groups
         return EngineStatus(
-            free_blocks=scheduler.blocks.num_free,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            free_blocks=groups.blocks.num_free,
+            running=groups.num_running,
+            waiting=groups.num_waiting,
             steps=self._engine.num_steps,
             slowest_step_s=self._slowest_step.at(time.monotonic()),
         )

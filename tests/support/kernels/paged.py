@@ -46,7 +46,7 @@ class Paged:
 
     @property
     def is_fp8(self) -> bool:
-        return getattr(self.ops, "kv_dtype", None) == FP8
+        return self.ops.kv_dtype == FP8
 
     def write(self, s: int) -> None:
         """Write keys and values with `rope_and_cache`, at an angle of zero, which leaves keys unchanged."""

@@ -13,7 +13,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 SIZE = 4
 

@@ -1,4 +1,4 @@
-"""The engine on a device that does everything as late as it may gives what it gives anywhere."""
+"""The engine gives its usual results on a device that runs every operation as late as possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from quire.kernels.reference import penalise
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graphs import DRAWN, GraphBucket
 from quire.worker.device.runner import Runner
-from quire.worker.engine import sampler
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.batch import ForwardBatch
-from tests.worker.late_device import CUDA, LateDevice, late_device
-from tests.worker.mock_model import (
+from tests.support.late_device import CUDA, LateDevice, late_device
+from tests.support.mock_model import (
     VOCAB,
     MockCache,
     MockModel,
@@ -30,11 +33,12 @@ from tests.worker.mock_model import (
     continuation,
     graphed,
     make_engine,
+    record,
     request,
     run,
     text,
 )
-from tests.worker.test_engine_random import EngineUnderLoad
+from tests.worker.engine.test_engine_random import EngineUnderLoad
 
 
 class LateOps(MockOps):
@@ -62,11 +66,11 @@ class LateOps(MockOps):
 
     def penalise(self, logits: Any, *seen: Any) -> None:
         memory = [one.memory for one in seen]
-        self._late.submit(lambda: sampler.penalise(logits.memory, *memory))
+        self._late.submit(lambda: penalise(logits.memory, *memory))
 
 
 class LateCache(MockCache):
-    """What is moved is known when the move is launched (kernels/gpu/block_moves.py takes a copy)."""
+    """Copies the block ids when a move is launched, as kernels/gpu/block_moves.py does."""
 
     def __init__(self, late: LateDevice, *shape: int) -> None:
         super().__init__(*shape)
@@ -102,7 +106,7 @@ def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRun
 
 
 @pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
-def test_texts_are_unchanged_and_a_steady_step_waits_for_the_one_before_only(runner: Callable[..., Runner]) -> None:
+def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(runner: Callable[..., Runner]) -> None:
     prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(6)}
     with late_device() as late:
         engine = make_late_engine(LateModel(late), runner)
@@ -137,10 +141,10 @@ def looks_at_tokens_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mistake", [reuses_a_buffer_at_once, looks_at_tokens_too_early])
-def test_a_runner_that_does_not_wait_where_it_must_is_found_out(
+def test_a_runner_that_does_not_wait_is_found_out(
     mistake: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    """The mistakes that it is for."""
+    """The late device exists to find these mistakes."""
     with late_device() as late, pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         engine = make_late_engine(LateModel(late))
@@ -153,6 +157,49 @@ def two_alike(engine: Engine) -> None:
         engine.add(request(name, (1, 2, 3), max_tokens=20, ignore_eos=True))
     items = run(engine)
     assert text(items, "r") == text(items, "s") == continuation((1, 2, 3), 20, ignore_eos=True)
+
+
+class Watched(MockModel):
+    """A model that records the parameters of all draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_ps: list[list[float]] = []
+        sample = self.ops.sample
+
+        def noted(logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, *rest: Any) -> Any:
+            self.top_ps.append(top_ps.tolist())
+            return sample(logits, temperatures, top_ks, top_ps, *rest)
+
+        self.ops.sample = noted
+
+
+def test_a_row_of_padding_has_the_cheapest_draw() -> None:
+    limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
+
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, [GraphBucket(DRAWN, 8, 8)], record)
+
+    model = Watched()
+    engine = Engine(model, limits, (), None, runner=runner)
+    assert engine.prepare()
+    assert model.top_ps == [[1.0] * 8] * 3
+    engine.add(request("r", (1, 2, 3), temperature=1.0, top_p=0.5, ignore_eos=True))
+    run(engine)
+    assert model.top_ps[-1] == [0.5, *[1.0] * 7]
+
+
+def test_a_lost_device_is_found_out_by_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(device: torch.device) -> None:
+        raise RuntimeError(f"{device} is lost")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    runner = make_engine(runner=DeviceRunner).runner
+    assert isinstance(runner, DeviceRunner)
+    runner.check()
+    runner.device = torch.device("cuda")
+    with pytest.raises(RuntimeError, match="cuda is lost"):
+        runner.check()
 
 
 class EngineOnALateDevice(EngineUnderLoad):

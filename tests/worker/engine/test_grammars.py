@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema, through the whole engine, whatever happens to their sequences."""
+"""Answers that follow a JSON schema, through the whole engine, also after preemption and resumption."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from quire.shared.model_argument import DEFAULT_MODEL
 from quire.shared.text import json_schema
 from quire.shared.text.json_schema import ANY_OBJECT
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.engine.engine import NO_WAY_ON, Engine
-from quire.worker.engine.grammars import KEPT, Grammars
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.grammars import DEAD_END, KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
@@ -74,7 +74,7 @@ def make_engine(model: Decoder, tokenizer: Tokenizer, ahead: bool = False, **lim
     eos = model.config.eos_token_ids
     grammars = Grammars(tokenizer, model.vocab_size, eos)
     chosen = EngineLimits(**({"max_model_len": model.max_model_len} | sizes | limits))
-    options: dict[str, Any] = {"runner": partial(DeviceRunner, graph_rooms=[])} if ahead else {}
+    options: dict[str, Any] = {"runner": partial(DeviceRunner, graph_buckets=[])} if ahead else {}
     engine = Engine(model, chosen, eos, tokenizer, grammars=grammars, **options)
     engine.checks_itself = True
     return engine
@@ -98,14 +98,14 @@ def params(index: int, **changes: Any) -> SamplingParams:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_every_answer_follows_its_schema_beside_others_that_have_none(
+def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
     model: Decoder, tokenizer: Tokenizer, ahead: bool
 ) -> None:
-    """In an engine so small that all have to give way now and then."""
+    """The engine is so small that every group is preempted at times."""
     engine = make_engine(model, tokenizer, ahead, num_blocks=40)
     asked = [params(i) if i % 4 else SamplingParams(max_tokens=20, temperature=1.0, seed=i) for i in range(24)]
     found = complete(engine, prompts(tokenizer, 24), asked)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     texts = []
     for one, choices in zip(asked, found, strict=True):
         for choice in choices if one.json_schema else ():
@@ -126,7 +126,7 @@ def test_every_answer_follows_its_schema_beside_others_that_have_none(
 def test_no_step_is_launched_ahead_of_a_token_that_a_grammar_needs(
     model: Decoder, tokenizer: Tokenizer, kind: int
 ) -> None:
-    """Where nothing else of the request asks for that."""
+    """No other parameter makes the request synchronous."""
     found = [
         complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, 1), [params(kind)])[0]
         for ahead in (False, True)
@@ -151,7 +151,7 @@ def run(engine: Engine, request: GenerationRequest, earlier: tuple[StepItem, ...
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
-def test_an_answer_that_another_attempt_began_goes_on_as_it_would_have(
+def test_an_answer_that_another_attempt_began_continues_as_it_would_have(
     model: Decoder, tokenizer: Tokenizer, kind: int
 ) -> None:
     (prompt,) = prompts(tokenizer, 1)
@@ -174,7 +174,7 @@ def test_an_answer_that_is_cut_is_the_beginning_of_one(model: Decoder, tokenizer
 
 
 def test_log_probabilities_are_those_of_the_model_before_the_grammar(model: Decoder, tokenizer: Tokenizer) -> None:
-    """Of a token that has no other beside it the probability is not 1."""
+    """A token that is the only allowed one does not have probability 1."""
     [[choice]] = complete(make_engine(model, tokenizer), prompts(tokenizer, 1), [params(5)])
     assert tokenizer.decode(choice.token_ids[:1]) == '{"' or tokenizer.decode(choice.token_ids[:1]) == "{"
     assert choice.logprobs[0].logprob < -1
@@ -209,7 +209,7 @@ def test_requests_that_cannot_be_followed_are_refused_alone(model: Decoder, toke
     assert "the model has no end token" in refused(without, asks())
 
 
-def test_a_tokenizer_that_llguidance_does_not_know_is_no_reason_not_to_serve(
+def test_an_engine_serves_with_a_tokenizer_that_llguidance_does_not_support(
     model: Decoder, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Strange:
@@ -225,13 +225,13 @@ def test_a_tokenizer_that_llguidance_does_not_know_is_no_reason_not_to_serve(
         grammars.matcher(TEXT)
 
 
-def test_what_an_earlier_attempt_said_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
+def test_the_output_of_an_earlier_attempt_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
     engine = make_engine(model, tokenizer)
     request = GenerationRequest("r", "demo", (5, 6), params(0))
     begun = run(
         make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, json_schema=""))
     )
-    with pytest.raises(RequestRefused, match=NO_WAY_ON) as caught:
+    with pytest.raises(RequestRefused, match=DEAD_END) as caught:
         engine.add(request, tuple(begun[:2]))
     assert "token" not in str(caught.value), "which the answer may not be read in"
     assert not engine.has_work
@@ -246,7 +246,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     engine.add(GenerationRequest("good", "demo", prompt, params(0)))
     engine.add(GenerationRequest("bad", "demo", other, params(kind)))
     items = [item for _ in range(6) for item in engine.step()]
-    [matcher, *_] = [one.matcher for one in engine.groups["bad"].sequences]
+    [matcher, *_] = [one.matcher for one in engine.requests["bad"].sequences]
     assert matcher is not None
     matcher._matcher.consume_token(next(iter(engine.eos_token_ids)))  # which it does not allow here
     assert matcher.error is not None
@@ -255,7 +255,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     *before, last = [item for item in items if item.request_id == "bad"]
     assert last.outcome is not None
     assert (last.outcome.name, last.deltas) == ("error", ())
-    assert last.outcome.detail.startswith(NO_WAY_ON)
+    assert last.outcome.detail.startswith(DEAD_END)
     assert last.start == sum(len(delta.token_ids) for item in before for delta in item.deltas)
     good = [token for item in items if item.request_id == "good" for delta in item.deltas for token in delta.token_ids]
     jsonschema.validate(json.loads(tokenizer.decode(good)), SCHEMA)
@@ -265,7 +265,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
 def test_a_grammar_may_give_up_with_the_last_token_that_was_asked_for(model: Decoder, tokenizer: Tokenizer) -> None:
     engine = make_engine(model, tokenizer)
     engine.add(GenerationRequest("r", "demo", *prompts(tokenizer, 1), params(0, max_tokens=9)))
-    [sequence] = engine.groups["r"].sequences
+    [sequence] = engine.requests["r"].sequences
     while sequence.num_output_tokens < 8:
         engine.step()
     assert sequence.matcher is not None
@@ -291,10 +291,10 @@ def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokeni
     assert ANY_OBJECT in grammars._matchers  # it came first, and was asked for since
 
 
-def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
+def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is the engine's thread."""
+    """The thread that waits for no other may be the engine's."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     grammars.matcher(TEXT)
     has_begun, may_end, make = threading.Event(), threading.Event(), json_schema.matcher
@@ -317,7 +317,7 @@ def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
 
 
 def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the thread that prepares requests, not by the engine's again."""
+    """The thread that prepares requests tries it, and the engine does not try again."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     with pytest.raises(RequestRefused, match="Invalid type") as first:
         grammars.matcher('{"type": "strin"}')
@@ -327,10 +327,10 @@ def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, mo
     assert str(first.value) == str(second.value)
 
 
-def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
+def test_a_grammar_is_prepared_before_the_engine_gets_the_request(
     model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there is no way."""
+    """The error of a schema that cannot be followed is prepared, too."""
     engine = make_engine(model, tokenizer)
     loop = EngineThread(engine, emit=lambda commits: None, ended=lambda: None)
     good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, json_schema=text)) for text in (TEXT, "[]"))
@@ -340,18 +340,6 @@ def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
     assert "cannot be followed" in refused(engine, bad)
     engine.add(good)
     engine.drop("r")
-
-
-@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
-def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
-    draw = np.random.default_rng(0)
-    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
-    logits = torch.randn(vocabulary)
-    expected = [
-        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
-    ]
-    restrict(logits, mask)
-    assert logits.tolist() == expected
 
 
 def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokenizer: Tokenizer) -> None:
@@ -385,7 +373,7 @@ def test_a_mask_that_fails_is_an_error_and_stays_one(tokenizer: Tokenizer) -> No
 
 
 def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer) -> None:
-    """And one that it does not have is no reason to follow no schema."""
+    """An end token that the model does not have is ignored."""
     size = tokenizer.get_vocab_size()
     for end in (2, 3):
         matcher = Grammars(tokenizer, size, (2, 3, size + 1000)).matcher('{"const": 1}')

@@ -39,7 +39,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def by_hugging_face(path: Path) -> list[list[int]]:
-    """What Hugging Face generates for each prompt, up to and with the end token. Prompts are padded on the left."""
+    """Return the output of Hugging Face for each prompt, including an end token. Prompts are padded on the left."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
@@ -63,7 +63,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, sharded: bool, 
     )
     engine = Engine(model, limits, model.config.eos_token_ids, None)
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     assert engine.scheduler.blocks.num_free == limits.num_blocks
     assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
@@ -78,7 +78,7 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
     params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
     crowd = engine(num_blocks=48)
     together = generate(crowd, prompts(), params)
-    assert crowd.scheduler.num_preemptions > 0
+    assert crowd.groups.num_preemptions > 0
     alone = [generate(engine(200), [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert together == alone
     assert len({tuple(choices[0]) for choices in alone}) == 32
@@ -99,13 +99,13 @@ def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tm
     engine = Engine(model, EngineLimits(**(sizes | limits)), model.config.eos_token_ids, None)
     engine.checks_itself = True
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=n))
-    counters = engine.scheduler.counters
+    counters = engine.groups.counters
     assert (counters.swapped if limits["preemption"] == "swap" else counters.recomputed) > 0
     assert outputs == [[expected] * n for expected in by_hugging_face(path)]
 
 
 def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
-    """The same prompts twice, and one cut around every block boundary."""
+    """All prompts run twice, and one prompt is cut at every block boundary."""
     path = make_checkpoint(tmp_path / "llama", "llama")
     model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
