@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from quire.shared.command_line import CommandError
-from quire.shared.model_folder import find_fault, gguf_fault
+from quire.shared.model.folder import find_fault, gguf_fault
 
 # The model that comes with Quire, as a path below the folder of the sources.
 DEFAULT_MODEL = "models/demo"

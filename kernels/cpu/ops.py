@@ -19,6 +19,7 @@ from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.cpu.stack import CpuCaches, CpuStack
 from quire.kernels.layers import run_layers
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
 
 _PANEL = 32  # columns, `kPanel` in gemm.h

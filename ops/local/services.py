@@ -15,7 +15,7 @@ from quire.ops.local.children import ServiceProgram
 from quire.ops.local.gpus import of_worker
 from quire.ops.paths import IMPORT_ROOT
 from quire.shared.command_line import CommandError
-from quire.shared.naming import InvalidModelName
+from quire.shared.model.naming import InvalidModelName
 from quire.shared.settings import FROM_FLAGS, load, options, to_environ
 from quire.worker.settings import WorkerSettings
 

@@ -7,8 +7,8 @@ import os
 import torch
 
 from quire import kernels
-from quire.worker.device import devices
 from quire.shared.errors import StartError
+from quire.worker.device import devices
 from quire.worker.models.paged import PagedModel
 from quire.worker.settings import WorkerSettings
 
@@ -24,9 +24,7 @@ def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype)
         if not is_cuda:
             raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
         if not devices.has_fp8(device):
-            raise StartError(
-                "--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto"
-            )
+            raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
     if is_cuda and prefer != "reference" and (fault := kernels.outdated_triton()):
         raise StartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
     try:

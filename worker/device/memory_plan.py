@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from quire.shared.errors import StartError
 from quire.worker.device.graph_capture import measure_graphs, release
 from quire.worker.device.graphs import Record, record_on_cuda
 from quire.worker.device.memory import available_memory
 from quire.worker.device.runner import NOWHERE
 from quire.worker.engine.limits import EngineLimits
-from quire.shared.errors import StartError
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.paged import PagedModel
 from quire.worker.settings import WorkerSettings

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.reference import penalise
 from tests.support.kernels.oracle import kept
 
 SETTINGS = [  # temperature, top_k, top_p, min_p

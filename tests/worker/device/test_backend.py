@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.device import backend
 from quire.shared.errors import StartError
+from quire.worker.device import backend
 from quire.worker.settings import WorkerSettings
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 
@@ -35,9 +35,7 @@ def test_an_error_of_triton_at_its_first_launch_is_one_line_with_the_remedy(monk
     driver.libcuda_dirs.cache_clear()
     triton_ops = kernels.triton_ops
     monkeypatch.setattr(kernels, "triton_ops", lambda device, *rest: triton_ops(ops.device, *rest))
-    with pytest.raises(
-        StartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference"
-    ) as refused:
+    with pytest.raises(StartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference") as refused:
         backend.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
     assert "\n" not in str(refused.value)
 

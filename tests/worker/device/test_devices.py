@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.device import devices
 from quire.shared.errors import StartError
+from quire.worker.device import devices
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

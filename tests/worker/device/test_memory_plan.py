@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.kernels.gpu.cuda import pinned_bytes
 from quire.shared.errors import StartError
-from quire.worker import build
+from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
-from quire.worker.preflight import check_weights
 from quire.worker.device import memory_plan
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.decoder import Decoder
@@ -208,9 +208,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     monkeypatch.setattr(memory_plan, "available_memory", lambda: needed)
     check_weights(path, model.config, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(memory_plan, "available_memory", lambda: needed - 1)
-    with pytest.raises(
-        StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"
-    ):
+    with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
         check_weights(path, model.config, torch.float32, torch.device("cpu"))
     check_weights(path, model.config, torch.float16, torch.device("cpu"))
 

@@ -10,9 +10,7 @@ from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from quire.worker.engine.results import StopStringMatcher
 from tests.support.mock_model import EOS, Letters, continuation, make_engine, request, run, text
-from tests.support.tokenizers import byte_fallback
 
 
 def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:

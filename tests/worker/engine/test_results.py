@@ -13,8 +13,8 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.results import Results, StopStringMatcher, best_beams
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch
-from tests.shared.tokenizers_for_tests import byte_fallback
 from tests.support.mock_model import Letters
+from tests.support.tokenizers import byte_fallback
 
 EOS, VOCAB = 0, 26
 
