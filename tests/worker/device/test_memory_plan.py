@@ -19,6 +19,7 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.preflight import check_weights
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
+from tests.support.kernels.implementations import HAS_TRITON
 from tests.worker.checkpoints import make_checkpoint
 
 GIB = 1 << 30
