@@ -7,10 +7,11 @@ import logging
 import torch
 
 from quire.shared.errors import StartError
-from quire.worker.device import devices
+from quire.worker.device import devices, memory_plan
 from quire.worker.device.memory import available_memory
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.paged import PagedModel
+from quire.worker.ranks.leader import recorder
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,9 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
-    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
     if device.type == "cuda":
-        budget, free, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
+        budget, free, tokens = memory_plan.plan_cuda_memory(settings, model, max_model_len, recorder(model))
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
         remedy = f"raise --gpu-memory-utilization, {fp8}lower --max-num-batched-tokens (now {tokens})"
     else:

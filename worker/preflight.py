@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from quire.shared.errors import StartError
-from quire.worker.device import devices
+from quire.worker.device import memory_plan
 from quire.worker.models.paged import CheckpointConfig
 from quire.worker.settings import WorkerSettings
 
@@ -16,7 +16,7 @@ GIB = 1024**3
 
 def check_settings(settings: WorkerSettings, device: torch.device) -> None:
     """Raise StartError for settings that contradict each other."""
-    tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
+    tokens, sequences = memory_plan.max_num_batched_tokens(settings, device), memory_plan.max_num_seqs(settings, device)
     if tokens < sequences:
         raise StartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
@@ -37,7 +37,7 @@ def check_weights(
     path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1
 ) -> None:
     """Raise StartError for weights that do not fit into memory, before loading them takes minutes."""
-    needed, free = config.least_weight_bytes(dtype), devices.free_memory(device)
+    needed, free = config.least_weight_bytes(dtype), memory_plan.free_memory(device)
     if device.type == "cuda":  # each rank has a GPU of its own
         needed //= ranks
     if needed > free:

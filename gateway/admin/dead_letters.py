@@ -20,7 +20,8 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest, MessageError
-from quire.shared.redis.clients import BrokerUnavailable, command_client, node_clients, redact
+from quire.shared.redis.clients import command_client, node_clients
+from quire.shared.redis.url import BrokerUnavailable, redact
 
 # An operator's retry is never refused for want of room in the queue.
 NO_BOUNDS = QueueBounds(10**12, 10**15)

@@ -164,7 +164,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
                 sequence.block_table.copy(),
                 sequence.host_table.copy(),
             )
-            for group in scheduler.all_groups()
+            for group in engine.groups.all_groups()
             for sequence in group.unfinished
         ],
         [PinnedBlocks(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned],
@@ -182,9 +182,9 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "evictions": blocks.counters.evictions,
             "prefix_query_tokens": blocks.counters.prefix_queries,
             "prefix_hit_tokens": blocks.counters.prefix_hits,
-            "preemptions_recompute": scheduler.counters.recomputed,
-            "preemptions_swap": scheduler.counters.swapped,
-            "displaced": scheduler.counters.displaced,
+            "preemptions_recompute": engine.groups.counters.recomputed,
+            "preemptions_swap": engine.groups.counters.swapped,
+            "displaced": engine.groups.counters.for_higher_class,
             "steps": engine.num_steps,
             "prefill_tokens": engine.num_prefill_tokens,
             "decode_tokens": engine.num_decode_tokens,

@@ -90,7 +90,9 @@ class Stopwatch:
 def begin_decoding(engine: Engine, sequences: int, context: int, steps: int) -> None:
     """Bring `sequences` to where they decode with `context` tokens each, for `steps` steps, computing nothing."""
     runner = engine.runner
-    model, runner.model = runner.model, NullModel(engine.limits.max_num_batched_tokens)
+    model = runner.model
+    # NullModel has only the methods that the engine calls.
+    runner.model = NullModel(engine.limits.max_num_batched_tokens)  # type: ignore[assignment]
     for index in range(sequences):
         params = SamplingParams(steps + 2, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"{index}", "paper", (2 + index,) * context, params))

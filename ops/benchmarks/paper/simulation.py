@@ -134,7 +134,8 @@ def make_engine(
         preemption=preemption,
     )
     model = NullModel(MAX_STEP_TOKENS, spread, seed)
-    engine = Engine(model, limits, (), None, blocks=blocks)
+    # NullModel has only the methods that the engine calls.
+    engine = Engine(model, limits, (), None, blocks=blocks)  # type: ignore[arg-type]
     engine.runner = NullRunner(model, engine)  # type: ignore[assignment]
     return engine
 

@@ -85,7 +85,8 @@ def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
         max_num_batched_tokens=max(2048, sequences),
         max_model_len=max(4096, prompt + steps + 64),
     )
-    engine = Engine(NoModel(sequences), limits, (), None)
+    # NoModel has only the methods that the engine calls.
+    engine = Engine(NoModel(sequences), limits, (), None)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=steps + 64, temperature=0.0, ignore_eos=True)
     for index in range(sequences):
         # Different lengths, so that blocks are filled at different times.
