@@ -24,7 +24,7 @@ def settings() -> Iterator[tuple[str, str]]:
     for name, command in COMMANDS.items():
         yield f"quire {name}", command.summary
         yield f"quire {name} --help", command.description
-        for item in options(command.settings()):
+        for item in options(command.settings):
             yield f"quire {name} {item.flag}", item.help
 
 

@@ -12,7 +12,7 @@ from quire import kernels
 from quire.shared.errors import StartError
 from quire.worker.device import backend
 from quire.worker.settings import WorkerSettings
-from tests.kernels.conftest import HAS_TRITON, make_triton_ops
+from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 
 CUDA = torch.device("cuda", 0)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, record_on_cuda
-from tests.kernels.conftest import HAS_TRITON
+from tests.support.kernels.implementations import HAS_TRITON
 from tests.support.mock_model import CalledAgain
 
 
