@@ -11,14 +11,8 @@ from typing import Any
 
 import msgpack
 
-from quire.shared.messages import (
-    MAX_CHOICES,
-    MAX_PROMPT_TOKENS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    MessageError,
-    unpack,
-)
+from quire.shared.messages import MAX_PROMPT_TOKENS, MessageError, unpack
+from quire.shared.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 VERSION = 1
 DIALECTS = ("chat", "completion")

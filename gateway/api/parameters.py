@@ -16,13 +16,13 @@ from quire.gateway.api.errors import InvalidRequest
 from quire.shared import json_schema
 from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.logprobs import MAX_TOP_LOGPROBS
-from quire.shared.messages import (
+from quire.shared.messages import MAX_SALT_LENGTH
+from quire.shared.sampling_params import (
     MAX_BIAS,
     MAX_BIASES,
     MAX_CHOICES,
     MAX_LENGTH_PENALTY,
     MAX_OUTPUT_TOKENS,
-    MAX_SALT_LENGTH,
     MAX_SCHEMA_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
