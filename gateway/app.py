@@ -24,7 +24,7 @@ from quire.gateway.stream.transcript import ANSWER
 from quire.shared.broker import new_id
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 access = logging.getLogger("gateway.access")
 log = logging.getLogger("gateway")

@@ -36,12 +36,12 @@ from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.transcript import ANSWER, Transcript
 from quire.gateway.stream.writer import StreamWriter, send_whole
 from quire.shared.broker import Broker, QueueBounds, new_id
-from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import MessageError
-from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.redis.clients import command_client, pubsub_client
+from quire.shared.telemetry.loop_lag import LoopLag
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 log = logging.getLogger("gateway")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire.shared.processes import dying_with_parent
-from tests.turns import turn
+from tests.support.turns import turn
 
 if TYPE_CHECKING:
     from quire.ops.local.embedded_redis import EmbeddedRedis

@@ -18,7 +18,7 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.pages import chat_page
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.json_schema import ANY_OBJECT, FORMATS
+from quire.shared.text.json_schema import ANY_OBJECT, FORMATS
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.

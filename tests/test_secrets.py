@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.collector import running_collector
 from tests.conftest import QuireProcess
 from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.support.collector import running_collector
 from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -44,7 +44,7 @@ def stack(tmp_path: Path, model: Path) -> Iterator[FaultStack]:
 
 
 def leaky(stack: FaultStack, *arguments: str, **environ: str) -> QuireProcess:
-    return stack._start("tests.leaky", (arguments[0], str(stack.model), *arguments[1:]), environ)
+    return stack._start("tests.support.leaky", (arguments[0], str(stack.model), *arguments[1:]), environ)
 
 
 def chat(text: str, **parameters: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
-from quire.shared.lane_state import LaneState, read_lane
-from quire.shared.loop_lag import LoopLag
-from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.shared.broker.lane_state import LaneState, read_lane
+from quire.shared.telemetry.loop_lag import LoopLag
+from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
 log = logging.getLogger("gateway")
 

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from quire.gateway.api.call_metadata import DIALECTS
 from quire.gateway.api.errors import reasons
-from quire.shared.measures import STEP_S, TOKEN_S, WAIT_S, Histogram
 from quire.shared.messages import OUTCOMES
+from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # How a call came to its requests: it made them, it repeated an idempotency key, or it took up a stream again.
 KINDS = ("new", "joined", "resumed")

@@ -26,7 +26,7 @@ from quire.gateway.stream import sse
 from quire.gateway.stream.cancellation import check_cancelled
 from quire.shared.broker import BEAT_S, VIEW_TTL_S, Broker
 from quire.shared.messages import MessageError
-from quire.shared.redis_clients import pubsub_client
+from quire.shared.redis.clients import pubsub_client
 from quire.shared.views import View
 
 log = logging.getLogger("gateway")

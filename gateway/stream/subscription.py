@@ -17,7 +17,7 @@ from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.messages import MessageError, decode_items
-from quire.shared.redis_clients import LaneClient
+from quire.shared.redis.clients import LaneClient
 
 log = logging.getLogger("gateway")
 

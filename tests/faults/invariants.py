@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.shared.broker import BEAT_S
-from quire.shared.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.keys import GROUP, QUEUES, LaneKeys
 from quire.shared.logprobs import read_records
 from quire.shared.messages import OUTCOMES, StepItem, WorkerCard, decode_items
+from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 
 if TYPE_CHECKING:
     from tests.faults.stack import FaultStack, Stream

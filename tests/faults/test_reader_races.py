@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.redis_clients import blocking_client, command_client
+from quire.shared.redis.clients import blocking_client, command_client
 
 ROUNDS = 400
 

@@ -14,7 +14,7 @@ from quire.ops.cli.dead_letters import dead
 from quire.ops.cli.settings import DeadSettings
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem, decode_items
-from quire.shared.redis_clients import (
+from quire.shared.redis.clients import (
     BrokerUnavailable,
     NotTheServer,
     blocking_client,
@@ -24,7 +24,7 @@ from quire.shared.redis_clients import (
 )
 from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import MODEL, FaultStack, Stream
-from tests.shared.redis_fleet import Cluster, closing, slot_of, wait
+from tests.support.redis_fleet import Cluster, closing, slot_of, wait
 
 BOUNDS = QueueBounds(10**6, 10**9)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.redis_clients import COMMAND_TIMEOUT_S
+from quire.shared.redis.clients import COMMAND_TIMEOUT_S
 from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.shared import redis_places
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.redis_clients import (
+from quire.shared.redis import places
+from quire.shared.redis.clients import (
     BrokerUnavailable,
     NotTheServer,
     blocking_client,
@@ -22,7 +22,7 @@ from quire.shared.redis_clients import (
 )
 from tests.faults.calls import FAST, assert_same, is_ready, longest_pause, start_streams, undisturbed
 from tests.faults.stack import STEP_S, FaultStack
-from tests.shared.redis_fleet import SERVICE, Watched, closing, wait
+from tests.support.redis_fleet import SERVICE, Watched, closing, wait
 
 BOUNDS = QueueBounds(10**6, 10**9)
 
@@ -49,7 +49,7 @@ async def test_clients_leave_a_master_that_has_become_a_replica(tmp_path: Path) 
             old = watched.master()
             # Behind the Sentinels' back the clients stay where they are, until they are told.
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(redis_places, "RECHECK_S", 60.0)  # however long the change takes here
+                patch.setattr(places, "RECHECK_S", 60.0)  # however long the change takes here
                 watched.swap()
                 with pytest.raises(NotTheServer):
                     await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)

@@ -12,8 +12,8 @@ import pytest
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Broker
-from quire.shared.redis_clients import LaneClient, pubsub_client
-from tests.shared.redis_server import RedisServer
+from quire.shared.redis.clients import LaneClient, pubsub_client
+from tests.support.redis_server import RedisServer
 
 
 @asynccontextmanager
