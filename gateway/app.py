@@ -12,9 +12,9 @@ from aiohttp.web_protocol import RequestHandler
 
 from quire.gateway.admin.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.gateway.admin.tracing import PREFIX, SPAN, HttpSpan
-from quire.gateway.api import errors
-from quire.gateway.api.errors import REASON, REQUEST_ID, Handler
-from quire.gateway.api.parameters import shown
+from quire.gateway.api import error_responses, errors
+from quire.gateway.api.error_responses import REASON, Handler
+from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.pages import chat_page, engine_page
 from quire.gateway.pages.status import Status
@@ -22,6 +22,7 @@ from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.transcript import ANSWER
 from quire.shared.broker import new_id
+from quire.shared.validators import shown
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
@@ -40,7 +41,7 @@ PROBES = ("/healthz", "/readyz", "/status")
 def create_app(settings: GatewaySettings, model: ServedModel, tracer: Tracer | None = None) -> web.Application:
     """The application; it connects to Redis when it starts up."""
     gateway = Gateway(settings, model, tracer)
-    app = web.Application(middlewares=[_outermost, errors.middleware], client_max_size=settings.max_body_bytes)
+    app = web.Application(middlewares=[_outermost, error_responses.middleware], client_max_size=settings.max_body_bytes)
     app[GATEWAY] = gateway
     engine_page.add_to(app, gateway)
     app.add_routes(
@@ -160,7 +161,7 @@ async def _refuse_expectation(request: web.Request) -> web.StreamResponse:
             f"The header Expect may only be 100-continue, not {shown(request.headers['Expect'])}; leave it out."
         )
 
-    return await errors.middleware(request, refuse)
+    return await error_responses.middleware(request, refuse)
 
 
 class _Protocol(RequestHandler):
@@ -186,8 +187,8 @@ class _Protocol(RequestHandler):
             log.error("a connection failed unexpectedly", exc_info=exc)
             error = errors.ApiError("Internal error.", code="internal")
         assert isinstance(self._manager, HttpServer)
-        self._manager.meters.refused("other", str(error.status), errors.reason(error))
-        response = errors.response(error)
+        self._manager.meters.refused("other", str(error.status), error_responses.reason(error))
+        response = error_responses.response(error)
         _add_common(response)
         response.force_close()
         return response

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,15 @@ from aiohttp import web
 from quire.gateway.admin.metrics import GatewayMetrics
 from quire.gateway.admin.request_meter import BEGAN, METER, RequestMeters
 from quire.gateway.admin.tracing import SPAN
-from quire.gateway.admission.admission_options import read_terms
+from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import RetryPolicy, down
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api import chat, completions, resume
-from quire.gateway.api.call import Call, RequestLimits, request_id
+from quire.gateway.api.call import Call, request_id
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown
 from quire.gateway.api.parsing import read_object
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
@@ -149,7 +150,7 @@ class Gateway:
         if settings.log_prompts:
             _log_prompt(request[REQUEST_ID], body)
         call = await read(body, self.limits, self.renderer)
-        terms = read_terms(
+        terms = read_admission_options(
             request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
         )
         if (span := request.get(SPAN)) is not None:
@@ -157,7 +158,7 @@ class Gateway:
             terms = replace(terms, traceparent=str(span.context))
         call_id = request[REQUEST_ID]
         requests = call.requests(call_id)
-        about = call.about(format_.dialect, transcript.created())
+        about = call.metadata(format_.dialect, transcript.created())
         can_return = bool(terms.idempotency_key) or (call.options.stream and len(requests) == 1)
         with self._listening([item.id for item in requests], can_return=can_return) as outputs:
             first = await self.submission.submit(requests, about.encode(), terms)
@@ -306,7 +307,7 @@ class Gateway:
             "created": self.started,
             "owned_by": "quire",
             "max_model_len": self.fleet.max_model_len,
-            "sampling_defaults": asdict(self.model.sampling_defaults),
+            "sampling_defaults": self.model.sampling_defaults,
         }
 
     async def healthz(self, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ follow the OpenAI API and, for parameters that it lacks, Hugging Face `Generatio
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -56,6 +57,7 @@ class Parameter:
     requires: the parameter that must be true with this one, unless the value is among `neutral`.
     excludes: parameters that must not be given with this one, with the reason, which may be empty.
     beam_value: the one value that a beam search takes, and its default there; None if a beam search takes any.
+    kind: type and range for the documentation, where the text of `read` does not tell them.
     """
 
     read: Check[Any]
@@ -68,11 +70,27 @@ class Parameter:
     neutral: tuple[Any, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)
     beam_value: float | None = None
+    kind: str = ""
 
     @property
-    def kind(self) -> str:
-        """Type and range of what clients send, for the documentation."""
-        return re.sub("^an? ", "", str(self.read))
+    def documented_kind(self) -> str:
+        """Type and range of the JSON value."""
+        return self.kind or re.sub("^an? ", "", str(self.read))
+
+    @property
+    def documented_default(self) -> str:
+        """The default as JSON. Empty if `help` tells it: it depends on the model or the prompt, or is no JSON value."""
+        if self.required:
+            return "required"
+        if self.default in ((), ""):
+            return "none"
+        if self.default is None or self.model_default or self.per_prompt:
+            return ""
+        try:
+            self.read("default", self.default)
+        except InvalidValue:
+            return ""
+        return f"`{json.dumps(self.default)}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +193,7 @@ class SamplingParams:
     best_of: int = parameter(
         Integer(0, MAX_CHOICES),
         "in chats an extension: generates this many answers and returns the `n` with the highest mean log-probability, "
-        "each with its `score`. At least `n`; more than `n` cannot be streamed. Limits as for `n`",
+        "each with its `score`. At least `n`, by default `n`; more than `n` cannot be streamed. Limits as for `n`",
         default=0,
         read=Integer(1, MAX_CHOICES),
         excludes={"use_beam_search": "beam_width says how many sequences run"},

@@ -110,20 +110,20 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of `low` to `high` characters. Errors never show it: it may be a secret, or long."""
+    """A string of `low` to `high` characters, or of any length. Errors never show it: it may be a secret, or long."""
 
-    low: int
-    high: int
+    low: int = 0
+    high: int | None = None
 
     def __call__(self, name: str, value: Any) -> str:
         if type(value) is not str:
             raise wrong(name, self, value)
-        if not self.low <= len(value) <= self.high:
+        if self.high is not None and not self.low <= len(value) <= self.high:
             raise InvalidValue(name, f"must be {self}, not of {len(value)}")
         return value
 
     def __str__(self) -> str:
-        return f"a string of {self.low} to {self.high} characters"
+        return "a string" if self.high is None else f"a string of {self.low} to {self.high} characters"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from quire.gateway.admin.request_meter import BEGAN, METER
 from quire.gateway.api.call import Call
-from quire.gateway.api.errors import REASON, REQUEST_ID
+from quire.gateway.api.error_responses import REASON
+from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.stream.transcript import ANSWER
 from quire.shared.telemetry.tracing import TraceContext
 

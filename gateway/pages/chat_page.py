@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from aiohttp import ETag, hdrs, web
 
-from quire.gateway.api.errors import Handler
+from quire.gateway.api.error_responses import Handler
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 

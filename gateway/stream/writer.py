@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable
 from aiohttp import web
 
 from quire.gateway.admin.request_meter import METER
-from quire.gateway.api import errors
+from quire.gateway.api import error_responses, errors
 from quire.gateway.stream import sse
 from quire.gateway.stream.events import Events
 from quire.gateway.stream.transcript import Transcript
@@ -75,7 +75,7 @@ class StreamWriter:
             except ConnectionError:
                 raise
             except Exception as error:  # the head has left, so that it can only be told as an event
-                self._last = sse.event(errors.body(errors.unexpected(error, self._request)))
+                self._last = sse.event(errors.body(error_responses.unexpected(error, self._request)))
             await self._in_time(response.write_eof(self._last.encode("ascii")))
             if self._last:
                 self._meter.wrote(self._answer.tokens, self._outputs.came_at)
