@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
 from quire.gateway.admin.request_meter import RequestMeters
-from quire.gateway.admission.submission import Canceller
+from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
