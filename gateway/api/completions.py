@@ -14,7 +14,7 @@ from quire.gateway.api.options import read_options
 from quire.gateway.model.renderer import Renderer, read_prompts
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.assembly import Choice
+from quire.gateway.stream.transcript import Choice
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
