@@ -35,7 +35,7 @@ test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then
 	@$(IN_PARALLEL) $(ARGS)
 
 test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run tests with each level of instructions up to this processor's; half an hour.
-	@$(BIN)/python -m tests.levels $(ARGS)
+	@$(BIN)/python -m tests.support.levels $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
 	@$(BIN)/ruff check .

@@ -19,13 +19,13 @@ from quire.gateway.model.served_model import ModelError, load_model
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
-from quire.shared.internal_server import PortError, bind
-from quire.shared.logs import give_up, setup_logging
-from quire.shared.naming import InvalidModelName
-from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.model.naming import InvalidModelName
+from quire.shared.redis.clients import BrokerUnavailable, check_redis, redact
 from quire.shared.settings import with_sources
-from quire.shared.tracing import TracingError
-from quire.shared.tracing import start as start_tracing
+from quire.shared.telemetry.internal_server import PortError, bind
+from quire.shared.telemetry.logs import give_up, setup_logging
+from quire.shared.telemetry.tracing import TracingError
+from quire.shared.telemetry.tracing import start as start_tracing
 
 log = logging.getLogger("gateway")
 

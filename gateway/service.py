@@ -22,11 +22,11 @@ from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.broker import Broker, QueueBounds, new_id
-from quire.shared.loop_lag import LoopLag
-from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.redis.clients import command_client, pubsub_client
+from quire.shared.telemetry.loop_lag import LoopLag
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 # How long a gateway that ends waits for Redis to accept its cancellations.
 CANCEL_TIMEOUT_S = 3.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quire.ops.errors import CommandError
-from quire.shared.model_folder import find_fault, gguf_fault
+from quire.shared.model.folder import find_fault, gguf_fault
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 # The folder on the import path in which the package `quire` lies.

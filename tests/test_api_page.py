@@ -19,7 +19,7 @@ from quire.gateway.pages import static_files
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.json_schema import ANY_OBJECT, FORMATS
+from quire.shared.text.json_schema import ANY_OBJECT, FORMATS
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.

@@ -1,4 +1,4 @@
-"""Traces of real processes as a real collector gets them, and logs that never say what a client said."""
+"""Traces of real processes as a real collector receives them, and logs without prompts or answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.collector import Collector, running_collector
 from tests.conftest import QuireProcess
 from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.support.collector import Collector, running_collector
 from tests.worker.checkpoints import make_checkpoint
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -14,8 +14,8 @@ import torch
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
-from quire.shared.templates import load_chat_template
-from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.shared.text.chat_template import load_chat_template
+from quire.shared.text.tokenizer import load_tokenizer, read_json, read_special_tokens
 from quire.worker.device import devices, graph_capture
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket

@@ -11,13 +11,13 @@ from typing import NoReturn
 
 from redis.exceptions import RedisError
 
-from quire.shared.logs import give_up, setup_logging
-from quire.shared.naming import InvalidModelName, served_name
-from quire.shared.redis_clients import BrokerUnavailable, check_redis, redact
+from quire.shared.model.naming import InvalidModelName, served_name
+from quire.shared.redis.clients import BrokerUnavailable, check_redis, redact
 from quire.shared.settings import with_sources
-from quire.shared.tokenizer import ModelError
-from quire.shared.tracing import TracingError
-from quire.shared.tracing import start as start_tracing
+from quire.shared.telemetry.logs import give_up, setup_logging
+from quire.shared.telemetry.tracing import TracingError
+from quire.shared.telemetry.tracing import start as start_tracing
+from quire.shared.text.tokenizer import ModelError
 from quire.worker.errors import WorkerStartError
 from quire.worker.interpreter import leave, settle, without_collections
 from quire.worker.progress import progress
@@ -70,7 +70,7 @@ def serve(settings: WorkerSettings) -> None:
     """Load the model, build the engine and run the service."""
     import uvloop
 
-    from quire.shared.internal_server import PortError, bind
+    from quire.shared.telemetry.internal_server import PortError, bind
     from quire.worker.build import build_engine
     from quire.worker.device.devices import arithmetic
     from quire.worker.inspect.fingerprint import of_results

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from quire.shared.logs import JsonFormatter
+from quire.shared.telemetry.logs import JsonFormatter
 
 # The variable that holds the descriptor of the pipe's writing end.
 PIPE = "_QUIRE_PROGRESS_FD"

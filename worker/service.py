@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from quire.shared.broker import BEAT_S, Broker, QueueReader, StepCommit, new_id
-from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import WorkerCard
-from quire.shared.redis_clients import blocking_client, check_redis, command_client
+from quire.shared.redis.clients import blocking_client, check_redis, command_client
+from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.admin_server import WorkerAdminServer
 from quire.worker.inspect.metrics import WorkerMetrics
@@ -30,7 +30,7 @@ from quire.worker.queue.orphans import Orphans
 from quire.worker.queue.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from quire.shared.redis_url import REDIS_URL_HELP
+from quire.shared.redis.url import REDIS_URL_HELP
 from quire.shared.settings import option
-from quire.shared.tracing import OTLP_ENDPOINT_HELP
+from quire.shared.telemetry.tracing import OTLP_ENDPOINT_HELP
 
 
 @dataclass(frozen=True, kw_only=True)

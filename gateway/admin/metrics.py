@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
 from quire.gateway.service import Gateway
-from quire.shared.lane_state import LaneState, read_lane
-from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.shared.broker.lane_state import LaneState, read_lane
+from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
 log = logging.getLogger("gateway")
 

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from quire.gateway.admin.metrics import GatewayMetrics
 from quire.gateway.service import Gateway
-from quire.shared.internal_server import InternalServer, json_response
-from quire.shared.measures import CONTENT_TYPE_LATEST
+from quire.shared.telemetry.internal_server import InternalServer, json_response
+from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 
 
 class GatewayAdminServer:

@@ -12,8 +12,8 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.buffer import StreamStats
 from quire.shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
-from quire.shared.cancellation import check_cancelled
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 

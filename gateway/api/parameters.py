@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.gateway.api.errors import InvalidRequest
-from quire.shared import json_schema
 from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.logprobs import MAX_TOP_LOGPROBS
 from quire.shared.messages import (
@@ -28,6 +27,7 @@ from quire.shared.messages import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
+from quire.shared.text import json_schema
 
 Check = Callable[[str, Any], Any]
 

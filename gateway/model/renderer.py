@@ -12,8 +12,8 @@ from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.parameters import invalid, shown
 from quire.gateway.model.schema_check import Schemas
 from quire.gateway.model.served_model import ServedModel
-from quire.shared.json_schema import SchemaError
-from quire.shared.templates import TemplateFailure
+from quire.shared.text.chat_template import TemplateFailure
+from quire.shared.text.json_schema import SchemaError
 
 # No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
 CHARACTERS_PER_TOKEN = 16

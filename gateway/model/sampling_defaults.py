@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.parameters import COMMON
-from quire.shared.tokenizer import ModelError
+from quire.shared.text.tokenizer import ModelError
 
 FILE = "generation_config.json"
 

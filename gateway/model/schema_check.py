@@ -1,6 +1,6 @@
 """Whether answers can follow a JSON schema: each new one is tried in a process of its own.
 
-A few characters can ask for hours, gigabytes or a stack without end (`shared/json_schema.py`). There that ends one
+A few characters can ask for hours, gigabytes or a stack without end (`shared/text/json_schema.py`). There that ends one
 small process; here it would be the gateway.
 """
 
@@ -12,8 +12,8 @@ import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.shared import json_schema
-from quire.shared.json_schema import ANY_OBJECT, SchemaError
+from quire.shared.text import json_schema
+from quire.shared.text.json_schema import ANY_OBJECT, SchemaError
 
 # Schemas of which it is known.
 KEPT = 256

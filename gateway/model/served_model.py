@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from quire.gateway.model.sampling_defaults import FILE as GENERATION_CONFIG
 from quire.gateway.model.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from quire.gateway.model.token_texts import TokenTexts
-from quire.shared.detokenizer import context_of, drops_first_space
-from quire.shared.hub import HubError, download
-from quire.shared.model_config import context_length, read_model_config
-from quire.shared.templates import ChatTemplate, load_chat_template
-from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from quire.shared.model.config import context_length, read_model_config
+from quire.shared.model.hub import HubError, download
+from quire.shared.text.chat_template import ChatTemplate, load_chat_template
+from quire.shared.text.detokenizer import context_of, drops_first_space
+from quire.shared.text.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 

@@ -24,9 +24,9 @@ from quire.gateway.api.errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.service import Gateway
 from quire.gateway.stream import sse
 from quire.shared.broker import BEAT_S, VIEW_TTL_S, Broker
-from quire.shared.cancellation import check_cancelled
 from quire.shared.messages import MessageError
-from quire.shared.redis_clients import pubsub_client
+from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.redis.clients import pubsub_client
 from quire.shared.views import View
 
 log = logging.getLogger("gateway")

@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
-from quire.shared.cancellation import check_cancelled
 from quire.shared.messages import MessageError, Outcome, StepItem
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Broker
-from quire.shared.cancellation import check_cancelled
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 

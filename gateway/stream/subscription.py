@@ -14,9 +14,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.shared.cancellation import check_cancelled
 from quire.shared.messages import MessageError, StepItem, decode_items
-from quire.shared.redis_clients import LaneClient
+from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.redis.clients import LaneClient
 
 log = logging.getLogger("gateway")
 

@@ -12,9 +12,9 @@ from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.logprobs import ScoredTokens
 from quire.gateway.model.served_model import ServedModel
-from quire.shared.detokenizer import IncrementalDetokenizer
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
-from quire.shared.stopping import StopStringFilter
+from quire.shared.text.detokenizer import IncrementalDetokenizer
+from quire.shared.text.stop_strings import StopStringFilter
 
 
 class TextDelta(NamedTuple):

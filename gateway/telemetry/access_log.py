@@ -15,7 +15,7 @@ from quire.gateway.telemetry.tracing import PREFIX, SPAN, HttpSpan
 from quire.shared.broker import new_id
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 access = logging.getLogger("gateway.access")
 

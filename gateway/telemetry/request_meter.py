@@ -14,8 +14,8 @@ from aiohttp import web
 
 from quire.gateway.api.call_metadata import DIALECTS
 from quire.gateway.api.errors import reasons
-from quire.shared.measures import STEP_S, TOKEN_S, WAIT_S, Histogram
 from quire.shared.messages import OUTCOMES
+from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # Whether the call made its requests, repeated an idempotency key, or resumed a stream.
 KINDS = ("new", "joined", "resumed")

@@ -14,10 +14,10 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.errors import REASON, REQUEST_ID
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER
-from quire.shared.tracing import TraceContext
+from quire.shared.telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 PREFIX = "/v1/"
 TRACEPARENT = "traceparent"
@@ -32,7 +32,7 @@ class HttpSpan:
     """The span of one HTTP request under /v1/."""
 
     def __init__(self, tracer: Tracer, request: web.Request) -> None:
-        from quire.shared.spans import SpanKind, context_of
+        from quire.shared.telemetry.spans import SpanKind, context_of
 
         self._request = request
         resource = request.match_info.route.resource
@@ -92,7 +92,7 @@ class HttpSpan:
 
     def end(self, status: int | None) -> None:
         """Ends the span; `status` is None if the client left."""
-        from quire.shared.spans import fail
+        from quire.shared.telemetry.spans import fail
 
         span, request = self._span, self._request
         if not span.is_recording():

@@ -18,7 +18,7 @@ from quire.ops.paths import resolve_state_dir
 from quire.shared.broker import Broker, DeadRequest, QueueBounds, new_id
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest, MessageError
-from quire.shared.redis_clients import BrokerUnavailable, command_client, node_clients, redact
+from quire.shared.redis.clients import BrokerUnavailable, command_client, node_clients, redact
 
 # Nothing is refused for want of room: an operator asks for it.
 NO_BOUNDS = QueueBounds(10**12, 10**15)

@@ -34,7 +34,7 @@ from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, loc
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
 from quire.ops.paths import IMPORT_ROOT, resolve_model, resolve_state_dir
-from quire.shared.naming import InvalidModelName
+from quire.shared.model.naming import InvalidModelName
 from quire.shared.settings import FROM_FLAGS, load, options, to_environ
 from quire.worker.progress import READY
 from quire.worker.settings import WorkerSettings

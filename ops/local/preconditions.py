@@ -83,7 +83,7 @@ def _free_port(family: int, host: str) -> int:
 
 def check_redis(url: str) -> None:
     """Raises CommandError if there is no Redis that is of use."""
-    from quire.shared.redis_clients import BrokerUnavailable, check_redis
+    from quire.shared.redis.clients import BrokerUnavailable, check_redis
 
     try:
         asyncio.run(check_redis(url))

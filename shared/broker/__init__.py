@@ -19,9 +19,9 @@ from quire.shared.broker.gateway import (
     QueueFull,
 )
 from quire.shared.broker.lane import RETENTION_S, new_id
-from quire.shared.broker.names import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
 from quire.shared.broker.reader import QueueReader, StreamEntry
+from quire.shared.broker.registration import BEAT_S, WORKER_TTL_S, NameHolder, NameVerbs
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Blocking reads that are ended while entries arrive lose none."""
+"""A blocking read that is cancelled while entries arrive loses no entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.redis_clients import blocking_client, command_client
+from quire.shared.redis.clients import blocking_client, command_client
 
 ROUNDS = 400
 

@@ -9,7 +9,7 @@ import pytest
 
 from quire.gateway.settings import GatewaySettings
 from tests.gateway.running import RunningGateway, running_gateway, write_model
-from tests.shared.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem, WorkerCard
-from quire.shared.redis_clients import blocking_client, command_client
+from quire.shared.redis.clients import blocking_client, command_client
 
 # The steps of one request: the deltas of each, and the outcome that ends it.
 Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]

@@ -21,7 +21,7 @@ from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.sse import EventId
 from tests.gateway.fake_worker import FakeWorker, Script
-from tests.shared.tokenizers_for_tests import byte_level
+from tests.support.tokenizers import byte_level
 
 MODEL = "test-model"
 CONTEXT = 512

@@ -14,11 +14,11 @@ from quire.gateway.admission.submission import Canceller
 from quire.shared.broker import Broker, QueueBounds
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, tokens, until
-from tests.shared.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=10, tokens=100)

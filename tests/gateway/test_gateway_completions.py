@@ -12,7 +12,7 @@ from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
-from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+from tests.support.tokenizers import byte_fallback, byte_level
 
 
 async def echo(request: GenerationRequest) -> Steps:

@@ -34,7 +34,7 @@ from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse
 from tests.gateway.stream.test_buffer import Log, open_one
 from tests.gateway.test_gateway_bad_input import check
 from tests.gateway.test_gateway_resume import model, resumed, stream_path
-from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+from tests.support.tokenizers import byte_fallback, byte_level
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATHS = [CHAT, COMPLETIONS]

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ModelError, load_model
-from quire.shared.naming import served_name
-from quire.shared.templates import ChatTemplate
-from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
-from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+from quire.shared.model.naming import served_name
+from quire.shared.text.chat_template import ChatTemplate
+from tests.support.chat_templates import CHATS, TEMPLATES, TOKENS
+from tests.support.tokenizers import byte_fallback, byte_level
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:

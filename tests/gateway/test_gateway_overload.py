@@ -14,7 +14,7 @@ from quire.ops.paths import PROJECT_ROOT
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, tokens, until
-from tests.shared.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture

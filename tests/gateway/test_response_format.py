@@ -15,8 +15,8 @@ from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.parameters import response_format
 from quire.gateway.model import schema_check
 from quire.gateway.model.renderer import Renderer
-from quire.shared.json_schema import ANY_OBJECT
 from quire.shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
+from quire.shared.text.json_schema import ANY_OBJECT
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens

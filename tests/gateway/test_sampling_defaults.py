@@ -11,7 +11,7 @@ import pytest
 
 from quire.gateway.model.sampling_defaults import SamplingDefaults
 from quire.gateway.model.served_model import load_model
-from quire.shared.tokenizer import ModelError
+from quire.shared.text.tokenizer import ModelError
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens

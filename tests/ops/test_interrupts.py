@@ -56,7 +56,7 @@ def running_with(text: str) -> list[int]:
                 "quire.ops.local.launcher",
             )
         ),
-        *(("worker", module) for module in ("quire.shared.tokenizer", "numpy", "torch.nn.modules")),
+        *(("worker", module) for module in ("quire.shared.text.tokenizer", "numpy", "torch.nn.modules")),
         *(pytest.param("worker", module, marks=pytest.mark.slow) for module in ("torch", "quire.worker.build")),
         *(("gateway", module) for module in ("asyncio", "aiohttp.client", "quire.gateway.app")),
         *((command, "quire.shared.settings") for command in ("chat", "dead", "bench", "--help")),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.test_cli import refusal
-from tests.shared.test_model_folder import ADAPTER, MERGE, OTHERS, write
+from tests.shared.model.test_folder import ADAPTER, MERGE, OTHERS, write
 from tests.worker.checkpoints import make_checkpoint
 
 

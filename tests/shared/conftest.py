@@ -6,8 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.broker import Broker
-from quire.shared.redis_clients import command_client
-from tests.shared.redis_server import RedisServer, running_redis
+from quire.shared.redis.clients import command_client
+from tests.support.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,9 @@ from quire.shared.broker import (
 )
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from tests.shared.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
-from tests.shared.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
-from tests.shared.redis_server import RedisServer
+from tests.support.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
+from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
+from tests.support.redis_server import RedisServer
 
 BOUNDS = QueueBounds(requests=5, tokens=100)
 GATEWAYS = ("g0", "g1")

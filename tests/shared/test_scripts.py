@@ -27,7 +27,7 @@ from quire.shared.broker import (
 )
 from quire.shared.keys import GROUP, HANDED, QUEUES, LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem, WorkerCard, decode_items
-from quire.shared.redis_clients import blocking_client, pubsub_client
+from quire.shared.redis.clients import blocking_client, pubsub_client
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=3, tokens=1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 from quire.worker.queue.claim_counts import ClaimCounts
 
 BOUNDS = QueueBounds(requests=100, tokens=1000)

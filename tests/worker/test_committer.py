@@ -19,7 +19,7 @@ from quire.shared import messages
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 from quire.worker.queue import committer as module
 from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge
 

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.shared.redis_clients import blocking_client, command_client
+from quire.shared.redis.clients import blocking_client, command_client
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 

@@ -11,7 +11,7 @@ from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.results import StopStringMatcher
-from tests.shared.tokenizers_for_tests import byte_fallback
+from tests.support.tokenizers import byte_fallback
 from tests.worker.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 
 

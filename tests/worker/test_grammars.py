@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from quire import kernels
 from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
-from quire.shared import json_schema
-from quire.shared.json_schema import ANY_OBJECT
 from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
+from quire.shared.text import json_schema
+from quire.shared.text.json_schema import ANY_OBJECT
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import NO_WAY_ON, Engine
 from quire.worker.engine.grammars import KEPT, Grammars

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
 from quire.shared.broker import Broker
-from quire.shared.internal_server import PortError, bind
-from quire.shared.loop_lag import LoopLag
 from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.telemetry.internal_server import PortError, bind
+from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import admin_server

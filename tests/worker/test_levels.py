@@ -11,7 +11,7 @@ import pytest
 
 from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
-from tests import levels
+from tests.support import levels
 
 HERE = "tests/worker"
 THIN = [

@@ -15,7 +15,7 @@ from quire.worker.build import GIB, check, choose_num_host_blocks
 from quire.worker.errors import WorkerStartError
 from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire
-from tests.shared.redis_server import running_redis
+from tests.support.redis_server import running_redis
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from quire.shared.broker import Broker, new_id
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
 from quire.worker.service import LeaseTimes, WorkerService

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.templates import ChatTemplate, load_chat_template
-from quire.shared.tokenizer import load_tokenizer, read_json, read_special_tokens
+from quire.shared.text.chat_template import ChatTemplate, load_chat_template
+from quire.shared.text.tokenizer import load_tokenizer, read_json, read_special_tokens
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import GROUP, LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
-from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.redis.clients import command_client, pubsub_client
 from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

@@ -15,7 +15,7 @@ from quire.shared.broker import Broker
 from quire.shared.broker import gateway as gateway_verbs
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.redis_clients import command_client, pubsub_client
+from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.views import View
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.shared.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner
 from quire.worker.device.staging import SampledTokens

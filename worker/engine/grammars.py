@@ -106,7 +106,7 @@ class Grammars:
 
     def _make(self, schema: str) -> Matcher | str:
         """A matcher, or why there is none."""
-        from quire.shared import json_schema
+        from quire.shared.text import json_schema
 
         assert self._tokenizer is not None
         try:

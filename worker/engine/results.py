@@ -11,10 +11,10 @@ from itertools import repeat
 
 import numpy as np
 
-from quire.shared.detokenizer import IncrementalDetokenizer, context_of
-from quire.shared.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
-from quire.shared.stopping import StopStringFilter
+from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
+from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
+from quire.shared.text.stop_strings import StopStringFilter
 from quire.worker.engine.beams import EndedBeam
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup

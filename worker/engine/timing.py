@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quire.shared.measures import COUNTS, STEP_S, Histogram
+from quire.shared.telemetry.prometheus import COUNTS, STEP_S, Histogram
 from quire.worker.engine.step import Step
 
 PHASES = ("schedule", "execute", "sample", "commit")

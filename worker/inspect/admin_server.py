@@ -14,8 +14,8 @@ from typing import TypeVar
 from aiohttp import web
 
 from quire.shared.broker import WORKER_TTL_S
-from quire.shared.internal_server import InternalServer, ServiceUnavailable, dump, json_response
-from quire.shared.measures import CONTENT_TYPE_LATEST
+from quire.shared.telemetry.internal_server import InternalServer, ServiceUnavailable, dump, json_response
+from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.metrics import WorkerMetrics, read_engine
 from quire.worker.inspect.usage import snapshot

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from quire.shared.broker import Broker
-from quire.shared.loop_lag import LoopLag
-from quire.shared.measures import Exposition, counter, gauge, histogram
+from quire.shared.telemetry.loop_lag import LoopLag
+from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.timing import StepTimes
 from quire.worker.inspect.usage import EngineUsage, usage

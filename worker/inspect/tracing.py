@@ -15,10 +15,10 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.shared.broker import Claim
-from quire.shared.tracing import TraceContext
+from quire.shared.telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 _SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
@@ -74,7 +74,7 @@ class AttemptSpans:
         if self.has_tokens:
             self._span.set_attribute("gen_ai.usage.output_tokens", max(0, tokens - self._earlier))
         if outcome in ("error", "lost"):
-            from quire.shared.spans import fail
+            from quire.shared.telemetry.spans import fail
 
             fail(self._span, outcome)
         self._span.end()

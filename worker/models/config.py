@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from quire.shared.model_config import longer_context
-from quire.shared.model_folder import CONFIG
+from quire.shared.model.config import longer_context
+from quire.shared.model.folder import CONFIG
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.fields import Fields, config_fields, read_json
 from quire.worker.models.rope import RopeConfig, parse_rope

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.model_folder import CONFIG, find_fault
+from quire.shared.model.folder import CONFIG, find_fault
 from quire.worker.models.errors import CheckpointError, NotSupported
 
 REQUIRED: Any = object()

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from quire.shared.hub import HubError, download
-from quire.shared.model_folder import INDEX, WEIGHTS, gguf_fault, weights_fault
+from quire.shared.model.folder import INDEX, WEIGHTS, gguf_fault, weights_fault
+from quire.shared.model.hub import HubError, download
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import read_json
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from quire.shared.model_config import context_length
-from quire.shared.model_folder import CONFIG
+from quire.shared.model.config import context_length
+from quire.shared.model.folder import CONFIG
 from quire.worker.models.config import FAMILIES, QUANTISED
 from quire.worker.models.errors import NotSupported
 from quire.worker.models.fields import Fields, config_fields, read_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.shared.broker import Claim
 from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.measures import WAIT_S, Histogram
+from quire.shared.telemetry.prometheus import WAIT_S, Histogram
 
 
 class ClaimCounts:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.shared.broker import StepCommit
-from quire.shared.measures import STEP_S, Histogram
 from quire.shared.messages import OUTCOMES
+from quire.shared.telemetry.prometheus import STEP_S, Histogram
 
 
 class CommitCounts:

@@ -24,14 +24,14 @@ from redis.exceptions import RedisError, ResponseError
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
-from quire.shared.redis_clients import BLOCK_S
+from quire.shared.redis.clients import BLOCK_S
 from quire.worker.inspect.tracing import spans_of
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 log = logging.getLogger(__name__)
 

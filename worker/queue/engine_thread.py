@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.shared.broker import StepCommit
-from quire.shared.measures import STEP_S, Fading, Histogram
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
+from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
 from quire.worker.engine.engine import STANDARD, Engine
 from quire.worker.engine.limits import RequestRefused
 

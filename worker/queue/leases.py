@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.shared.broker import Broker, NameHolder
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 from quire.worker.errors import WorkerStartError
 
 # Who has not beaten for so many of its beats is silent.

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from tokenizers import Tokenizer
 
 from quire.shared.messages import MAX_SALT_LENGTH
-from quire.shared.templates import ChatTemplate, TemplateFailure
+from quire.shared.text.chat_template import ChatTemplate, TemplateFailure
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 

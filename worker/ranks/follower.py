@@ -22,7 +22,7 @@ import msgpack
 import torch
 
 from quire import kernels
-from quire.shared.logs import setup_logging
+from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.errors import WorkerStartError

@@ -21,8 +21,8 @@ import msgpack
 import torch
 
 from quire.kernels import Ops
-from quire.shared.logs import give_up
 from quire.shared.processes import spawn
+from quire.shared.telemetry.logs import give_up
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.interpreter import leave
 from quire.worker.models.batch import ForwardBatch

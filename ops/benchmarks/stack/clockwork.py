@@ -18,8 +18,8 @@ import msgpack
 import uvloop
 
 from quire.ops.benchmarks.stack.overhead import NoModel
-from quire.shared.logs import setup_logging
 from quire.shared.messages import StepItem
+from quire.shared.telemetry.logs import setup_logging
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.interpreter import settle

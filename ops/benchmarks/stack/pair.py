@@ -28,7 +28,7 @@ import uvloop
 from quire.ops.benchmarks.stack.pair_processes import Steps, Streaming, bare, pair, resident_kib
 from quire.ops.benchmarks.stack.stream_client import MODEL, Stream, open_stream
 from quire.shared.broker import Broker
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 
 PARTS = ("first", "gaps", "bare", "tokens", "cancel", "memory")
 

@@ -15,7 +15,7 @@ from quire.gateway.api.call_metadata import CallMetadata
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.shared.redis_clients import command_client
+from quire.shared.redis.clients import command_client
 
 PROMPT_TOKENS = (0, 128, 1024, 8192)
 OUTPUT_TOKENS = (128, 512, 2048)

@@ -10,7 +10,7 @@ from quire.shared.broker import LastBeat
 from tests.gateway.conftest import Start
 from tests.gateway.pages.test_engine_view import worker
 from tests.gateway.running import RunningGateway, until
-from tests.shared.redis_server import running_redis
+from tests.support.redis_server import running_redis
 
 
 async def status(gateway: RunningGateway) -> Any:

@@ -14,10 +14,10 @@ import pytest
 from quire.gateway.stream.subscription import Subscription
 from quire.shared.broker import Claim
 from quire.shared.messages import StepItem
-from quire.shared.redis_clients import LaneClient, pubsub_client
+from quire.shared.redis.clients import LaneClient, pubsub_client
 from tests.gateway.running import RunningGateway, parse_events, texts, until
-from tests.shared.redis_server import RedisServer
 from tests.support.hand_worker import BODY, IDS, TEXT, HandWorker, one_each, run
+from tests.support.redis_server import RedisServer
 
 
 @asynccontextmanager

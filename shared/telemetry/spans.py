@@ -1,4 +1,4 @@
-"""Spans, made and exported with OpenTelemetry. Import this only where tracing is on (`shared/tracing.py`).
+"""Spans, made and exported with OpenTelemetry. Import this only where tracing is on (`shared/telemetry/tracing.py`).
 
 Spans wait in a bounded queue for a thread that sends them; a collector that is away costs what does not fit there, and
 nothing else. The span limits and sampling of the standard variables (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_...`,
@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from quire.shared.tracing import TraceContext
+from quire.shared.telemetry.tracing import TraceContext
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@
     redis+cluster://host:7000,host:7000                  rediss+cluster:// for TLS
 
 Of redis-py's options in the query only those are taken that say who we are and whom we trust: timeouts and retries are
-not a matter of the URL (see `shared/redis_clients.py`).
+not a matter of the URL (see `shared/redis/clients.py`).
 """
 
 from __future__ import annotations

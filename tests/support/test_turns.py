@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
-from tests.turns import turn
+from tests.support.turns import turn
 
 
 def take(folder: Path, alone: bool, began, end) -> None:

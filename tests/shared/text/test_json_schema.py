@@ -11,8 +11,8 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.ops.paths import DEFAULT_MODEL, PROJECT_ROOT
-from quire.shared import json_schema
-from quire.shared.json_schema import SchemaError
+from quire.shared.text import json_schema
+from quire.shared.text.json_schema import SchemaError
 
 BYTES = LLTokenizer("byte")
 

@@ -6,7 +6,7 @@ its own connection with a timeout above its BLOCK time, and a lost subscription 
 
 All keys of a lane are at one server, behind Sentinels and in a cluster too, so each client speaks to that one alone. A
 server that says that it is not the one (any more) counts as a broken connection; the next connection looks anew where
-the lane is (`shared/redis_places.py`). redis-py's own client for clusters repeats commands and is not used.
+the lane is (`shared/redis/places.py`). redis-py's own client for clusters repeats commands and is not used.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.redis_link import Link
-from quire.shared.redis_places import ClusterPlace, Place, place_of
-from quire.shared.redis_url import Address, BrokerUnavailable, parse_redis_url, redact
+from quire.shared.redis.link import Link
+from quire.shared.redis.places import ClusterPlace, Place, place_of
+from quire.shared.redis.url import Address, BrokerUnavailable, parse_redis_url, redact
 
 __all__ = [
     "BLOCK_S",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from quire.shared import templates
-from quire.shared.templates import ChatTemplate, TemplateFailure, load_chat_template
-from quire.shared.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
-from tests.shared.templates_for_tests import CHATS, TEMPLATES, TOKENS
-from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+from quire.shared.text import chat_template
+from quire.shared.text.chat_template import ChatTemplate, TemplateFailure, load_chat_template
+from quire.shared.text.tokenizer import ModelError, load_tokenizer, read_json, read_special_tokens
+from tests.support.chat_templates import CHATS, TEMPLATES, TOKENS
+from tests.support.tokenizers import byte_fallback, byte_level
 
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}]
 
@@ -30,7 +30,7 @@ def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from transformers.utils import chat_template_utils
 
-    monkeypatch.setattr(templates, "datetime", Fixed)
+    monkeypatch.setattr(chat_template, "datetime", Fixed)
     monkeypatch.setattr(chat_template_utils, "datetime", Fixed)
 
 

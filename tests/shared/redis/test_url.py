@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.shared.redis_url import Address, BrokerUnavailable, parse_redis_url, redact
+from quire.shared.redis.url import Address, BrokerUnavailable, parse_redis_url, redact
 
 
 def test_one_server() -> None:

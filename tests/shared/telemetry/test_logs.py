@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from quire.shared.logs import JsonFormatter, LineFormatter, setup_logging
+from quire.shared.telemetry.logs import JsonFormatter, LineFormatter, setup_logging
 
 
 def test_a_record_is_one_line_with_time_level_process_and_message() -> None:
@@ -21,7 +21,7 @@ def test_a_record_is_one_line_with_time_level_process_and_message() -> None:
 
 def test_logs_go_to_standard_error_from_the_level_on() -> None:
     program = (
-        "import logging; from quire.shared.logs import setup_logging; setup_logging('p', 'error'); "
+        "import logging; from quire.shared.telemetry.logs import setup_logging; setup_logging('p', 'error'); "
         "setup_logging('p', 'info'); "
         "logging.debug('hidden'); logging.info('shown'); logging.getLogger('httpx').info('noise')"
     )
@@ -87,7 +87,7 @@ def test_an_unknown_format_is_refused() -> None:
 def test_the_last_line_is_json_where_the_log_is() -> None:
     for form in ("text", "json"):
         program = (
-            "from quire.shared.logs import give_up, setup_logging; "
+            "from quire.shared.telemetry.logs import give_up, setup_logging; "
             f"setup_logging('p', 'info', '{form}', gateway='g'); give_up('quire gateway', 'no\\nroom')"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire.shared.broker.lane import Script
-from quire.shared.redis_clients import LaneClient, blocking_client, command_client
-from tests.shared.redis_server import RedisServer
+from quire.shared.redis.clients import LaneClient, blocking_client, command_client
+from tests.support.redis_server import RedisServer
 
 
 async def test_commands_one_after_the_other_use_one_connection_also_behind_an_error(redis_url: str) -> None:
@@ -78,7 +78,7 @@ async def test_a_connection_that_breaks_fails_all_that_wait_and_the_next_command
 async def test_a_server_that_is_silent_fails_all_that_wait_in_time(
     redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.shared.redis_clients.COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("quire.shared.redis.clients.COMMAND_TIMEOUT_S", 0.3)
     client = command_client(redis_url)
     await client.set("key", "value")
     with redis_server.stopped():

@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from quire.shared.keys import LaneKeys
-from quire.shared.redis_url import Address, RedisUrl, parse_redis_url
+from quire.shared.redis.url import Address, RedisUrl, parse_redis_url
 
 # For one answer of a Sentinel or of a node of the cluster. The next one is asked after that.
 ASK_TIMEOUT_S = 1.0

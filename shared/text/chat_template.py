@@ -21,7 +21,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire.shared.tokenizer import ModelError, read_json
+from quire.shared.text.tokenizer import ModelError, read_json
 
 # With `role`, `content` (a string, or a list of text parts) and perhaps `name`.
 Message = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.shared.stopping import StopStringFilter
+from quire.shared.text.stop_strings import StopStringFilter
 
 letters = st.text("abc", max_size=12)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)

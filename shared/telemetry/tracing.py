@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from quire.shared.spans import Tracer
+    from quire.shared.telemetry.spans import Tracer
 
 OTLP_ENDPOINT_HELP = (
     "Where spans are sent, an OTLP/HTTP base URL such as http://collector:4318; without it, and without "
@@ -78,7 +78,7 @@ def start(process: str, instance: str, endpoint: str, environ: Mapping[str, str]
                 raise TracingError(f"{name} is {said!r}; Quire sends traces by {PROTOCOL} only: set it so, or unset it")
     _check(endpoint, source)
     try:
-        from quire.shared.spans import Tracer
+        from quire.shared.telemetry.spans import Tracer
     except ImportError as error:
         raise TracingError(
             f"{source} asks for tracing, but the Python package {error.name} is missing: "

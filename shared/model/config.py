@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.shared.model_folder import CONFIG, find_fault
-from quire.shared.tokenizer import ModelError, read_json
+from quire.shared.model.folder import CONFIG, find_fault
+from quire.shared.text.tokenizer import ModelError, read_json
 
 # The names under which configurations of the families give the longest context.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared import model_folder
-from quire.shared.model_config import read_model_config
-from quire.shared.tokenizer import ModelError, load_tokenizer
+from quire.shared.model import folder as model_folder
+from quire.shared.model.config import read_model_config
+from quire.shared.text.tokenizer import ModelError, load_tokenizer
 from quire.worker.models.choice import choose_model
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.loader import Weights, resolve

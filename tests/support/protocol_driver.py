@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError
 
 from quire.shared.broker import Broker, QueueReader
 from quire.shared.keys import GROUP, QUEUES, LaneKeys
-from tests.shared.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 LANE = "lane"
 KEYS = LaneKeys(LANE)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quire.shared.tracing import TraceContext, TracingError, start
+from quire.shared.telemetry.tracing import TraceContext, TracingError, start
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -86,7 +86,7 @@ def test_a_wrong_endpoint_is_refused_with_its_name_and_the_remedy(
 
 
 def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("opentelemetry", "quire.shared.spans"))]:
+    for name in [name for name in sys.modules if name.startswith(("opentelemetry", "quire.shared.telemetry.spans"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(TracingError, match=r"opentelemetry\S* is missing: `pip install .* -e '\.\[tracing\]'` in"):
@@ -96,11 +96,11 @@ def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytes
 def test_without_an_endpoint_nothing_to_trace_with_is_imported() -> None:
     program = (
         "import sys, quire.gateway.app, quire.worker.main, quire.worker.inspect.tracing\n"
-        "from quire.shared.tracing import start\n"
+        "from quire.shared.telemetry.tracing import start\n"
         "assert start('gateway', 'g', '', {}) is None\n"
         # redis-py imports OpenTelemetry's metrics by itself where they are installed.
         "ours = ('opentelemetry.sdk.trace', 'opentelemetry.exporter', 'google.protobuf', 'requests',"
-        "'quire.shared.spans')\n"
+        "'quire.shared.telemetry.spans')\n"
         "print([name for name in sys.modules if name.startswith(ours)])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

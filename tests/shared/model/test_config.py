@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.model.served_model import load_model
-from quire.shared.model_config import context_length, longer_context
+from quire.shared.model.config import context_length, longer_context
 from quire.worker.models.choice import choose_model
 from tests.worker.transformers_checkpoints import make_kind
 

@@ -1,6 +1,6 @@
 """Runs tests with each level of instructions that this processor has, and with no C++ kernels: `make test-levels`.
 
-    python -m tests.levels [--level LEVEL]... [ARGUMENTS OF PYTEST]
+    python -m tests.support.levels [--level LEVEL]... [ARGUMENTS OF PYTEST]
 
 Torch is held to the same level: it computes in place of kernels that a level lacks.
 """
@@ -42,7 +42,7 @@ def environment(level: str) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.levels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.support.levels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--level", action="append", choices=list(TORCH), help="only this one; may be repeated")
     args, rest = parser.parse_known_args()

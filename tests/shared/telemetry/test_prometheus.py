@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.shared.measures import Fading
+from quire.shared.telemetry.prometheus import Fading
 
 
 def test_what_is_long_ago_counts_for_less() -> None:

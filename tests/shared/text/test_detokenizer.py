@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from quire.shared.detokenizer import IncrementalDetokenizer, context_of, drops_first_space
-from tests.shared.tokenizers_for_tests import byte_fallback, byte_level
+from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of, drops_first_space
+from tests.support.tokenizers import byte_fallback, byte_level
 
 TOKENIZERS = [pytest.param(byte_level(), id="byte-level"), pytest.param(byte_fallback(), id="byte-fallback")]
 
