@@ -1,4 +1,4 @@
-"""What tests of several folders use: a real Redis, the command `quire` as a real process, and a tiny checkpoint."""
+"""Fixtures for all tests: a real Redis, the command `quire` as a real process, and a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ STOP_TIMEOUT_S = 20.0
 
 
 def clean_environ(**variables: str) -> dict[str, str]:
-    """This process' environment without the settings of Quire that a developer may have, plus `variables`.
+    """Return the environment without QUIRE_ settings and without make's variables, plus `variables`.
 
-    Nor what make hands down (`make test ARGS=...`), which a `make` that a test starts would take for its own.
+    A `make` that a test starts would otherwise inherit the arguments of `make test ARGS=...`.
     """
     dropped = ("QUIRE_", "MAKE", "MFLAGS", "ARGS")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(dropped)}
@@ -37,7 +37,7 @@ def clean_environ(**variables: str) -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, other than one that has ended and waits to be collected."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """The processes that this one has started: pid and command line."""
+    """Return the child processes of this process: pid and command line."""
     pids = [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
@@ -53,7 +53,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 class QuireProcess:
-    """A running `quire ...`. Its output is collected while it runs; `wait_for` waits for a line instead of a time."""
+    """A running `quire ...`. A thread collects its output, and `wait_for` waits for a line of it."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class QuireProcess:
         prefix: tuple[str, ...] = (),
     ) -> None:
         self.process = subprocess.Popen(
-            dying_with_parent([*prefix, sys.executable, "-m", module, *arguments]),  # also if the test run is killed
+            dying_with_parent(
+                [*prefix, sys.executable, "-m", module, *arguments]
+            ),  # the child also ends if the test run is killed
             env=dict(environ),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -93,7 +95,7 @@ class QuireProcess:
         return "\n".join(self._lines["stderr"])
 
     def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> re.Match[str]:
-        """The first match of `pattern` in a line of its output, also one that was printed before."""
+        """Wait for the first match of `pattern` in a line of the output, including earlier lines."""
 
         def find() -> re.Match[str] | None:
             lines = [line for lines in self._lines.values() for line in lines]
@@ -106,30 +108,30 @@ class QuireProcess:
         return match
 
     def wait_ready(self) -> str:
-        """The URL, once `quire serve` says that it is ready."""
+        """Wait until `quire serve` reports that it is ready; return its URL."""
         return self.wait_for(r"^ready: (\S+)")[1]
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code, once it has ended and all its output is here."""
+        """Wait for the end of the process and of its output; return the exit code."""
         code = self.process.wait(timeout_s)
         for reader in self._readers:
             reader.join(timeout_s)
         return code
 
     def stop(self) -> int:
-        """End it as Ctrl-C does; returns the exit code."""
+        """End the process as Ctrl-C does; return the exit code."""
         self.send(signal.SIGINT)
         return self.wait()
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Send SIGKILL if the process still runs."""
         self.process.kill()
 
     def close(self) -> None:
-        """Leave nothing behind, whatever the test did. Children of `quire serve` die with it."""
+        """Kill the process and close its pipes. Children of `quire serve` die with it."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -152,8 +154,8 @@ class QuireProcess:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """TEST_REDIS_SERVER=/path/to/redis-server, or to a valkey-server: what the tests run in place of the usual one."""
-    if not is_one_of_several(config):  # those inherit it
+    """TEST_REDIS_SERVER: path of the redis-server or valkey-server that tests run instead of the packaged one."""
+    if not is_one_of_several(config):  # xdist's processes inherit the variable
         turns = tempfile.TemporaryDirectory(prefix="quire-turns-")
         config.add_cleanup(turns.cleanup)
         os.environ["TEST_TURNS"] = turns.name
@@ -166,13 +168,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_one_of_several(config: pytest.Config) -> bool:
-    """Whether this process was started by pytest-xdist. Its environment does not tell: a test may start a test run."""
+    """Return whether pytest-xdist started this process.
+
+    The environment does not tell: a test that starts a test run hands its environment down.
+    """
     return hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
-    """Around all of a test, so that waiting for its turn is not a part of its time."""
+    """Wait for the turn of a test outside of its own time."""
     if not is_one_of_several(item.config):
         return (yield)
     with turn(Path(os.environ["TEST_TURNS"]), item.get_closest_marker("alone") is not None):
@@ -192,7 +197,7 @@ StartQuire = Callable[..., QuireProcess]
 
 @contextmanager
 def quire_processes() -> Iterator[StartQuire]:
-    """Starts `quire ARGUMENTS`, and ends what still runs; `environ={"QUIRE_...": ...}` passes settings."""
+    """Start `quire ARGUMENTS`, and end the processes afterwards; `environ={"QUIRE_...": ...}` passes settings."""
     started: list[QuireProcess] = []
 
     def start(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> QuireProcess:
@@ -209,7 +214,7 @@ def quire_processes() -> Iterator[StartQuire]:
 
 @pytest.fixture
 def start_quire() -> Iterator[StartQuire]:
-    """Starts `quire ARGUMENTS` for one test; settings can be given as `environ={"QUIRE_...": ...}`."""
+    """Start `quire ARGUMENTS` for one test; `environ={"QUIRE_...": ...}` passes settings."""
     with quire_processes() as start:
         yield start
 
@@ -218,7 +223,7 @@ def start_quire() -> Iterator[StartQuire]:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """A Redis of this test run, on a private socket."""
     from quire.ops.local.embedded_redis import (
-        EmbeddedRedis,  # here: tests of the kernels run where the packages for it are missing
+        EmbeddedRedis,  # imported here because tests of the kernels run without the packages that it needs
     )
 
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))

@@ -15,7 +15,8 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.app import create_app
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import chat_page
+from quire.gateway.pages import static_files
+from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.parameters_table import with_table
@@ -153,8 +154,8 @@ def test_the_error_codes_are_those_of_the_code() -> None:
 
 def test_the_endpoints_are_those_of_the_application() -> None:
     model = load_model(str(PROJECT_ROOT / "models" / "demo"), "demo")
-    app = create_app(GatewaySettings(engine_view="on"), model)
-    files = {chat_page.path_of(name) for name in chat_page.names() if not name.endswith(".html")}
+    app = create_app(Gateway(GatewaySettings(engine_view="on"), model))
+    files = {static_files.path_of(name) for name in static_files.names() if not name.endswith(".html")}
     served = {
         f"{route.method} {route.resource.canonical}"
         for route in app.router.routes()

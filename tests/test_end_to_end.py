@@ -1,4 +1,4 @@
-"""The whole stack as a user meets it: `quire serve` with real processes, and the `openai` SDK in front of it."""
+"""The whole stack as a user sees it: `quire serve` with real processes and the `openai` SDK."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stack:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def card(self) -> WorkerCard:
-        """The worker's last beat."""
+        """Return the worker's last heartbeat."""
         (name,) = self.redis.zrange(KEYS.workers, 0, -1)
         card = self.redis.hget(KEYS.worker(name.decode()), "card")
         assert card is not None
@@ -52,7 +52,7 @@ class Stack:
             time.sleep(0.01)
 
     def assert_drained(self) -> None:
-        """Every accepted request has one outcome; nothing waits, runs or holds a block."""
+        """Check that every accepted request has one outcome, and that none is queued, running or holding a block."""
         self.wait(lambda: self.redis.xpending(KEYS.queue(), GROUP)["pending"] == 0)
         totals = {key.decode(): int(value) for key, value in self.redis.hgetall(KEYS.totals).items()}
         assert totals.pop("accepted") == sum(totals.values())
@@ -80,7 +80,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def hugging_face_text(model: Path, prompt: str, max_tokens: int) -> str:
-    """What `generate` writes greedily behind a plain prompt."""
+    """Return the greedy continuation of a plain prompt by Transformers' `generate`."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -164,7 +164,7 @@ class Heron(pydantic.BaseModel):
 
 
 def test_an_answer_is_an_object_of_the_class_that_the_sdk_is_given(stack: Stack) -> None:
-    """Of a model that would say anything else."""
+    """The tiny model, which produces random text otherwise."""
     messages: typing.Any = [{"role": "user", "content": "Which heron?"}]
     with stack.client() as client:
         for seed in range(4):
@@ -187,7 +187,7 @@ class Nest(pydantic.BaseModel):
 
 
 class Flock(pydantic.BaseModel):
-    """Refers to itself, by branches that a field tells apart."""
+    """A recursive model with branches that a field discriminates."""
 
     kind: typing.Literal["flock"]
     size: typing.Annotated[int, pydantic.Field(ge=0, le=9)]
@@ -195,7 +195,7 @@ class Flock(pydantic.BaseModel):
 
 
 class Secrets(pydantic.BaseModel):
-    """All that pydantic gives a format of its own."""
+    """A model with every pydantic type that has a JSON schema format."""
 
     path: Path
     file: pydantic.FilePath
@@ -254,7 +254,7 @@ def test_a_stop_string_cuts_the_text_and_ends_the_request(stack: Stack) -> None:
 
 @pytest.mark.parametrize("text", ["<|im_start|>", "x"])
 def test_a_text_ends_at_a_special_token_that_is_a_stop_string_and_at_any_stop_token(stack: Stack, text: str) -> None:
-    """Of a model that draws nothing else. The one has no text in an answer, the other would have some."""
+    """Logit bias forces one token. The special token has no text in an answer; the stop token has."""
     token = Tokenizer.from_file(str(stack.model / "tokenizer.json")).token_to_id(text)
     forced = {"model": "tiny", "prompt": "go on", "max_tokens": 6, "temperature": 0, "logit_bias": {str(token): 100}}
     by_text, by_id = {"stop": ["no such text", text]}, {"extra_body": {"stop_token_ids": [token]}}

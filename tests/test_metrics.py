@@ -1,4 +1,4 @@
-"""Real processes, calls that end in every way, and what both say of them: exact figures, all of it documented."""
+"""Metrics of real processes after calls that end in every way: exact figures, and each metric is documented."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.ops.paths import PROJECT_ROOT
 from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.worker.checkpoints import make_checkpoint
 
-# A stack that serves a load: seconds.
+# Starting a stack and its load takes seconds.
 pytestmark = pytest.mark.slow
 
 LONG = {"max_tokens": 1500, "ignore_eos": True}
@@ -47,7 +47,7 @@ class Scrape:
         return sum(found)
 
     def families(self) -> dict[str, tuple[str, frozenset[str]]]:
-        """Type and names of labels of each metric of ours."""
+        """Return the type and label names of each metric of Quire."""
         kinds = dict(re.findall(r"^# TYPE (quire_\w+) (\w+)$", self.text, re.MULTILINE))
         labels: dict[str, set[str]] = {name: set() for name in kinds}
         for name, pairs in self.samples:
@@ -65,7 +65,7 @@ def scrape(url: str) -> Scrape:
 
 @dataclass
 class Run:
-    """What clients saw, and the scrapes: with a full queue, and after everything has ended."""
+    """The clients' results, and the scrapes with a full queue and after all requests have ended."""
 
     calls: list[Stream]
     full: Scrape
@@ -73,7 +73,7 @@ class Run:
     worker: Scrape
 
     def tokens_received(self) -> int:
-        """Of the completions, as their clients count them."""
+        """Return the number of completion tokens that clients received."""
         count = 0
         for call in self.calls:
             if call.status == 200 and call.body.get("stream"):
@@ -84,7 +84,7 @@ class Run:
 
 
 def wait_scrape(stack: FaultStack, url: str, is_wanted: Callable[[Scrape], bool]) -> Scrape:
-    """The first scrape that is as wanted."""
+    """Scrape until the condition holds; return that scrape."""
     found: list[Scrape] = []
 
     def is_there() -> bool:
@@ -115,7 +115,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             Stream(url, asks(max_tokens=0)).wait_end(),
             Stream(url, asks(), path="/v1/nothing").wait_end(),
         ]
-        # The engine is full, one waits, and there is no room for another.
+        # The engine is full, one request is queued, and the queue is full.
         talk = {"messages": [{"role": "user", "content": "Hello"}], "model": MODEL, "stream": True, **LONG}
         leaving = [Stream(url, talk, path="/v1/chat/completions").wait_events(3) for _ in range(2)]
         waiting = Stream(url, asks(**SHORT, stream=True, priority="batch"))

@@ -1,4 +1,4 @@
-"""What clients say is in no log and in no span, whatever goes wrong with it; unless it is asked for."""
+"""Prompts and answers appear in no log and no span, whatever goes wrong, unless a setting allows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worker.checkpoints import make_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MARK = "kolibri77"
-# Nothing else here has these tokens in this order.
+# No other text of this test has these tokens in this order.
 DEADLY, FAILING = "ΩΩΩΩ", "ΨΨΨΨ"
 TEMPLATE = (
     "{% set said = messages[0].content %}"
@@ -55,7 +55,7 @@ def complete(text: str, **parameters: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": text, "max_tokens": 4, "ignore_eos": True, **parameters}
 
 
-# Path, body, and the status with which it is answered.
+# Path, body, and the expected status.
 CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("chat/completions", chat(MARK), 200),
     ("chat/completions", chat(MARK, stop=[f"{MARK} stop"], stream=True), 200),
@@ -81,7 +81,7 @@ CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
-    # The first may depend on what is before the word.
+    # The first token may depend on the text before the word.
     deadly, failing = (",".join(map(str, stack.tokenizer.encode(word).ids[-3:])) for word in (DEADLY, FAILING))
     assert deadly != failing
     with running_collector() as collector:
@@ -116,7 +116,7 @@ def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
             assert MARK not in process.stdout + process.stderr
             if form == "json":
                 assert all(isinstance(json.loads(line), dict) for line in process.stderr.splitlines())
-        assert "failed unexpectedly" in gateway.stderr  # the errors were there to be seen
+        assert "failed unexpectedly" in gateway.stderr  # the errors did occur
         assert "builtins.ValueError: (text withheld" in gateway.stderr
         assert any("step failed" in process.stderr for process in workers)
         assert len(collector.spans) > len(CALLS)

@@ -1,4 +1,4 @@
-"""Traces of real processes as a real collector gets them, and logs that never say what a client said."""
+"""Traces of real processes as a real collector receives them, and logs without prompts or answers."""
 
 from __future__ import annotations
 

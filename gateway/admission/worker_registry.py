@@ -10,10 +10,10 @@ from redis.exceptions import RedisError
 
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.stream.cancellation import check_cancelled
-from quire.gateway.stream.router import FrameRouter
+from quire.gateway.stream.buffer import StreamStats
 from quire.shared.broker import BEAT_S, GATEWAY_TTL_S, Broker
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 
@@ -24,10 +24,10 @@ class WorkerRegistry:
     """The live workers of the lane, and the limits that follow from them. Without a worker the last limits stay."""
 
     def __init__(
-        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, fanout: FrameRouter
+        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, stats: StreamStats
     ) -> None:
         self._broker = broker
-        self._fanout = fanout
+        self._stats = stats
         self._noted_repairs = 0
         self._gateway_id = gateway_id
         own = [limit for limit in (max_model_len, model.max_model_len) if limit]
@@ -65,7 +65,7 @@ class WorkerRegistry:
             if now - self._leased_at > GATEWAY_TTL_S / 4:
                 await self._broker.refresh_gateway(self._gateway_id)
                 self._leased_at = now
-            if repairs := self._fanout.repairs - self._noted_repairs:
+            if repairs := self._stats.repairs - self._noted_repairs:
                 self._noted_repairs += repairs  # if Redis fails now they are lost, and not counted twice
                 await self._broker.note_repairs(repairs)
             workers = tuple(await self._broker.live_workers())

@@ -15,7 +15,7 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.assembly import Choice
+from quire.gateway.stream.transcript import Choice
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:

@@ -13,9 +13,9 @@ from aiohttp import web
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest, NotFound
 from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import EventRenderer
 from quire.shared.broker import Broker
 from quire.shared.validators import shown
 
@@ -86,7 +86,9 @@ async def look_up(broker: Broker, request_id: str) -> StoredCall | None:
     )
 
 
-async def catch_up(answer: Transcript, events: Events, after: EventId, known: StoredCall) -> str:
+async def catch_up(
+    outputs: OutputBuffer, answer: Transcript, events: EventRenderer, after: EventId, known: StoredCall
+) -> str:
     """Read the output log up to the place that the client names; the events behind it that this brought.
 
     Raises InvalidRequest if there is no such place, nor one soon in a request that runs.
@@ -95,10 +97,10 @@ async def catch_up(answer: Transcript, events: Events, after: EventId, known: St
     # What Redis lost when it died, its worker sends again or another one computes again.
     is_ahead = after.tokens > known.tokens
     if not (known.is_done and is_ahead):
-        async with _waiting(answer.outputs) if is_ahead else nullcontext():
+        async with _waiting(outputs) if is_ahead else nullcontext():
             # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
             while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
-                beginning += events.feed(await answer.outputs.next())
+                beginning += events.feed(await outputs.next())
     if events.reached < after:
         last = max(events.reached, EventId(known.tokens))
         raise _wrong(None, f"There is no event {after} in this stream yet; its last one is {last}.")

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from quire.gateway.stream import sse
-
 # Tokens that are kept; a vocabulary may be larger, but texts use a small part of it.
 MAX_KEPT = 1 << 16
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>", re.ASCII)
@@ -49,7 +47,8 @@ class TokenTexts(dict[int, TokenText]):
         raw = self.bytes_of(token_id)
         text = raw.decode("utf-8", "replace")
         name = text if text.encode() == raw else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-        made = self[token_id] = TokenText(sse.quote(text), sse.quote(name), sse.dumps(list(raw)))
+        octets = json.dumps(list(raw), separators=(",", ":"))
+        made = self[token_id] = TokenText(json.dumps(text), json.dumps(name), octets)
         return made
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -23,9 +23,9 @@ from redis.exceptions import RedisError
 from quire.gateway.api.errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.service import Gateway
 from quire.gateway.stream import sse
-from quire.gateway.stream.cancellation import check_cancelled
 from quire.shared.broker import BEAT_S, VIEW_TTL_S, Broker
 from quire.shared.messages import MessageError
+from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.views import View
 
@@ -167,7 +167,7 @@ class EngineView:
 
     async def workers(self, request: web.Request) -> web.Response:
         """GET /engine/workers: the live workers."""
-        fleet = self._gateway.fleet
+        fleet = self._gateway.worker_registry
         workers = [
             {
                 "id": card.worker_id,
@@ -226,7 +226,7 @@ class EngineView:
     async def _keep(self) -> None:
         """While there are viewers: subscribe to workers that start, and leave those that are gone."""
         while True:
-            live = [card.worker_id for card in self._gateway.fleet.workers]
+            live = [card.worker_id for card in self._gateway.worker_registry.workers]
             gone = [(id_, watch) for id_, watch in self.watches.items() if not watch.viewers and id_ not in live]
             for worker_id, _ in gone:
                 del self.watches[worker_id]
@@ -294,7 +294,7 @@ class EngineView:
         unknown = sorted(request.query.keys() - {"worker", "follow"})
         if unknown:
             raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has worker and follow.")
-        live = sorted(card.worker_id for card in self._gateway.fleet.workers)
+        live = sorted(card.worker_id for card in self._gateway.worker_registry.workers)
         worker_id: str = request.query.get("worker", live[0] if live else "")
         if worker_id not in live:
             there = f"there are {', '.join(live[:8])}" if live else "there is none now"

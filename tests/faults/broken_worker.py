@@ -1,8 +1,9 @@
-"""`quire` with faults on order: steps that take their time, prompts that kill or hang the process, a wrong clock.
+"""The command `quire` with injected faults: slow steps, prompts that kill or hang the process, a wrong clock.
 
-The environment says which: TEST_STEP_S seconds for each step; a prompt with the token TEST_DEADLY_TOKEN kills the
-process as a defect in a kernel would; one with TEST_HANGING_TOKEN makes its step hang; the clock is TEST_CLOCK_S fast.
-TEST_SAYS, token ids with commas between them, is what a greedy answer to a prompt of one token then is.
+Environment variables select the faults. TEST_STEP_S: seconds that each step takes. TEST_DEADLY_TOKEN: a prompt with
+this token kills the process as a defect in a kernel would. TEST_HANGING_TOKEN: a prompt with this token makes its step
+hang. TEST_CLOCK_S: the clock is fast by this many seconds. TEST_SAYS: comma-separated token ids of the greedy answer to
+a prompt of one token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The requests that fault tests send, and what they are without faults."""
+"""The requests that fault tests send, and their answers without faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def undisturbed(url: str) -> dict[str, list[str]]:
-    """What the choices of all requests say when nothing happens to them."""
+    """Return the choices of all requests in a run without faults."""
     calls = {name: Stream(url, body(name)) for name in REQUESTS}
     for call in calls.values():
         assert call.wait_end().status == 200, call.text_body
@@ -39,8 +39,10 @@ def undisturbed(url: str) -> dict[str, list[str]]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the gateway says that it takes requests: after a fault the log may bring its streams to their end before
-    it is subscribed again, and until then it answers new ones with a 503.
+    """Return whether the gateway accepts requests.
+
+    After a fault, streams may end by reading the output log before the gateway is subscribed again. Until then it
+    answers new requests with a 503.
     """
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=5):
@@ -51,6 +53,6 @@ def is_ready(url: str) -> bool:
 
 
 def owned(stack: FaultStack, name: str) -> list[bytes]:
-    """Keys of the requests that run at a worker, as Redis has it."""
+    """Return the keys of the requests that a worker owns according to Redis."""
     keys = list(stack.redis.scan_iter(KEYS.prefix + "req:*"))
     return [key for key in keys if stack.redis.hmget(key, "owner", "state") == [name.encode(), b"running"]]

@@ -1,7 +1,7 @@
-"""I1 to I8 of docs/protocol.md, compared over Redis, the clients and the processes once everything has ended.
+"""Checks of the invariants I1 to I8 of docs/protocol.md, over Redis, the clients and the processes, after all requests.
 
-I3, the same tokens as without faults, is the tests' own: they know what the text should be. I6 is counted in steps by
-tests/worker/test_service.py; here every block must be free.
+Each test checks I3 (the same tokens as without faults) itself, since it knows the expected text. Tests of the worker's
+service count I6 in steps; here every block must be free.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 if TYPE_CHECKING:
     from tests.faults.stack import FaultStack, Stream
 
-# What a process may have open when nothing runs: an idle gateway has 26, and its pool of connections fills under load.
+# Limit of open file descriptors of an idle process. A gateway starts with 26; its connection pool fills under load.
 MAX_FILES = 64
-# What nobody awaited, or nobody expected.
+# Log texts of exceptions that were never retrieved or not expected.
 UNEXPECTED = ("Traceback", "never retrieved", "never awaited", "Task was destroyed")
 
 
 def assert_invariants(stack: FaultStack) -> None:
-    """Wait until everything has ended, then compare; a stack may be checked again after more requests."""
+    """Wait until all requests have ended, then check. A stack can be checked again after more requests."""
     stack.wait(lambda: is_drained(stack), 30)
     assert_counted_once(stack)
     logs = {key: read_log(stack, key) for key in stack.redis.scan_iter(stack.keys.prefix + "out:*")}
@@ -44,7 +44,7 @@ def assert_invariants(stack: FaultStack) -> None:
 
 
 def is_drained(stack: FaultStack) -> bool:
-    """Nothing waits, runs or is pending."""
+    """Return whether no request is queued, running or pending."""
     for name in QUEUES:
         queue = stack.keys.queue(name)
         if stack.redis.exists(queue) and (stack.redis.xlen(queue) or stack.redis.xpending(queue, GROUP)["pending"]):
@@ -53,7 +53,7 @@ def is_drained(stack: FaultStack) -> bool:
 
 
 def assert_counted_once(stack: FaultStack) -> None:
-    """I1: accepted is the sum of the outcomes; no request has none, and none is counted twice."""
+    """I1: the accepted requests are the sum of the outcomes, so each request has exactly one outcome."""
     totals = stack.totals()
     accepted = totals.pop("accepted", 0)
     assert set(totals) <= set(OUTCOMES)
@@ -67,12 +67,12 @@ def assert_counted_once(stack: FaultStack) -> None:
 
 
 def read_log(stack: FaultStack, key: bytes) -> list[tuple[str, list[StepItem]]]:
-    """The entries of an output log: id and items."""
+    """Return the entries of an output log as (id, items)."""
     return [(entry.decode(), list(decode_items(fields[b"item"]))) for entry, fields in stack.redis.xrange(key)]
 
 
 def assert_logs(stack: FaultStack, logs: dict[bytes, list[tuple[str, list[StepItem]]]]) -> None:
-    """I2 and I4: every log is the tokens from 0 on without gap or overlap, then one end, and nothing behind it."""
+    """I2 and I4: every log holds the tokens from 0 without gap or overlap, then one end, and nothing after the end."""
     for key, entries in logs.items():
         items = [item for _, found in entries for item in found]
         assert items[0].start == 0, key
@@ -87,16 +87,16 @@ def assert_logs(stack: FaultStack, logs: dict[bytes, list[tuple[str, list[StepIt
 
 
 def assert_no_key_stays(stack: FaultStack) -> None:
-    """I5: nothing of a request is kept for ever."""
+    """I5: every key of a request expires."""
     of_lane = {str(value.__get__(stack.keys)) for value in vars(LaneKeys).values() if isinstance(value, property)}
     lasting = {*of_lane, *map(stack.keys.queue, QUEUES)}
     for key in stack.redis.scan_iter(f"{stack.keys.prefix}*"):
-        # -1: for ever. One that has gone since has -2, and one that goes within half a second 0.
+        # TTL is -1 for a key without expiry, -2 for a key that is gone, and 0 in the last half second.
         assert key.decode() in lasting or stack.redis.ttl(key) != -1, key
 
 
 def assert_client(stack: FaultStack, stream: Stream) -> None:
-    """I2 and I7: what a client has is what the log says, in order, and what it pays for is what it got."""
+    """I2 and I7: a client has exactly the tokens of the log, in order, and its `usage` counts exactly these."""
     stream.wait_end(10)
     if stream.status != 200 or stream.method != "POST" or not (stream.events or stream.text_body):
         return
@@ -139,7 +139,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def token_logprobs(pieces: Sequence[dict[str, Any]]) -> list[float]:
-    """Of the pieces of one choice."""
+    """Return the token log-probabilities in the pieces of one choice."""
     found = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
     return [logprob for one in found for logprob in one["token_logprobs"]]
 
@@ -150,7 +150,7 @@ def decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 
 def wait_blocks(stack: FaultStack) -> None:
-    """I5 and I6: wait until every worker that lives says that all its blocks are free."""
+    """I5 and I6: wait until every live worker reports that all its blocks are free."""
 
     def are_free() -> bool:
         for name in stack.live_workers():
@@ -166,7 +166,7 @@ def wait_blocks(stack: FaultStack) -> None:
 
 
 def assert_processes(stack: FaultStack) -> None:
-    """I8: no exception that nobody awaited, no connection or file left open."""
+    """I8: no exception was left unretrieved, and no connection or file is left open."""
     for process in stack.processes:
         found = [word for word in UNEXPECTED if word in process.stderr]
         assert not found, process.stderr[-6000:]

@@ -1,7 +1,7 @@
 """Machines with networks between them: namespaces of the Linux kernel, joined by virtual cables to bridges.
 
-A cable that is down loses every packet, in both directions and without a word: no reset, no end of file, no error. Both
-ends keep their connections until they find out by themselves, as with a switch that fails. It needs root.
+A cable that is down drops every packet in both directions, without a reset, an end of file or an error. Both ends keep
+their connections until they notice by themselves, as with a failed switch. Creating namespaces needs root.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
 
-# Of the range that RFC 2544 sets aside for tests of networks. Two processes would count the same: only one uses them,
-# as long as one file does (`--dist loadfile`).
+# Addresses from the range that RFC 2544 reserves for tests of networks. Two test processes would pick the same ones, so
+# only one test file may use them (`--dist loadfile`).
 SUBNETS = itertools.count(1)
 CLONE_NEWNET = 0x40000000
 REDIS_PORT = 6379
 
 
 def why_not() -> str:
-    """Why there can be no machines here; empty if there can be."""
+    """Return the reason why namespaces cannot be made on this host; empty if they can."""
     if shutil.which("ip") is None:
         return "no `ip` (iproute2) on the PATH"
     tried = subprocess.run(
@@ -38,7 +38,7 @@ def why_not() -> str:
 
 
 def sweep() -> None:
-    """Remove what test runs left that were killed: their process ids are in the names."""
+    """Remove the namespaces of test runs that were killed. Their process ids are in the names."""
     for folder, pattern, command in (
         (Path("/run/netns"), r"quire-(\d+)-", ("netns", "del")),
         (Path("/sys/class/net"), r"qb(\d+)-", ("link", "del")),
@@ -54,7 +54,7 @@ def ip(*arguments: str) -> None:
 
 
 class Network:
-    """A bridge, on which this machine has the first address."""
+    """A bridge. The host has its first address."""
 
     def __init__(self) -> None:
         self.subnet = f"198.18.{next(SUBNETS)}"
@@ -73,9 +73,9 @@ class Network:
 
 
 class Machine:
-    """A machine with a cable to each of `networks`. `url` is that of the Redis on the first one.
+    """A machine with a cable to each of `networks`. `url` is that of the Redis on the first network.
 
-    Machines on one network reach this one, and not each other: what a bridge passes on may be filtered here.
+    Machines on one network reach the host but not each other, since the host may filter packets that a bridge forwards.
     """
 
     def __init__(self, name: str, *networks: Network) -> None:
@@ -114,7 +114,7 @@ class Machine:
         ip("link", "set", self._cables[network], "up")
 
     def cable_to(self, other: Machine) -> Cable:
-        """A network of these two alone."""
+        """Make a network that joins only these two machines."""
         subnet = f"198.18.{next(SUBNETS)}"
         cable = Cable(self, f"eth{subnet.split('.')[2]}", f"{subnet}.2")
         ip(
@@ -138,7 +138,7 @@ class Machine:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets that this thread makes meanwhile are that machine's, and stay so."""
+        """Sockets that this thread creates in the `with` block belong to the machine, also later."""
         with Path("/proc/thread-self/ns/net").open() as here, Path(f"/run/netns/{self._namespace}").open() as there:
             _set_namespace(there.fileno())
             try:
@@ -147,12 +147,12 @@ class Machine:
                 _set_namespace(here.fileno())
 
     def close(self) -> None:
-        ip("netns", "del", self._namespace)  # and its ends of the cables, and with them the others
+        ip("netns", "del", self._namespace)  # deleting a namespace deletes its ends of the cables, and so both ends
 
 
 @dataclass(frozen=True)
 class Cable:
-    """From `machine` to the one that has `address` there."""
+    """The cable from `machine` to the machine with `address`."""
 
     machine: Machine
     end: str
@@ -183,7 +183,7 @@ class NetworkedRedis(EmbeddedRedis):
 
 
 def half_open(address: str, port: int = REDIS_PORT) -> int:
-    """Connections that this machine holds to `address` and believes to be alive."""
+    """Return the connections to `address` that the host believes to be established."""
     state, found = "01", 0
     wanted = socket.inet_aton(address)[::-1].hex().upper()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

@@ -1,7 +1,7 @@
-"""A network that misbehaves on order: a TCP proxy in a thread of its own, between any two parties.
+"""A TCP proxy with fault injection, in its own thread, between any two processes.
 
-Every control may be called from the test's thread while traffic flows. What is held back is not lost, as with TCP: it
-arrives when the way is open again, also what a party sent before it gave up and closed its connection.
+Every control may be called from the test's thread while traffic flows. Data that is held back is not lost, as with TCP:
+it arrives when the connection is open again, even if its sender has closed the connection since.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ READ_BYTES = 65536
 class Proxy:
     """Listens on a loopback port and forwards to `target`, the URL of a Redis (TCP or unix socket) or HTTP server.
 
-    delay_s: how long what was read waits before it goes on. slice_bytes: the size of each write, 0 for whole ones.
-    drop_message: whether a pub/sub message with this payload disappears.
-    lose_reply: whether the reply of this command never arrives: its connection is cut instead, once it was carried out.
+    delay_s: delay of all data in seconds. slice_bytes: the size of each write; 0 writes everything at once.
+    drop_message: returns whether to drop a pub/sub message with this payload.
+    lose_reply: returns whether to withhold the reply of this command: Redis executes it, then its connection
+        is cut.
     """
 
     def __init__(self, target: str) -> None:
@@ -47,12 +48,12 @@ class Proxy:
         self.black_hole(to_server=False, to_client=False)
         self._call(self._listen())
 
-    # Whoever goes through it runs on this machine.
+    # All processes that use the proxy run on this host.
     prefix: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
-        """What the client connects to instead of the target."""
+        """The URL to which the client connects instead of the target."""
         return f"{self._scheme}://{self._credentials}127.0.0.1:{self.port}" + "/0" * self._is_redis
 
     # --- controls -----------------------------------------------------------------------------------------------------
@@ -74,13 +75,13 @@ class Proxy:
         self._call(self._listen())
 
     def black_hole(self, *, to_server: bool = True, to_client: bool = True) -> None:
-        """Hold back everything in these directions, and let everything through in the others."""
+        """Hold back all data in these directions, and forward all data in the other directions."""
         for name, is_closed in (("to_server", to_server), ("to_client", to_client)):
             gate = self._gates[name]
             self._loop.call_soon_threadsafe(gate.clear if is_closed else gate.set)
 
     def heal(self) -> None:
-        """Be a good network again."""
+        """End all faults: forward everything without delay."""
         self.delay_s, self.slice_bytes, self.drop_message, self.lose_reply = 0.0, 0, None, None
         self.black_hole(to_server=False, to_client=False)
         if self._server is None:
@@ -153,7 +154,7 @@ class Proxy:
         await self._gates[direction].wait()
 
     def frames(self, buffer: bytearray) -> Iterator[bytes]:
-        """Take what is complete off the buffer: commands and replies of Redis, anything of others."""
+        """Take complete frames off the buffer: commands and replies of Redis; for other protocols, all bytes."""
         start = 0
         while start < len(buffer):
             end = frame_end(buffer, start) if self._is_redis else len(buffer)
@@ -165,7 +166,7 @@ class Proxy:
 
 
 class _Link:
-    """One connection of a client, and the one behind it."""
+    """One client connection and the proxy's own connection to the target."""
 
     def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -213,7 +214,7 @@ class _Link:
 
 
 def frame_end(data: bytes | bytearray, start: int = 0) -> int:
-    """Where the RESP value that begins at `start` ends; -1 if it is not complete."""
+    """Return the end of the RESP value that begins at `start`; -1 if the value is not complete."""
     line = data.find(b"\r\n", start)
     if line < 0:
         return -1
@@ -234,7 +235,7 @@ def frame_end(data: bytes | bytearray, start: int = 0) -> int:
 
 
 def words(frame: bytes) -> list[bytes]:
-    """The strings of a flat array, such as a command."""
+    """Return the strings of a flat array, such as a command."""
     found = []
     at = frame.index(b"\r\n") + 2
     while at < len(frame):

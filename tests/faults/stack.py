@@ -1,4 +1,4 @@
-"""Real processes to break, real clients to watch, and the invariants that hold afterwards."""
+"""The stack of the fault tests: real processes, real clients, and the invariants that hold afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEP_S = 0.01
 
 @dataclass
 class Event:
-    """One SSE event, and when it came."""
+    """One SSE event and its arrival time."""
 
     at: float
     id: str
@@ -37,14 +37,14 @@ class Event:
 
 
 class Way(Protocol):
-    """How a process gets to Redis: through a proxy, or from a machine of its own."""
+    """The route of a process to Redis: through a proxy, or from its own machine."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What is put before the command, to run it there."""
+        """The words before the command that run it on that machine."""
 
 
 def parse(events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def parse(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def texts(events: Sequence[Event]) -> list[tuple[int, str]]:
-    """(choice, text) of each piece of text."""
+    """Return (choice, text) of each piece of text."""
     found = []
     for choice in (choice for data in parse(events) for choice in data.get("choices", ())):
         text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
@@ -62,13 +62,13 @@ def texts(events: Sequence[Event]) -> list[tuple[int, str]]:
 
 
 def said(pieces: Sequence[dict[str, Any]]) -> str:
-    """What the pieces of one choice of a completion say together: its text, and log-probabilities where it has them."""
+    """Return the joined text of one choice of a completion, with its log-probabilities if it has them."""
     rows = scored(pieces)
     return "".join(piece["text"] for piece in pieces) + (f" {rows}" if rows else "")
 
 
 def scored(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, float, dict[str, float]]]:
-    """Each token of a choice of a completion, with its log-probability and those of the most probable ones."""
+    """Return each token of a choice with its log-probability and those of the most probable tokens."""
     found = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
     columns = ("tokens", "token_logprobs", "top_logprobs")
     return [row for one in found for row in zip(*(one[name] for name in columns), strict=True)]
@@ -78,7 +78,7 @@ def scored(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, float, dict[str,
 class Stream:
     """A client that reads an answer in a thread."""
 
-    # All that were started since a stack last looked at what its clients have.
+    # Streams started since a stack last checked what its clients received.
     started: ClassVar[list[Stream]] = []
 
     url: str
@@ -135,12 +135,12 @@ class Stream:
                 self._changed.notify_all()
 
     def leave(self) -> None:
-        """Go away as a client that is killed does."""
+        """Disconnect as a killed client does."""
         if self._connection is not None and self._connection.sock is not None:
             self._connection.sock.shutdown(2)
 
     def wait_events(self, count: int, timeout_s: float = 20) -> Stream:
-        """Wait until so many events with text have come."""
+        """Wait until `count` events with text have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._texts >= count or self._over, timeout_s), "no events"
         return self
@@ -156,11 +156,11 @@ class Stream:
 
     @property
     def pieces(self) -> list[tuple[int, str]]:
-        """(choice, text) of each event."""
+        """Return (choice, text) of each event."""
         return texts(self.events)
 
     def choices(self, index: int = 0) -> list[dict[str, Any]]:
-        """All pieces of one choice."""
+        """Return all pieces of one choice."""
         return [choice for data in self.parsed for choice in data.get("choices", ()) if choice["index"] == index]
 
     def text(self, choice: int = 0) -> str:
@@ -168,7 +168,7 @@ class Stream:
 
     @property
     def answer(self) -> dict[str, Any]:
-        """The body of an answer in one piece."""
+        """Return the body of an answer that is not streamed."""
         found: dict[str, Any] = json.loads(self.text_body)
         return found
 
@@ -190,16 +190,16 @@ class Stream:
 
 
 class RedisServers(Protocol):
-    """Several servers that hold the queue together."""
+    """Several Redis servers that hold the queue together."""
 
     url: str
 
     def client(self, lane: str) -> Redis:
-        """A client of the server that has this lane now."""
+        """Return a client of the server that owns this lane now."""
 
 
 class FaultStack:
-    """One Redis, and as many gateways and workers of the tiny model as a test starts."""
+    """One Redis, and the gateways and workers of the tiny model that a test starts."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class FaultStack:
         servers: RedisServers | None = None,
         redis_server: EmbeddedRedis | None = None,
     ) -> None:
-        """servers: that run already, in place of one of its own; its owner stops them."""
+        """servers: running servers to use instead of starting one; the caller stops them."""
         self.model = model
         self.keys = KEYS
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -223,13 +223,13 @@ class FaultStack:
         self.proxies: list[Proxy] = []
         self.streams = Stream.started
         self.streams.clear()
-        # The last process of each worker's name.
+        # The most recent process of each worker name.
         self._workers: dict[str, QuireProcess] = {}
 
     def close(self) -> None:
         for proxy in self.proxies:
             proxy.heal()
-        # Nothing is learned from how they end now: all at once, and without the time that they would take for it.
+        # The end of the processes is not part of the test, so all are killed at once.
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -241,7 +241,7 @@ class FaultStack:
             self.redis_server.stop()
 
     def proxy(self) -> Proxy:
-        """A network of its own between Redis and whoever is started `via` it."""
+        """Return a proxy to Redis for processes that are started `via` it."""
         proxy = Proxy(self.redis_server.url)
         self.proxies.append(proxy)
         return proxy
@@ -261,19 +261,19 @@ class FaultStack:
     def worker(
         self, name: str, *flags: str, ready: bool = True, via: Way | None = None, **environ: str
     ) -> QuireProcess:
-        """A worker whose steps take STEP_S; see `broken_worker` for what else it can be told."""
+        """Start a worker whose steps take STEP_S; `broken_worker` lists the other faults."""
         arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
         process = self._start(
             "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
         )
-        if "--served-model-name" not in flags or MODEL in flags:  # the others have lanes of their own
+        if "--served-model-name" not in flags or MODEL in flags:  # other models have their own lanes
             self._workers[name] = process
         if ready:
             process.wait_for("ready: worker")
         return process
 
     def man(self, workers: dict[str, QuireProcess], *flags: str) -> None:
-        """Start those of the workers `a` and `b` that do not run, and wait until all are ready."""
+        """Start the workers `a` and `b` unless they run, and wait until both are ready."""
         for name in "ab":
             if name not in workers or workers[name].process.poll() is not None:
                 workers[name] = self.worker(name, *flags, ready=False)
@@ -281,7 +281,7 @@ class FaultStack:
             worker.wait_for("ready: worker", 100)
 
     def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
-        """A gateway, on a free port if none is given, and its URL."""
+        """Start a gateway, on a free port unless one is given; return it with its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)
         process = self._start("tests.faults.broken_worker" if environ else "quire", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
@@ -300,9 +300,9 @@ class FaultStack:
         return {name.decode(): int(count) for name, count in self.redis.hgetall(KEYS.totals).items()}
 
     def is_drained(self) -> bool:
-        """Nothing waits, runs or is pending."""
+        """Return whether no request is queued, running or pending."""
         return invariants.is_drained(self)
 
     def assert_invariants(self) -> None:
-        """Everything that must hold once all requests have ended, and all their clients have their answers."""
+        """Check the invariants after all requests have ended and all clients have their answers."""
         invariants.assert_invariants(self)

@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Stalling:
-    """A client that asks for a long answer and reads as little of it as it is told to."""
+    """A client that requests a long answer and reads only when the test tells it to."""
 
     def __init__(self, url: str, asks: dict[str, Any]) -> None:
         parts = urllib.parse.urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self.socket = socket.socket()
-        # Small segments and buffers, so that the kernel does not hold the whole answer.
+        # Small segments and buffers keep the kernel from buffering the whole answer.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         self.socket.connect((parts.hostname, parts.port))
@@ -27,7 +27,7 @@ class Stalling:
         self.received = b""
 
     def read(self, count: int) -> bool:
-        """Up to `count` bytes; False at the end, however it comes."""
+        """Read up to `count` bytes; return False at the end of the connection, orderly or not."""
         try:
             data = self.socket.recv(count)
         except ConnectionResetError:

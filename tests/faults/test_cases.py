@@ -1,4 +1,4 @@
-"""README.md of this folder says which test proves which case, and none is missing."""
+"""README.md of this folder names a test for every case, and every named test exists."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CASES = 30
 
 
 def rows() -> dict[str, list[str]]:
-    """The tests of each case of the table."""
+    """Return the tests of each case of the table."""
     found = re.findall(r"^\| (\d+|\+) \|[^|]+\|(.+)\|$", (FOLDER / "README.md").read_text(), re.MULTILINE)
     return {case: re.findall(r"`(test_\w+)`", tests) for case, tests in found}
 
 
 def functions() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every test of this folder, by name."""
+    """Return every test of this folder by name."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     for path in FOLDER.glob("test_*.py"):
         for node in ast.parse(path.read_text()).body:

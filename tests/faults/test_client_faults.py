@@ -1,4 +1,4 @@
-"""Clients that leave, that do not read, and that come in floods, and those beside them who notice nothing."""
+"""Clients that disconnect, do not read or flood the gateway, and other clients, which must not notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.alone]
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 MANY = 200
-# At most MAX_WAITING tokens of it wait in the gateway, and what the transport buffers.
+# The gateway buffers at most MAX_WAITING tokens of it, plus the transport's buffer.
 MEMORY_OF_A_SLOW_CLIENT = 300_000
 
 # The text is that of the greedy request without faults.
@@ -28,7 +28,7 @@ Served = tuple[FaultStack, str, dict[str, list[str]]]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[Served]:
-    """One gateway with a short queue and little patience, and one worker that runs a few requests at once."""
+    """One gateway with a short queue and short timeouts, and one worker that runs a few requests at once."""
     stack = FaultStack(tmp_path_factory.mktemp("clients"), long_model)
     try:
         flags = ("--max-queued-requests", str(QUEUE_BOUND), "--write-timeout-s", str(WRITE_TIMEOUT_S))
@@ -85,7 +85,7 @@ def test_a_flood_is_refused_beyond_the_bound_and_the_accepted_finish(served: Ser
     assert {call.answer["error"]["code"] for call in refused} == {"queue_full"}
     assert len({call.answer["choices"][0]["text"] for call in flood if call.status == 200}) == 1
     assert stack.totals()["accepted"] - before["accepted"] == statuses.count(200)
-    # It is over at once.
+    # The cancelled request ends at once.
     assert Stream(url, body("greedy") | {"max_tokens": 5}).wait_end().status == 200
     assert_well(stack)
 
@@ -105,7 +105,7 @@ def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) 
         for stream in streams:
             assert_same({"greedy": stream}, expected)
             assert stream.longest_pause_s < 20 * STEP_S + 0.5
-        # Their connections are cut, and their requests with them.
+        # Their connections are cut, and their requests are cancelled.
         deadline = time.monotonic() + 60
         while stack.totals().get("cancelled", 0) < cancelled + len(slow):
             assert time.monotonic() < deadline, "they are still served"
@@ -144,7 +144,7 @@ def test_two_hundred_slow_clients_cost_bounded_memory_and_nobody_else_time(stack
     good = body("greedy") | {"max_tokens": 60}
     expected = {"greedy": [Stream(url, good).wait_end().answer["choices"][0]["text"]]}
     before = resident_bytes(gateway.pid)
-    # More than the buffers of both kernels hold.
+    # More than the socket buffers of both sides hold.
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
     slow = [Stalling(url, asks) for _ in range(MANY)]
     try:

@@ -1,4 +1,4 @@
-"""What is corrupt in Redis is dropped, or ends the one request that it belongs to; all others go on."""
+"""Corrupt data in Redis is dropped or ends the one request it belongs to; all other requests continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GARBAGE = (
 
 
 class Serving:
-    """A gateway, a worker, and what their clients get without anything corrupt."""
+    """A gateway, a worker, and the answers of their clients without corruption."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -50,7 +50,7 @@ class Serving:
         return channel
 
     def submit(self, data: bytes) -> str:
-        """A request with this body, as from a gateway of another version."""
+        """Submit a request with this body, as a gateway of another version might."""
 
         async def submit() -> str:
             client = command_client(self.stack.redis_server.url)
@@ -67,7 +67,7 @@ class Serving:
         return found
 
     def said_of_requests(self) -> int:
-        """How often the worker's log says that a request is corrupt."""
+        """Count the lines of the worker's log that report a corrupt request."""
         return sum(bool(re.search(r"  request \w+ is corrupt", line)) for line in self.worker.stderr.splitlines())
 
     def assert_well(self) -> None:
@@ -87,7 +87,7 @@ def module_serving(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -
 
 @pytest.fixture
 def serving(module_serving: Serving) -> Iterator[Serving]:
-    """With streams in the middle of their answers, which must not notice."""
+    """A stack with streams in the middle of their answers, which the corruption must not affect."""
     streams = start_streams(module_serving.url)
     yield module_serving
     assert_same(streams, module_serving.expected)
@@ -105,7 +105,7 @@ def test_entries_of_a_queue_that_are_none_are_taken_off_it(serving: Serving) -> 
 
 
 def test_the_same_entry_twice_is_one_generation(serving: Serving) -> None:
-    """Case 14, seen by the queue: what was delivered once more is one request all the same."""
+    """Case 14, seen by the queue: an entry that was delivered twice is one request."""
     stack = serving.stack
     before = stack.totals()["accepted"]
     stream = Stream(serving.url, body("greedy") | {"stream": True})
@@ -124,7 +124,7 @@ def test_bodies_that_cannot_be_read_end_as_errors(serving: Serving) -> None:
 
 
 def test_requests_whose_hash_is_corrupt_end_as_errors(serving: Serving) -> None:
-    """Those that wait, when a worker takes them; those that run, with their next commit."""
+    """A queued request ends when a worker takes it, a running one with its next commit."""
     stack = serving.stack
     fields = ("deadline", "cost", "created", "emitted", "class", "state", "queue", "entry", "gateway", "body")
     serving.worker.send(signal.SIGSTOP)
@@ -153,7 +153,7 @@ def test_frames_that_are_none_are_dropped_and_said_once(serving: Serving) -> Non
 
 @pytest.mark.parametrize("data", [GARBAGE[1], None], ids=["an item that is none", "an entry without an item"])
 def test_an_output_log_that_is_corrupt_ends_its_stream_with_an_error(serving: Serving, data: bytes | None) -> None:
-    """The gateway reads it when a message was lost."""
+    """The gateway reads the log after a lost message."""
     stack = serving.stack
     stream = Stream(serving.url, body("greedy") | {"stream": True, "max_tokens": 1500}).wait_events(5)
     log = stack.keys.output(stream.response_headers["x-request-id"])
@@ -187,7 +187,7 @@ def test_cards_and_names_of_workers_that_are_none_count_as_no_worker(serving: Se
 
 
 def test_notices_that_are_none_are_dropped(serving: Serving) -> None:
-    """In the mailbox that a worker's next commit reads."""
+    """The notices are in the mailbox that the worker's next commit reads."""
     stack = serving.stack
     for data in GARBAGE:
         stack.redis.hset(stack.keys.mailbox("a"), mapping={data: b"cancel", b"x" + data: data})

@@ -1,6 +1,6 @@
-"""Streams go on where their worker ends, with the same texts and log-probabilities.
+"""Streams continue after their worker dies, with the same texts and log-probabilities.
 
-Here those of models that Transformers computes, and those of answers that follow a JSON schema.
+This file covers models that Transformers computes, and answers that follow a JSON schema.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 6, "top_p": 0.9, "frequency_penalty": 0.5},
     {"temperature": 0.5, "seed": 7, "stop": ["never said by anyone"]},
 )
-# Long enough for something to happen in its middle, and never cut.
+# Long enough for a fault in the middle of the answer, and never cut by a length limit.
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -49,7 +49,7 @@ AS_JSON = {"type": "json_schema", "json_schema": {"name": "story", "schema": SCH
 
 
 class Crew:
-    """Workers `a` and `b`, a gateway, and what every call gives when nothing happens."""
+    """Workers `a` and `b`, a gateway, and the answer of every call without faults."""
 
     def __init__(self, stack: FaultStack, rest: dict[str, Any]) -> None:
         self.stack, self.rest = stack, rest
@@ -60,7 +60,7 @@ class Crew:
         self.expected = [[said([choice]) for choice in one.wait_end(60).answer["choices"]] for one in answers]
 
     def man(self) -> None:
-        """Start the workers that do not run."""
+        """Start the workers that are not running."""
         self.stack.man(self.workers, *FLAGS)
 
     def call(self, number: int) -> dict[str, Any]:
@@ -95,5 +95,5 @@ def test_streams_go_on_where_their_worker_ends(crew: Crew, ending: signal.Signal
     crew.stack.assert_invariants()
     if "response_format" in crew.rest:
         for text in (text for texts in crew.expected for text in texts):
-            value, _ = json.JSONDecoder().raw_decode(text)  # behind it may be log-probabilities
+            value, _ = json.JSONDecoder().raw_decode(text)  # log-probabilities may follow it
             jsonschema.validate(value, SCHEMA)

@@ -1,4 +1,4 @@
-"""Text that is hard to send (case 26): whole and the same, from any place on, and when its worker dies inside of it."""
+"""Text that is hard to stream (case 26) arrives whole, also after a resume at any place or a worker's death."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
 
-# Characters of several tokens, marks that combine, joined ones, and every kind of line end.
+# Characters of several tokens, combining marks, joined emoji, and every kind of line end.
 TEXT = "a😀b e\u0301 👨\u200d👩\u200d👧 x\r\ny\u2028z\u0085 data: evil\r\rid: 7\n\n: \0 \x1b end"
-# Bytes that are no UTF-8: a lonely first byte, and one that never occurs. The tokenizer writes them so.
+# Bytes that are not UTF-8, as the tokenizer spells them: a lone lead byte, and a byte that never occurs in UTF-8.
 INVALID = ("Ã", "ÿ")
 STOP = "STOP here"
 TAIL = " never seen"
 
 
 class Speaking:
-    """A gateway, and workers whose answer to a prompt of one token is TEXT, bytes that are none, STOP and TAIL."""
+    """A gateway, and workers that answer a prompt of one token with TEXT, invalid bytes, STOP and TAIL."""
 
     def __init__(self, stack: FaultStack, model: Path) -> None:
         self.stack = stack
@@ -45,7 +45,7 @@ class Speaking:
         return Stream(self.url, call | {"stream": True} | others)
 
     def kill_at(self, stream: Stream, token: int) -> None:
-        """Kill the worker when so many tokens are in the log, and start it again."""
+        """Kill the worker when the log holds `token` tokens, and start it again."""
         self.stack.wait(lambda: stream.response_headers)
         key = self.stack.keys.request(stream.response_headers["x-request-id"])
         self.stack.wait(lambda: int(self.stack.redis.hget(key, "emitted") or 0) >= token)
@@ -71,7 +71,7 @@ def test_the_text_is_whole_and_in_whole_characters(speaking: Speaking) -> None:
     assert stream.text() == speaking.text
     assert TEXT in speaking.text
     assert speaking.text.count("\ufffd") == len(INVALID)
-    # No part of a character was ever sent for the whole of it.
+    # No event contained a part of a character.
     before, _, _ = stream.text().partition("end")
     assert "\ufffd" not in before
     whole = speaking.ask(stream=False).wait_end()

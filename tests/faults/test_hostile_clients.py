@@ -1,5 +1,6 @@
-"""What a hostile client sends, to a real gateway in front of a real worker: an error that names it, and nobody else
-notices. tests/gateway/test_gateway_bad_input.py has every field and value; here it is processes that must live on.
+"""Hostile input to a real gateway with a real worker gets an error that names the fault, and affects no other client.
+
+tests/gateway covers every field and value; this file checks that the processes survive.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ pytestmark = pytest.mark.alone
 BODY_TIMEOUT_S = 1.0
 HTTP_KEEPALIVE_S = 1.0
 MAX_BODY_BYTES = 200_000
-# What a gateway may grow by while it refuses.
+# Limit of a gateway's memory growth while it refuses requests.
 MORE_MEMORY_BYTES = 32 * 2**20
 LONG = 20.0
 
 
 class Target:
-    """The stack, and what it must still be afterwards."""
+    """The stack, and the checks that it is unharmed afterwards."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -48,7 +49,7 @@ class Target:
         self.accepted = 1
 
     def good(self, **others: Any) -> Stream:
-        """A call that is accepted, as all that are made otherwise must not be."""
+        """Make a valid call, which must be accepted."""
         self.accepted += 1
         return Stream(self.url, body("greedy") | {"stream": True, **others})
 
@@ -57,9 +58,9 @@ class Target:
         return int(pages) * 4096
 
     def raw(self, data: bytes, timeout_s: float = LONG) -> tuple[int, bytes]:
-        """Send bytes as they are; the status and all that comes back until the gateway closes, or has answered."""
+        """Send raw bytes; return the status and the data received until the gateway closes or has answered."""
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has answered before it was sent everything
+            with suppress(BrokenPipeError, ConnectionResetError):  # the gateway answered before everything was sent
                 connection.sendall(data)
             return read_answer(connection)
 
@@ -102,7 +103,7 @@ def module_target(tmp_path_factory: pytest.TempPathFactory, long_model: Path) ->
 
 @pytest.fixture
 def target(module_target: Target) -> Iterator[Target]:
-    """With a good client beside whatever the test does; nothing of the bad ones reaches the queue."""
+    """A stack with a well-behaved client that runs during the test; no hostile request may reach the queue."""
     memory = module_target.memory()
     good = module_target.good().wait_events(5)
     yield module_target
@@ -120,7 +121,7 @@ def head(*lines: str) -> bytes:
 
 @pytest.mark.faults
 def test_heads_that_dribble_and_bodies_that_stall_are_ended_and_cost_nobody_a_place(target: Target) -> None:
-    """Case 22: 300 connections that say nothing, 50 that never end their head, 50 that never send their body."""
+    """Case 22: 300 silent connections, 50 with unfinished request heads, 50 without their bodies."""
     starts = [b""] * 300 + [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"] * 50
     starts += [head("Content-Length: 100") + b'\r\n\r\n{"model"'] * 50
     connections = [socket.create_connection(target.address, timeout=LONG) for _ in starts]
@@ -133,7 +134,7 @@ def test_heads_that_dribble_and_bodies_that_stall_are_ended_and_cost_nobody_a_pl
         assert {status for status, _ in answers} == {408}
         for answer in answers:
             target.refused(answer, 408)
-        # Silence and half a head are closed without an answer, each some seconds after its last byte.
+        # The gateway closes silent connections and unfinished heads without an answer, seconds after the last byte.
         for connection in connections[300:350]:
             while connection.recv(1024):
                 pass
@@ -144,7 +145,7 @@ def test_heads_that_dribble_and_bodies_that_stall_are_ended_and_cost_nobody_a_pl
 
 
 def test_bodies_and_heads_that_are_too_large_are_refused_before_they_are_read(target: Target) -> None:
-    """Case 23. Chunked ones too, and what only becomes large when it is unpacked is not unpacked."""
+    """Case 23, also with chunked bodies. A compressed body is refused without being unpacked."""
     target.refused(target.raw(head(f"Content-Length: {2**40}") + b"\r\n\r\n"), 413)
     chunks = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
     target.refused(target.raw(head("Transfer-Encoding: chunked") + b"\r\n\r\n" + chunks * 2000), 413)
@@ -204,7 +205,7 @@ def test_line_ends_in_names_and_headers_cannot_add_headers_or_events(target: Tar
         status, text = target.raw(request.encode())
         assert status == 400
         assert b"\ndata:" not in text
-    # A request id that a client made up is not taken over.
+    # The gateway does not adopt a request id that a client made up.
     for value in ("mine", "a\tb", "x" * 500):
         status, text = target.post({"model": "none", "prompt": "x"}, f"X-Request-Id: {value}")
         assert status == 404
@@ -245,7 +246,7 @@ def test_values_that_are_huge_negative_or_of_another_type_are_400_by_name(target
 
 
 def test_streams_that_cannot_be_had_are_one_404_whatever_the_reason(target: Target) -> None:
-    """Case 29, as far as there are no keys: unknown, malformed, foreign and expired ids cannot be told apart."""
+    """Case 29, without API keys: unknown, malformed, foreign and expired ids get the same 404."""
     stack = target.stack
     known = target.good(max_tokens=3).wait_end().parsed[0]["id"]
 
@@ -264,7 +265,7 @@ def test_streams_that_cannot_be_had_are_one_404_whatever_the_reason(target: Targ
 
 
 def test_the_same_key_at_the_same_time_is_one_request(target: Target) -> None:
-    """Case 14, seen by its clients: 20 calls with one Idempotency-Key are one generation, also streamed."""
+    """Case 14, seen by its clients: 20 calls with one Idempotency-Key are one generation, streamed or not."""
     call = body("greedy") | {"stream": True}
     target.accepted += 1
     with ThreadPoolExecutor(20) as pool:

@@ -1,4 +1,4 @@
-"""The check of invariants finds each of them broken."""
+"""The check of invariants detects a violation of each invariant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATEWAY = "g"
 
 
 async def serve(stack: FaultStack) -> str:
-    """One request from beginning to end, by way of the broker: two steps of one token each. Returns its id."""
+    """Serve one request through the broker from submission to end, in two steps of one token each. Returns its id."""
     url = stack.redis_server.url
     commands, blocking = command_client(url), blocking_client(url)
     try:
@@ -49,7 +49,7 @@ def module_stack(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> 
 
 @pytest.fixture
 def served(module_stack: FaultStack) -> tuple[FaultStack, str]:
-    """A stack without processes in which one request has ended well, and its id."""
+    """A stack without processes in which one request has completed, and the request's id."""
     module_stack.redis.flushall()
     return module_stack, asyncio.run(serve(module_stack))
 

@@ -26,15 +26,15 @@ from tests.faults.calls import (
 from tests.faults.proxy import Proxy
 from tests.faults.stack import FaultStack, Stream
 
-# What a lost message may cost; and what a machine that is busy with other things may add to one of several.
+# Limit of the delay that a lost message causes, and the extra allowance for one of several on a busy machine.
 REPAIR_S = 0.5
 BUSY_S = 0.75
-# Clocks that are wrong change nothing: only Redis' clock and monotonic ones count.
+# Wrong wall clocks have no effect: Quire uses Redis' clock and monotonic clocks.
 SKEW_S = 3600
 
 
 class Net:
-    """A gateway and two workers, each with a network of its own. One worker's clock is fast, the gateway's slow."""
+    """A gateway and two workers, each with its own proxy to Redis. One worker's clock is fast, the gateway's slow."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -57,7 +57,7 @@ class Net:
             proxy.heal()
 
     def assert_well(self) -> None:
-        """Nobody died of it, and everything is as it was."""
+        """Check that no process died and that the stack works as before."""
         self.heal()
         assert [name for name, process in self.processes.items() if process.process.poll() is not None] == []
         self.stack.assert_invariants()
@@ -80,7 +80,7 @@ def net(module_net: Net) -> Iterator[Net]:
 
 
 def first(commands: Callable[[list[bytes]], bool], count: int = 1) -> Callable[[list[bytes]], bool]:
-    """True for the `count`-th command that fits, and for no other."""
+    """Return a predicate that is true for the `count`-th matching command only."""
     seen = 0
 
     def fits(command: list[bytes]) -> bool:
@@ -96,12 +96,12 @@ def is_submit(command: list[bytes]) -> bool:
 
 
 def is_claim(command: list[bytes]) -> bool:
-    """Not a beat, which has as many keys and comes all the time."""
+    """Excludes heartbeats, which have as many keys and are frequent."""
     return command[0] == b"EVALSHA" and command[2] == b"2" and b":req:" in command[3]
 
 
 def is_commit(command: list[bytes]) -> bool:
-    """One that has items: they are its last argument but for notices, and an empty array without any."""
+    """True for a commit with items. Items are the last argument before the notices; without items, an empty array."""
     return command[0] == b"EVALSHA" and command[3].endswith(b":mailbox") and command[6] != b"\x90"
 
 
@@ -233,7 +233,7 @@ def test_a_slow_network_that_cuts_everything_into_slices_changes_nothing(net: Ne
 @pytest.mark.faults
 @pytest.mark.parametrize("to_server", [True, False])
 def test_a_gateway_behind_a_partition_catches_up(net: Net, to_server: bool) -> None:
-    """For longer than it trusts a silent subscription."""
+    """The partition lasts longer than the gateway trusts a silent subscription."""
     streams = start_streams(net.url)
     net.gateway_proxy().black_hole(to_server=to_server, to_client=True)
     time.sleep(5)
@@ -244,7 +244,7 @@ def test_a_gateway_behind_a_partition_catches_up(net: Net, to_server: bool) -> N
 
 
 def partition(net: Net, *, to_server: bool) -> None:
-    """Cut the owner of running requests off for longer than its lease, with new requests on their way to it."""
+    """Partition the owner of running requests for longer than its lease, while new requests are in flight to it."""
     streams = start_streams(net.url)
     name = next(name for name, worker in net.workers.items() if worker is owner(net.stack, net.workers))
     fenced = net.workers[name].stderr.count("is over: Redis")
@@ -258,7 +258,7 @@ def partition(net: Net, *, to_server: bool) -> None:
     assert_same(late, net.expected)
     net.stack.wait(lambda: net.workers[name].stderr.count("is over: Redis") > fenced, 20)
     net.assert_well()
-    # It works again: alone, too.
+    # The worker works again, also as the only one.
     (other,) = set(net.workers) - {name}
     net.proxies[other].black_hole()
     stream = Stream(net.url, body("greedy") | {"stream": True})
@@ -279,7 +279,7 @@ def test_a_worker_that_is_heard_but_does_not_hear_is_replaced_and_fenced(net: Ne
 @pytest.mark.faults
 def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     answer = Stream(net.url, body("greedy") | {"timeout": 30}).wait_end().answer
-    assert answer["created"] < time.time() - SKEW_S / 2  # its clock is wrong indeed
+    assert answer["created"] < time.time() - SKEW_S / 2  # its clock really is wrong
     assert answer["choices"][0]["text"] == net.expected["greedy"][0]
     late = [Stream(net.url, body("greedy") | {"timeout": 0.5, "max_tokens": 1500}) for _ in range(4)]
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Partitions between machines: packets disappear, nobody is told, and connections stay half-open on both sides."""
+"""Partitions between machines: packets disappear without notice, and connections stay half-open on both sides."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WRITE_TIMEOUT_S = 1.0
 
 
 class Room:
-    """Machines `a` and `b` with a worker each, one with a gateway, and one for a client. Redis is on this one.
+    """Machines `a` and `b` with a worker each, one with a gateway, and one for a client. Redis runs on the host.
 
-    Redis has a network of its own; this machine reaches the gateway over another, the client over a cable.
+    Redis has its own network; the host reaches the gateway over a second network, and the client over a cable.
     """
 
     def __init__(self, folder: Path, model: Path) -> None:
@@ -57,7 +57,7 @@ class Room:
         self.machines[name].heal(self.inner)
 
     def owner(self) -> str:
-        """The name of the worker that has most of what runs."""
+        """Return the name of the worker that owns most of the running requests."""
         return max(self.workers, key=lambda name: len(owned(self.stack, name)))
 
     def close(self) -> None:
@@ -93,10 +93,10 @@ def test_a_worker_that_is_cut_off_is_replaced_stops_and_is_fenced_when_it_is_bac
     room.cut(name)
     try:
         room.stack.wait(lambda: not owned(room.stack, name), 20)
-        # Nobody was told: to Redis the worker's connections are as good as they were.
+        # Redis has not noticed: the worker's connections still look established.
         assert half_open(room.address(name)) == connections
         assert_same(streams, room.expected)
-        # It noticed, too: what it does now reaches nobody, and it says so.
+        # The worker noticed the partition as well, and reports itself as not ready.
         room.stack.wait(lambda: worker.stderr.count("failed") > failures, 20)
         late = {each: Stream(room.url, body(each) | {"stream": True}) for each in REQUESTS}
         assert_same(late, room.expected)
@@ -105,7 +105,7 @@ def test_a_worker_that_is_cut_off_is_replaced_stops_and_is_fenced_when_it_is_bac
     room.stack.wait(lambda: fenced(worker) >= before + mine, 20)
     assert worker.process.poll() is None
     room.stack.assert_invariants()
-    # It is as good as before: alone, too.
+    # The worker serves again, also as the only one.
     (other,) = set(room.workers) - {name}
     room.cut(other)
     try:
@@ -123,7 +123,7 @@ def test_a_gateway_that_is_cut_off_repairs_its_streams_when_it_is_back(room: Roo
     room.cut("gateway")
     try:
         assert half_open(room.address("gateway")) == connections
-        # The workers go on, and finish.
+        # The workers continue and finish.
         room.stack.wait(lambda: not any(owned(room.stack, name) for name in room.workers), 20)
         room.gateway.wait_for("the subscription is broken", 20)
         assert not any(stream.is_complete or stream.failure for stream in streams.values())
@@ -132,7 +132,7 @@ def test_a_gateway_that_is_cut_off_repairs_its_streams_when_it_is_back(room: Roo
     finally:
         room.heal("gateway")
     assert_same(streams, room.expected)
-    # The log alone may have been enough for the streams; the subscription is there again, too.
+    # The output log alone could complete the streams, so the subscription is checked separately.
     room.stack.wait(lambda: room.gateway.stderr.count("subscribed again") > repairs, 20)
     room.stack.assert_invariants()
 
@@ -148,7 +148,7 @@ def test_a_client_that_is_cut_off_blocks_nobody_and_its_request_is_cancelled(roo
         began = time.monotonic()
         streams = start_streams(room.url)
         assert_same(streams, room.expected)
-        # What the kernel does not hold is not written: after a while the connection is given up, and the request.
+        # Once the kernel's buffer is full, writes block. After a timeout the gateway drops connection and request.
         room.stack.wait(lambda: room.stack.totals().get("cancelled", 0) == cancelled + 1, 60)
         assert time.monotonic() - began > WRITE_TIMEOUT_S
     finally:

@@ -1,4 +1,4 @@
-"""The proxy does what its controls say."""
+"""Each control of the proxy has its documented effect."""
 
 from __future__ import annotations
 

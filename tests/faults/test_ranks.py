@@ -1,4 +1,4 @@
-"""Workers that are several processes, ranks of one model: they live and die together, and their requests go on."""
+"""Workers of several processes (ranks): all ranks of a worker die together, and its requests continue elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call(number: int) -> dict[str, Any]:
 
 
 def followers_of(process: QuireProcess) -> list[int]:
-    """The other ranks of a worker."""
+    """Return the process ids of a worker's follower ranks."""
     tasks = Path(f"/proc/{process.pid}/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
@@ -55,7 +55,7 @@ def wait_gone(pid: int, timeout_s: float = 5.0) -> None:
 
 
 class Crew:
-    """Workers `a` and `b` of two ranks each, a gateway, and what every call gives when nothing happens."""
+    """Workers `a` and `b` of two ranks each, a gateway, and the answer of every call without faults."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -66,7 +66,7 @@ class Crew:
         self.expected = [[said([choice]) for choice in one.wait_end(60).answer["choices"]] for one in answers]
 
     def man(self) -> None:
-        """Start the workers that do not run."""
+        """Start the workers that are not running."""
         self.stack.man(self.workers, *FLAGS)
 
     def streams(self) -> dict[str, Stream]:
@@ -130,7 +130,7 @@ def test_a_rank_that_slept_for_a_while_wakes_to_a_worker_that_is_fenced(crew: Cr
     streams, worker = crew.streams(), crew.owner()
     (follower,) = followers_of(worker)
     os.kill(follower, signal.SIGSTOP)
-    time.sleep(2 * LEASE_S)  # nothing happens that could be waited for
+    time.sleep(2 * LEASE_S)  # there is no event to wait for
     os.kill(follower, signal.SIGCONT)
     crew.assert_same(streams)
     crew.assert_same(crew.streams())
@@ -166,7 +166,7 @@ def test_why_another_rank_cannot_load_is_the_last_thing_that_is_said(
 ) -> None:
     stack.model = shutil.copytree(stack.model, tmp_path / "damaged")
     tensors = load_file(stack.model / WEIGHTS)
-    tensors["model.layers.2.mlp.down_proj.weight"][0, -1] = math.nan  # the other one's part of it
+    tensors["model.layers.2.mlp.down_proj.weight"][0, -1] = math.nan  # the other rank's share
     save_file(tensors, stack.model / WEIGHTS, metadata={"format": "pt"})
     worker = stack.worker("a", "--tensor-parallel-size", "2", "--kernels", kernels, ready=False)
     assert worker.wait(60) == 1

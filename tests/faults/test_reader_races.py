@@ -1,4 +1,4 @@
-"""Blocking reads that are ended while entries arrive lose none."""
+"""A blocking read that is cancelled while entries arrive loses no entry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Cases 1 to 7 with the engine and the demo model as they are served: 32 streams of every kind at once.
+"""Cases 1 to 7 with the real engine and the demo model: 32 streams of every kind at once.
 
-A worker here can still be killed or hung by a prompt of one certain token; nothing else is different.
+The only injected fault: a prompt with one particular token kills or hangs the worker.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 LEASE_S = 1.0
 FLAGS = ("--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3", "--drain-s", "0.2")
-# Tokens that no prompt and no answer here has: those of roles of a conversation.
+# Tokens of conversation roles, which no prompt and no answer of these tests contains.
 DEADLY, HANGING = 3, 4
 STREAMS = 32
-# Tokens of an answer that something happens to in the middle, and of one that is to end soon.
+# Lengths of an answer that a fault interrupts, and of an answer that ends soon.
 LONG, SHORT = 300, 40
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -42,14 +42,14 @@ def call(number: int, tokens: int = LONG) -> dict[str, Any]:
         "model": "tiny",
         "prompt": f"{number}. A story about {SUBJECTS[number % len(SUBJECTS)]}:",
         "max_tokens": tokens,
-        # No token that ends the answer, of which nothing is seen: a stream of them would seem to stand still.
+        # Excludes end tokens: they have no visible text, so a stream of them would seem to stand still.
         "min_tokens": tokens,
         **KINDS[number % len(KINDS)],
     }
 
 
 class Demo:
-    """One gateway; workers `a` and `b` as tests want them; and what every call gives when nothing happens."""
+    """One gateway, workers `a` and `b` on demand, and the answer of every call without faults."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -59,7 +59,7 @@ class Demo:
         self.expected = {tokens: self.undisturbed(tokens) for tokens in (LONG, SHORT)}
 
     def undisturbed(self, tokens: int) -> list[list[str]]:
-        """What the choices of every call say."""
+        """Return the choices of every call without faults."""
         answers = [Stream(self.url, call(number, tokens)) for number in range(STREAMS)]
         return [[said([choice]) for choice in stream.wait_end(100).answer["choices"]] for stream in answers]
 
@@ -68,7 +68,7 @@ class Demo:
         self.workers[name] = self.stack.worker(name, *FLAGS, ready=False, **faults)
 
     def crew(self, *names: str) -> None:
-        """From now on exactly these workers."""
+        """Make exactly these workers run."""
         for name, process in list(self.workers.items()):
             if name not in names or process.process.poll() is not None:
                 process.close()
@@ -80,7 +80,7 @@ class Demo:
             process.wait_for("ready: worker", 100)
 
     def streams(self, count: int = STREAMS, events: int = 5, tokens: int = LONG) -> dict[str, Stream]:
-        """So many at once, all in the middle of their answers."""
+        """Start `count` streams and wait until all are in the middle of their answers."""
         found = {str(number): Stream(self.url, call(number % STREAMS, tokens) | STREAMED) for number in range(count)}
         for stream in found.values():
             stream.wait_events(events, 60)
@@ -115,7 +115,7 @@ def test_a_killed_workers_32_streams_go_on_elsewhere(demo: Demo) -> None:
     assert owned(demo.stack, name)
     kill(demo.workers[name])
     demo.assert_same(streams)
-    # The lease, the time to notice that it is over, and to compute again what was there.
+    # The lease, plus the time to notice its end and to recompute the lost tokens.
     assert longest_pause(streams) < LEASE_S + 2.0
     demo.stack.assert_invariants()
 
@@ -153,7 +153,7 @@ def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo)
     hanging = Stream(demo.url, call(0) | {"prompt": [HANGING, 1], "max_tokens": 3, "min_tokens": 0, "n": 1})
     first = demo.workers["a"]
     assert first.wait(60) == 70
-    # A process that is told so hangs again: the request is another's, and the third death is the last.
+    # The request hangs each worker that takes it over; the third death is the last.
     for _ in range(4):
         if hanging.status:
             break

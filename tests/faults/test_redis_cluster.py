@@ -1,4 +1,4 @@
-"""A Redis Cluster: lanes at different nodes, slots that move, masters that die."""
+"""A Redis Cluster: lanes on different nodes, moving slots, dying masters."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ BOUNDS = QueueBounds(10**6, 10**9)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three masters and nothing else."""
+    """Three masters without replicas."""
     with closing(Cluster(tmp_path_factory.mktemp("cluster"))) as cluster:
         yield cluster.start()
 
 
 class Lane:
-    """Both sides of a lane: what a gateway and a worker hold."""
+    """Both sides of a lane: the connections of a gateway and of a worker."""
 
     def __init__(self, url: str, lane: str) -> None:
         self.lane = lane
@@ -63,7 +63,7 @@ class Lane:
         return await self.broker.submit(new_id(), b"body", gateway="g", cost=1, bounds=BOUNDS)
 
     async def serve(self) -> None:
-        """One request from its submission to its end, over all verbs."""
+        """Serve one request from its submission to its end, with every broker operation."""
         await self.broker.refresh_gateway("g")
         assert await self.broker.live_gateways(["g", "h"]) == {"g"}
         sent = await self.submit()
@@ -124,7 +124,7 @@ async def test_clients_follow_a_lane_whose_slot_has_moved(cluster: Cluster) -> N
         waiting = await lane.submit()
         blocked = asyncio.create_task(lane.reader.read(1, 1000, ("batch",)))
         cluster.move(slot_of(name), cluster.nodes[0], cluster.nodes[1])
-        # Each connection is told once: that the blocked read may end so too is why a worker looks back after a failure.
+        # Each connection gets one MOVED reply, perhaps for a blocked read, so a worker re-reads after a failure.
         await asyncio.gather(blocked, return_exceptions=True)
         for _ in range(3):
             try:
@@ -136,7 +136,7 @@ async def test_clients_follow_a_lane_whose_slot_has_moved(cluster: Cluster) -> N
         await lane.broker.claim(delivery, "w", attempt := new_id())
         end = StepItem(waiting, 0, (), Outcome("stop", ""))
         await lane.broker.commit_step("w", [StepCommit(attempt, end)])
-        # The old node passes on what the new one publishes.
+        # The old node forwards messages that are published at the new node.
         assert list(decode_items((await lane.message())["data"])) == [end]
         await lane.serve()
 
@@ -185,7 +185,7 @@ def replicated(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def serve(stack: FaultStack, lane: str) -> str:
-    """A gateway and two workers for a lane; the gateway's URL."""
+    """Start a gateway and two workers for a lane; return the gateway's URL."""
     named = ("--served-model-name", lane)
     workers = [stack.worker(f"{lane}-{name}", *FAST, *named, ready=False) for name in ("a", "b")]
     _, url = stack.gateway(*named)
@@ -219,7 +219,7 @@ def test_streams_go_on_when_the_lanes_master_dies_and_its_replica_takes_over(
         assert undisturbed(url) == expected
         stack.assert_invariants()
         assert set(stack.totals()) == {"accepted", "length"}
-        # The old master comes back as a replica, and everything stays as it is.
+        # The old master returns as a replica, and the stack is unaffected.
         master.start()
         wait(lambda: master.info("replication")["role"] == "slave")
         assert undisturbed(url) == expected

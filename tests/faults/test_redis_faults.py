@@ -1,4 +1,4 @@
-"""Redis is full, silent for long, or comes back empty."""
+"""Redis is full, silent for a long time, or comes back empty."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
 
-# Lines that a process may log per second of a fault: told, not shouted.
+# Limit of log lines per process and second of a fault.
 LINES_PER_S = 12
 
-# The texts are those that requests have without faults.
+# The expected texts are those of a run without faults.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
 
 
@@ -39,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterat
 
 
 class Quiet:
-    """What the processes log while something is wrong is little, and none of them ends."""
+    """Checks that processes log little during a fault and that none of them ends."""
 
     def __init__(self, stack: FaultStack) -> None:
         self._stack = stack
@@ -58,16 +58,17 @@ class Quiet:
 
 
 def assert_refused(url: str) -> None:
-    """A new request is told to come again, and when."""
+    """Check that a new request is refused with a Retry-After."""
     call = Stream(url, body("greedy")).wait_end()
     assert (call.status, call.answer["error"]["code"]) == (503, "broker_unavailable")
     assert int(call.response_headers["retry-after"]) > 0
 
 
 def assert_well(served: Served, sent_and_refused: int = 0) -> None:
-    """Nothing is left of what was wrong, and new requests get what they always got.
+    """Check that no trace of the fault is left and that new requests get the usual answers.
 
-    sent_and_refused: requests of which Redis did not say whether it took them. Where it did, late, they are cancelled.
+    sent_and_refused: number of requests whose submission got no reply from Redis. A request that Redis accepted
+        late is cancelled.
     """
     stack, url, expected = served
     stack.wait(lambda: is_ready(url))
@@ -95,7 +96,7 @@ def test_redis_out_of_memory_refuses_the_new_and_keeps_the_running(served: Serve
 
 
 def test_redis_out_of_memory_for_long_costs_no_request(served: Served) -> None:
-    """For longer than workers and gateways count as live without a sign of life."""
+    """The fault lasts longer than heartbeats are valid."""
     stack, url, expected = served
     quiet = Quiet(stack)
     streams = start_streams(url)
@@ -122,7 +123,7 @@ def test_redis_that_is_silent_for_longer_than_all_timeouts_costs_a_pause(served:
         time.sleep(1)
         assert_refused(url)
         assert time.monotonic() - began < 1 + COMMAND_TIMEOUT_S + 3
-        assert_refused(url)  # this one at once
+        assert_refused(url)  # this call fails at once
         assert time.monotonic() - began < 1 + COMMAND_TIMEOUT_S + 4
         time.sleep(4)
     finally:
@@ -157,6 +158,6 @@ def test_redis_that_comes_back_empty_ends_what_ran_and_serves_again(served: Serv
         assert whole.wait_end().status == 500
         assert time.monotonic() - began < 10
         stack.wait(lambda: Stream(url, body("greedy") | {"max_tokens": 1}).wait_end().status == 200)
-        time.sleep(2)  # whatever loops would do so now
+        time.sleep(2)  # a busy loop would show now
         quiet.check()
         assert_well(served)

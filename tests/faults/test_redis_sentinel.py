@@ -1,4 +1,4 @@
-"""A master, a replica, and Sentinels: the master dies, falls silent, or is replaced on purpose."""
+"""A master, a replica, and Sentinels: the master dies, hangs, or is replaced on purpose."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ async def test_clients_leave_a_master_that_has_become_a_replica(tmp_path: Path) 
             await pubsub.subscribe("news")
             assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
             old = watched.master()
-            # Behind the Sentinels' back the clients stay where they are, until they are told.
+            # Clients follow the Sentinels: they stay at the old master until the Sentinels announce the new one.
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(places, "RECHECK_S", 60.0)  # however long the change takes here
+                patch.setattr(places, "RECHECK_S", 60.0)  # independent of the duration of the failover
                 watched.swap()
                 with pytest.raises(NotTheServer):
                     await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
             await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
             new = watched.master()
             assert new is not old
-            # The others follow without an error of their own.
+            # Other connections follow without an error.
             assert len(await reader.read(1, 2000)) == 1
             await pubsub.ping()
             assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
             new.client.publish("news", b"heard")
             found = [await pubsub.get_message(timeout=5) for _ in range(2)]
             assert b"heard" in [message["data"] for message in found if message]
-            async with asyncio.timeout(5):  # the server takes a moment to notice that it was left
+            async with asyncio.timeout(5):  # the server notices the closed connection after a moment
                 while subscribers(old.client):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
@@ -73,7 +73,7 @@ async def test_clients_leave_a_master_that_has_become_a_replica(tmp_path: Path) 
 
 
 def subscribers(server: Redis) -> list[str]:
-    """Names of those who listen there, but for Sentinels, which listen everywhere."""
+    """Return the names of the subscribers of this server, without Sentinels, which subscribe to every server."""
     names = [client["name"] for client in server.client_list(_type="pubsub")]
     return [name for name in names if not name.startswith("sentinel-")]
 
@@ -89,7 +89,7 @@ async def test_a_service_that_no_sentinel_knows(tmp_path: Path) -> None:
 
 
 def serve(stack: FaultStack, step_s: float = STEP_S) -> str:
-    """A gateway and two workers; the gateway's URL."""
+    """Start a gateway and two workers; return the gateway's URL."""
     workers = [stack.worker(name, *FAST, ready=False, TEST_STEP_S=str(step_s)) for name in ("a", "b")]
     _, url = stack.gateway()
     for worker in workers:
@@ -98,7 +98,7 @@ def serve(stack: FaultStack, step_s: float = STEP_S) -> str:
 
 
 def assert_well(stack: FaultStack, watched: Watched, url: str, expected: dict[str, list[str]]) -> None:
-    """At the new master: new requests get what they always got, and nothing was counted twice or lost."""
+    """Check at the new master that new requests get the usual answers and that every request is counted once."""
     wait(watched.master)
     stack.redis = watched.master().client
     stack.wait(lambda: is_ready(url))
@@ -120,7 +120,7 @@ def test_streams_go_on_when_the_master_is_killed(watched: Watched, long_model: P
         assert longest_pause(streams) < 15
         assert watched.master() is not old
         assert_well(stack, watched, url, expected)
-        # It comes back as a master that knows nothing, and is made a replica of the new one.
+        # The old master returns without data and becomes a replica of the new master.
         old.start()
         wait(lambda: old.info("replication")["role"] == "slave")
         assert_well(stack, watched, url, expected)
@@ -157,7 +157,7 @@ def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: 
         expected = undisturbed(url)
         streams = start_streams(url)
         old = watched.master()
-        # What the replica has not heard of is lost: whoever does this on purpose waits for it.
+        # Data that the replica has not received is lost, so a planned failover waits for the replica.
         accepted = old.info("replication")["master_repl_offset"]
         wait(lambda: old.info("replication")["slave0"]["offset"] >= accepted)
         watched.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
@@ -171,7 +171,7 @@ def test_streams_go_on_over_a_failover_on_purpose(watched: Watched, long_model: 
 
 @pytest.mark.faults
 def test_what_the_replica_lacks_is_sent_again(watched: Watched, long_model: Path, tmp_path: Path) -> None:
-    """Replication is asynchronous: here the replica has heard nothing for a while when the master dies."""
+    """Replication is asynchronous: here the replica lags when the master dies."""
     stack = FaultStack(tmp_path, long_model, watched)
     try:
         url = serve(stack)

@@ -1,4 +1,4 @@
-"""Everything is restarted while clients wait: nobody is refused for good, and nobody gets another text."""
+"""Every process is restarted while clients wait: every client gets its answer, with the expected text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.stack import FaultStack, Stream
 
 
 class Load:
-    """Clients that ask again and again, each for one of the requests, and come back when their stream breaks."""
+    """Clients that repeat one request each, and resume when their stream breaks."""
 
     def __init__(self, urls: list[str], clients: int) -> None:
         self._urls = urls
@@ -46,7 +46,7 @@ class Load:
             self.records.append((name, record))
 
     def stop(self) -> list[tuple[str, SoakRecord]]:
-        """See all requests to their end; which ones, and what became of them."""
+        """Wait for the end of all requests; return the requests and their results."""
         self._is_over.set()
         self._thread.join(90)
         assert not self._thread.is_alive()
@@ -80,7 +80,7 @@ def test_rolling_restarts_of_all_workers_and_gateways_fail_no_request(stack: Fau
         for index, whole in enumerate(expected[name]):
             text, logprobs = record.text[index], record.logprobs.get(index, [])
             assert whole.startswith(text)
-            # As `said` writes them.
+            # In the format of `said`.
             rows = ast.literal_eval(whole.removeprefix(text).strip() or "[]")
             assert [logprob for _, logprob, _ in rows] == logprobs
     assert max(record.worst_pause_s for _, record in records) < 15
@@ -111,14 +111,14 @@ def test_requests_wait_for_a_worker_until_their_deadline(stack: FaultStack) -> N
         assert stream.error["code"] == "deadline_exceeded"
     assert expected["greedy"][0].startswith(dying.text())
     assert 1.9 < time.monotonic() - began < 6
-    # Nobody who may still wait was sent away, and the gateway says what is missing.
+    # No client within its deadline was refused, and the gateway reports that no worker is available.
     stack.wait(lambda: "no worker makes progress" in readiness(url))
     assert not [stream for stream in (*streams.values(), *waiting.values()) if stream.failure or stream.error]
     stack.worker("a", *FAST)
     assert_same(streams, expected)
     assert_same(waiting, expected)
     stack.assert_invariants()
-    # What was given up and counted as such: by the deadline, or because its client had its answer.
+    # Cancelled requests: their deadline passed, or their client already had its answer.
     totals = stack.totals()
     assert totals["length"] == 3 * len(REQUESTS)
     assert totals.get("deadline", 0) + totals.get("cancelled", 0) == 3

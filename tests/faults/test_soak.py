@@ -1,4 +1,4 @@
-"""`make soak` finds nothing wrong, and would say so if it did."""
+"""`make soak` finds no violation, and reports a violation that is injected."""
 
 from __future__ import annotations
 

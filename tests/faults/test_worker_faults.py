@@ -1,4 +1,4 @@
-"""Workers die, hang, sleep and leave. Their clients see a pause, and the text that they would have seen without."""
+"""Workers die, hang, stop and drain. Their clients see a pause and then the same text as without the fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import QuireProcess
 from tests.faults.stack import KEYS, FaultStack, Stream, said
 
-# Greedy; drawn, with penalties and log-probabilities, twice; with a stop string that is matched in pieces.
+# Greedy; sampled with penalties and log-probabilities, n=2; with a stop string that spans several tokens.
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 150},
     "drawn": {
@@ -38,7 +38,7 @@ def body(name: str) -> dict[str, Any]:
 
 
 def undisturbed(url: str, name: str) -> list[str]:
-    """What the choices of a request say that nothing happens to."""
+    """Return the choices of a request without faults."""
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body(name)).encode(), {"Content-Type": "application/json"}
     )
@@ -47,7 +47,7 @@ def undisturbed(url: str, name: str) -> list[str]:
 
 
 def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuireProcess]]:
-    """The URL of a gateway, and two workers behind it."""
+    """Start a gateway and two workers; return the gateway's URL and the workers."""
     workers = {name: stack.worker(name, *flags, ready=False) for name in ("a", "b")}
     _, url = stack.gateway()
     for worker in workers.values():
@@ -56,7 +56,7 @@ def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuirePro
 
 
 def start_streams(url: str) -> dict[str, Stream]:
-    """All requests at once, each in the middle of its answer."""
+    """Start all requests; wait until each is in the middle of its answer."""
     streams = {name: Stream(url, body(name) | {"stream": True}) for name in REQUESTS}
     for stream in streams.values():
         stream.wait_events(10)
@@ -64,7 +64,7 @@ def start_streams(url: str) -> dict[str, Stream]:
 
 
 def owner(stack: FaultStack, workers: dict[str, QuireProcess]) -> QuireProcess:
-    """A worker that has some of the running requests in its hands; it is not asked for more than one."""
+    """Return a worker that owns some of the running requests."""
     owners = [stack.redis.hget(key, "owner") for key in stack.redis.scan_iter(KEYS.prefix + "req:*")]
     running = [name.decode() for name in owners if name is not None]
     assert running, "nothing runs"
@@ -89,7 +89,7 @@ def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultSt
     streams = start_streams(url)
     os.kill(owner(stack, workers).pid, signal.SIGKILL)
     assert_same(streams, expected)
-    # The lease, and the time to notice that it is over and to compute what was there.
+    # The lease, plus the time to notice its end and to recompute the lost tokens.
     assert longest_pause(streams) < 1.0 + 1.0
     stack.assert_invariants()
 
@@ -134,7 +134,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack
     assert_same(streams, expected)
     sleeper.wait_for("is over: Redis or another worker has it otherwise")
     stack.assert_invariants()
-    # It is as good as any other again.
+    # The worker serves again like any other.
     assert undisturbed(url, "greedy") == expected["greedy"]
 
 
@@ -174,13 +174,13 @@ def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(st
     assert stack.redis.xlen(KEYS.dead) == 1
     last.send(signal.SIGTERM)
     assert last.wait() == 0
-    stack.worker("a", *FAST)  # a version that can take it
+    stack.worker("a", *FAST)  # a version that accepts it
     assert_dead_commands(stack)
     stack.assert_invariants()
 
 
 def assert_dead_commands(stack: FaultStack) -> None:
-    """`quire dead` lists, shows and retries what was given up."""
+    """Check that `quire dead` lists, shows and retries dead-lettered requests."""
 
     def quire(*arguments: str) -> str:
         command = [sys.executable, "-m", "quire", "dead", *arguments, "--redis-url", stack.redis_server.url]
@@ -214,7 +214,7 @@ def test_redis_that_comes_back_with_its_data_costs_a_pause(stack: FaultStack, ho
     streams = start_streams(url)
     process = stack.redis_server.process
     assert process is not None
-    time.sleep(1.2)  # the append-only file is written out every second
+    time.sleep(1.2)  # the append-only file is fsynced every second
     if how == "killed":
         process.kill()
         process.wait()

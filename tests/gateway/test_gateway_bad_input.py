@@ -303,7 +303,7 @@ async def test_limits_of_this_server_are_named(server: RunningGateway) -> None:
 
 async def test_no_call_asks_for_more_sequences_than_every_worker_runs(server: RunningGateway) -> None:
     async with server.worker(emit([65]), max_num_seqs=3), server.worker(emit([65]), max_num_seqs=2):
-        await server.gateway.fleet.refresh()
+        await server.gateway.worker_registry.refresh()
         for asked, param in (
             ({"n": 3}, "n"),
             ({"best_of": 3}, "best_of"),
@@ -522,7 +522,7 @@ async def test_text_that_becomes_a_token_which_no_worker_has_is_refused(start_ga
     """A tokenizer may know more tokens than the model: such an id must not get into a step with other requests."""
     gateway = await start_gateway()
     async with gateway.worker(emit([65]), vocab_size=300):
-        await gateway.gateway.fleet.refresh()
+        await gateway.gateway.worker_registry.refresh()
         reply = await gateway.chat()
     assert (reply.status, reply.error["param"]) == (400, "messages")
     assert "vocabulary 300" in reply.error["message"]

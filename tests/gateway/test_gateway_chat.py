@@ -10,8 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.stream.events import Events
-from quire.gateway.stream.writer import PART_CHARACTERS
+from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
@@ -246,14 +245,14 @@ async def test_what_does_not_end_well_is_an_error_and_never_done(
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_event(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = Events.feed
+    feed = EventRenderer.feed
 
-    def broken(events: Events, items: Sequence[StepItem]) -> str:
+    def broken(events: EventRenderer, items: Sequence[StepItem]) -> str:
         if any(item.start >= 3 for item in items):
             raise RuntimeError("a secret detail")
         return feed(events, items)
 
-    monkeypatch.setattr(Events, "feed", broken)
+    monkeypatch.setattr(EventRenderer, "feed", broken)
     async with gateway.worker(endless(65)) as worker:
         reader, writer = await gateway.connect(
             raw_request("POST", "/v1/chat/completions", json.dumps(chat_body(stream=True)).encode())
@@ -278,7 +277,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
         yield PART_CHARACTERS * " "
         raise RuntimeError
 
-    monkeypatch.setattr("quire.gateway.api.chat.Format.full", pieces)
+    monkeypatch.setattr("quire.gateway.api.chat.ChatDialect.full", pieces)
     async with gateway.worker(emit(tokens("a"))):
         reader, writer = await gateway.connect(
             raw_request("POST", "/v1/chat/completions", json.dumps(chat_body()).encode())

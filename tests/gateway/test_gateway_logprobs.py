@@ -8,7 +8,6 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -25,16 +24,15 @@ from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.stream.buffer import MAX_WAITING
-from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
-from quire.gateway.stream.writer import PART_CHARACTERS
+from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, raw_request, tokens, until
+from tests.gateway.stream.test_buffer import Log, open_one
 from tests.gateway.test_gateway_bad_input import check
-from tests.gateway.test_gateway_outputs import Log, open_one
 from tests.gateway.test_gateway_resume import model, resumed, stream_path
 from tests.support.tokenizers import byte_fallback, byte_level
 
@@ -243,7 +241,7 @@ async def test_every_event_id_of_a_stream_gives_the_rest_of_them(start_gateway: 
         ]
 
         async def listening() -> bool:
-            return here.gateway.fanout.calls + there.gateway.fanout.calls == 1 + len(calls)
+            return here.gateway.router.calls + there.gateway.router.calls == 1 + len(calls)
 
         await until(listening)
         go_on.set()
@@ -282,11 +280,11 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 ) -> None:
     """Each token comes with its entry, once; whatever a client has had of the portions before."""
     about = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
-    outputs: Any = SimpleNamespace(cursors={"r": None})
     form = (chat.ChatDialect if is_chat else completions.CompletionDialect)("r", model(model_folder), about)
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
-        text = Events(Transcript(about, model(model_folder), outputs), form, True, last).feed(portions(cuts, n))
+        transcript = Transcript(about, model(model_folder), ["r"])
+        text = EventRenderer(transcript, form, True, last).feed(portions(cuts, n))
         return parse_events(text) if text else []
 
     first = events(before, BEGINNING)

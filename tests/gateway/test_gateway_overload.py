@@ -162,11 +162,11 @@ async def test_ready_means_that_a_worker_makes_progress(gateway: RunningGateway)
         {"ready": False, "workers": 0, "problems": ["no worker makes progress"]},
     )
     async with gateway.worker(emit(tokens("a"))) as worker:
-        await gateway.gateway.fleet.refresh()
+        await gateway.gateway.worker_registry.refresh()
         reply = await gateway.get("/readyz")
         assert (reply.status, reply.json) == (200, {"ready": True, "workers": 1, "problems": []})
         await worker.broker.retire(worker.worker_id, "1")
-    await gateway.gateway.fleet.refresh()
+    await gateway.gateway.worker_registry.refresh()
     assert (await gateway.get("/readyz")).status == 503
 
 
@@ -175,7 +175,7 @@ async def test_the_smallest_context_among_model_and_workers_counts(gateway: Runn
         gateway.worker(emit(tokens("a")), max_model_len=100),
         gateway.worker(emit(tokens("a")), max_model_len=50, vocab_size=300),
     ):
-        await gateway.gateway.fleet.refresh()
+        await gateway.gateway.worker_registry.refresh()
         reply = await gateway.complete(prompt=[65] * 5, max_tokens=60)
         assert "maximum context length is 50 tokens" in reply.error["message"]
         assert (await gateway.complete(prompt=[300])).error["param"] == "prompt[0]"

@@ -22,14 +22,14 @@ from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.stream.cursor import SILENCE_S, split
-from quire.gateway.stream.events import Events
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, MessageError, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
-from tests.gateway.test_gateway_process import running, settings
+from tests.gateway.test_main import running, settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # An emoji of several tokens in the middle, and at the end what might have become the stop string.
@@ -89,7 +89,7 @@ async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gatewa
         ]
 
         async def listening() -> bool:
-            return here.gateway.fanout.calls + there.gateway.fanout.calls == 1 + len(calls)
+            return here.gateway.router.calls + there.gateway.router.calls == 1 + len(calls)
 
         await until(listening)
         go_on.set()
@@ -102,7 +102,7 @@ async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gatewa
     # Now it has ended, and there is no worker any more.
     for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
         assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
-    assert here.gateway.fanout.calls == there.gateway.fanout.calls == 0
+    assert here.gateway.router.calls == there.gateway.router.calls == 0
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -
         resumed = asyncio.create_task(resume())
 
         async def has_looked() -> bool:
-            return there.gateway.fanout.log_reads >= 1
+            return there.gateway.router.stats.log_reads >= 1
 
         await until(has_looked)
         assert not resumed.done()
@@ -299,7 +299,7 @@ async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wa
         resumed = asyncio.create_task(resume())
 
         async def is_patient() -> bool:  # the next look is due behind the end of the wait
-            return any(cursor.patience_s >= 2 for one in there.gateway.fanout._open for cursor in one.cursors.values())
+            return any(cursor.silence_s >= 2 for one in there.gateway.router._open for cursor in one.cursors.values())
 
         await until(is_patient)
         go_on.set()
@@ -352,7 +352,7 @@ async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gate
             await first.take(3)  # from the log: what is published goes to the other gateway by now
 
         async def left() -> bool:
-            return here.gateway.fanout.calls == 0
+            return here.gateway.router.calls == 0
 
         await until(left)
         await here.gateway.submission.canceller._idle.wait()
@@ -371,16 +371,16 @@ async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(
                 await stream.next()
 
             async def left() -> bool:
-                return there.gateway.fanout.calls == 0
+                return there.gateway.router.calls == 0
 
             await until(left)
             await there.gateway.submission.canceller._idle.wait()
 
             async def heard() -> bool:
                 """What is published comes here again: the log is not read any more."""
-                repairs = here.gateway.fanout.repairs
+                repairs = here.gateway.router.stats.repairs
                 await asyncio.sleep(3 * SILENCE_S)
-                return here.gateway.fanout.repairs == repairs
+                return here.gateway.router.stats.repairs == repairs
 
             await until(heard)
             await first.take(200)
@@ -397,7 +397,7 @@ async def test_who_joins_by_key_and_leaves_takes_nothing_from_the_first(start_ga
                 await second.next()
 
             async def left() -> bool:
-                return there.gateway.fanout.calls == 0
+                return there.gateway.router.calls == 0
 
             await until(left)
             await there.gateway.submission.canceller._idle.wait()
@@ -431,7 +431,7 @@ async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
 
     def calls(count: int) -> Any:
         async def open_() -> bool:
-            return gateway.gateway.fanout.calls == count
+            return gateway.gateway.router.calls == count
 
         return until(open_)
 
@@ -498,7 +498,7 @@ async def test_in_the_background_a_request_runs_on_without_a_client(
             await stream.next()
 
         async def alone() -> bool:
-            return here.gateway.fanout.calls + there.gateway.fanout.calls == 0
+            return here.gateway.router.calls + there.gateway.router.calls == 0
 
         await until(alone)
         go_on.set()
@@ -544,13 +544,6 @@ async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
 # --- ids do not depend on how tokens came -----------------------------------------------------------------------------
 
 
-class _Sink:
-    """Stands for the outputs of one request."""
-
-    def __init__(self) -> None:
-        self.cursors = {"r": None}
-
-
 def portions(cuts: list[int], n: int) -> list[StepItem]:
     """All tokens, of both choices in turn, in items that end at `cuts`; and the outcome in an item of its own."""
     ends = {0: len(FIRST) - 1, 1: len(SECOND) - 1}
@@ -590,11 +583,11 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 ) -> None:
     """After Redis lost its tail a worker logs tokens again, in other portions than a client has seen."""
     about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
-    outputs: Any = SimpleNamespace(cursors={"r": None})
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
-        answer = Transcript(about, model(model_folder), outputs)
-        text = Events(answer, CompletionDialect("r", model(model_folder), about), True, last).feed(portions(cuts, n))
+        dialect = CompletionDialect("r", model(model_folder), about)
+        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, True, last)
+        text = events.feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []
 
     first = events(before, BEGINNING)

@@ -239,7 +239,7 @@ async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prom
             await until(is_known)
 
         async def left() -> bool:
-            return there.gateway.fanout.calls == 0
+            return there.gateway.router.calls == 0
 
         await until(left)
         await there.gateway.submission.canceller._idle.wait()
@@ -271,7 +271,7 @@ async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_bef
         await reaches(here, "accepted", 2)
 
     async def left() -> bool:
-        return there.gateway.fanout.calls == 0
+        return there.gateway.router.calls == 0
 
     await until(left)
     await there.gateway.submission.canceller._idle.wait()
@@ -316,7 +316,7 @@ async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
             second.cancel()
 
             async def left() -> bool:
-                return there.gateway.fanout.calls == 0
+                return there.gateway.router.calls == 0
 
             await until(left)
             go_on.set()
@@ -408,7 +408,7 @@ async def test_a_deadline_in_the_background_without_a_worker_counts_when_one_com
         await reaches(gateway, "accepted", 1)
 
     async def nobody() -> bool:
-        return gateway.gateway.fanout.calls == 0
+        return gateway.gateway.router.calls == 0
 
     await until(nobody)
     await asyncio.sleep(0.06)
@@ -481,7 +481,7 @@ async def test_classes_that_are_none(gateway: RunningGateway) -> None:
 
 async def test_retry_after_follows_what_the_lane_did_through_any_gateway(start_gateway: Start) -> None:
     here, there = await start_gateway(max_queued_requests=1), await start_gateway()
-    rate = here.gateway.fleet.rate = ServiceRate()
+    rate = here.gateway.worker_registry.rate = ServiceRate()
     rate.sample(asyncio.get_running_loop().time() - 20, {})
     async with there.worker(emit(tokens("a"))):
         assert [(await there.complete()).status for _ in range(4)] == [200] * 4

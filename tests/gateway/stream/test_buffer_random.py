@@ -44,7 +44,7 @@ class Log:
 class Client:
     """Takes by a sink, unless it is `paused`; its task has the rest. Or by `next`, where it is `plain`."""
 
-    outputs: module.OutputBuffer
+    buffer: module.OutputBuffer
     is_plain: bool
     open: set[str]
     given: list[StepItem] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Client:
 
     def take(self) -> bool:
         if self.open and self.reads.is_set():
-            self.note(self.outputs.take())
+            self.note(self.buffer.take())
         return bool(self.open) and self.reads.is_set()
 
     def note(self, items: list[StepItem]) -> None:
@@ -61,12 +61,12 @@ class Client:
 
     async def run(self) -> None:
         if not self.is_plain:
-            self.outputs.sink = self.take
+            self.buffer.sink = self.take
         while self.open:
             if self.is_plain:
-                self.note(await self.outputs.next())
+                self.note(await self.buffer.next())
             else:
-                await self.outputs.ready()
+                await self.buffer.ready()
                 self.take()
             await self.reads.wait()
 
@@ -103,10 +103,10 @@ async def test_every_token_comes_once_and_in_order(seed: int, monkeypatch: pytes
     choices, scored = chance.choice((1, 1, 3)), chance.choice((None, 0, 5))
     steps = {one: made_up(chance, one, choices, scored) for one in ids}
     log: Any = Log(chance, ids)
-    fanout = FrameRouter(log, keepalive_s=60.0)
-    outputs = fanout.open(ids)
-    outputs.accept(None, is_logged=False)
-    client = Client(outputs, chance.random() < 0.4, set(ids))
+    router = FrameRouter(log, keepalive_s=60.0)
+    buffer = router.open(ids)
+    buffer.accept(None, is_logged=False)
+    client = Client(buffer, chance.random() < 0.4, set(ids))
     client.reads.set()
     task = asyncio.create_task(client.run())
     largest = {one: max(map(weight, items)) for one, items in steps.items()}
@@ -120,23 +120,23 @@ async def test_every_token_comes_once_and_in_order(seed: int, monkeypatch: pytes
             for item in frame:
                 log.items[item.request_id].append(item)
             again += [item for item in frame if chance.random() < 0.05]
-            fanout.feed([item for item in frame if chance.random() < kept], 0.0)
+            router.feed([item for item in frame if chance.random() < kept], 0.0)
         elif what < 0.55 and again:
-            fanout.feed([again.pop()], 0.0)
+            router.feed([again.pop()], 0.0)
         elif what < 0.57 + 0.1 * (kept < 1):
             (client.reads.clear if client.reads.is_set() else client.reads.set)()
         elif what < 0.7 and kept < 1:
             log.is_down = not log.is_down
         elif what < 0.72 and kept < 1:
-            outputs.suspect()
+            buffer.suspect()
         else:
             await turns(chance.choice((1, 1, 1, 2, 5)))
-        assert outputs._waiting_tokens == sum(map(weight, outputs._waiting)) <= bound
+        assert buffer._waiting_tokens == sum(map(weight, buffer._waiting)) <= bound
     log.is_down = False
     client.reads.set()
     await turns(1)
-    if not all(cursor.ended for cursor in outputs.cursors.values()):
-        outputs.suspect()  # silence would do that; where all has come nothing need be noticed
+    if not all(cursor.ended for cursor in buffer.cursors.values()):
+        buffer.suspect()  # silence would do that; where all has come nothing need be noticed
     await asyncio.wait_for(task, 5)
 
     def flat(items: list[StepItem]) -> list[tuple[int, int]]:

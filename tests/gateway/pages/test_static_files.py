@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.pages import chat_page
+from quire.gateway.pages import static_files
 from tests.gateway.running import RunningGateway, raw_request
 
-STATIC = Path(chat_page.__file__).parent / "static"
+STATIC = Path(static_files.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))
 PAGES = [path for path in FILES if path.suffix == ".html"]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -21,7 +21,7 @@ MAX_BYTES = 150_000
 
 async def test_a_page_may_load_from_its_own_server_only(gateway: RunningGateway) -> None:
     for path in PAGES:
-        reply = await gateway.get(chat_page.path_of(path.name))
+        reply = await gateway.get(static_files.path_of(path.name))
         assert reply.status == 200
         assert reply.headers["content-type"] == "text/html; charset=utf-8"
         policy = dict(part.strip().split(" ", 1) for part in reply.headers["content-security-policy"].split(";"))
@@ -44,7 +44,7 @@ async def test_a_page_may_load_from_its_own_server_only(gateway: RunningGateway)
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 async def test_a_file_is_sent_once(gateway: RunningGateway, path: Path) -> None:
-    where = chat_page.path_of(path.name)
+    where = static_files.path_of(path.name)
     plain = await gateway.get(where)
     assert plain.body == BYTES[path]
     packed = await gateway.send(raw_request("GET", where, headers={"Accept-Encoding": "br, gzip"}))

@@ -36,7 +36,7 @@ def worker(gateway: RunningGateway, name: str = "w1") -> Any:
 
 async def sees_workers(gateway: RunningGateway, count: int = 1) -> None:
     async def there() -> bool:
-        return len(gateway.gateway.fleet.workers) == count
+        return len(gateway.gateway.worker_registry.workers) == count
 
     await until(there)
 

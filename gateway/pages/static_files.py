@@ -1,7 +1,7 @@
-"""The pages: every file of `static/`, with headers that let them load nothing from elsewhere.
+"""Serves the pages: every file of `static/`, with headers that keep them from loading anything from other servers.
 
-`/` is index.html, `/NAME` is NAME.html, and all other files have their own names. A browser asks each time whether a
-file has changed (ETag), so that a new gateway's pages are never mixed with an old one's.
+`/` is index.html, `/NAME` is NAME.html, and all other files are served under their names. A browser revalidates each
+file (ETag), so that the pages of a new gateway are never mixed with files of an old one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import hashlib
 from importlib.resources import files
 
 from aiohttp import ETag, hdrs, web
-
-from quire.gateway.api.error_responses import Handler
+from aiohttp.typedefs import Handler
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -32,33 +31,34 @@ HEADERS = {
 
 
 def names() -> list[str]:
-    """The static files."""
+    """Returns the names of the static files."""
     folder = files("quire.gateway.pages") / "static"
     return sorted(file.name for file in folder.iterdir() if _ending(file.name) in _TYPES)
 
 
 def path_of(name: str) -> str:
-    """Where a static file is served."""
+    """Returns the URL path of a static file."""
     if _ending(name) != "html":
         return f"/{name}"
     return "/" if name == "index.html" else f"/{name.removesuffix('.html')}"
 
 
 def routes() -> list[web.RouteDef]:
-    return [web.get(path_of(name), _show(name)) for name in names()]
+    return [web.get(path_of(name), _handler(name)) for name in names()]
 
 
 def _ending(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def _show(name: str) -> Handler:
+def _handler(name: str) -> Handler:
+    """Returns the handler of one file, which is read and compressed here, once."""
     body = (files("quire.gateway.pages") / "static" / name).read_bytes()
     packed = gzip.compress(body, mtime=0)
     digest = hashlib.sha256(body).hexdigest()[:32]
     content_type = _TYPES[_ending(name)]
 
-    async def show(request: web.Request) -> web.Response:
+    async def show(request: web.Request) -> web.StreamResponse:
         is_packed = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
         etag = ETag(f"{digest}-gzip" if is_packed else digest)
         known = request.if_none_match or ()

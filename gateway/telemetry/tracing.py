@@ -1,4 +1,4 @@
-"""The span of an HTTP request: HTTP's and gen_ai's semantic conventions, and nothing that the client or the model said.
+"""The span of an HTTP request, by the semantic conventions for HTTP and gen_ai, without prompts and answers.
 
 https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from quire.gateway.admin.request_meter import BEGAN, METER
 from quire.gateway.api.call import Call
 from quire.gateway.api.error_responses import REASON
 from quire.gateway.api.errors import REQUEST_ID
-from quire.gateway.stream.transcript import ANSWER
+from quire.gateway.stream.transcript import TRANSCRIPT
+from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.shared.telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ TRACEPARENT = "traceparent"
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 ID_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
-# What is passed on of the path that a client chose.
+# Characters of the path that are recorded; clients choose it.
 MAX_PATH = 200
 
 
 class HttpSpan:
-    """One HTTP request under /v1/."""
+    """The span of one HTTP request under /v1/."""
 
     def __init__(self, tracer: Tracer, request: web.Request) -> None:
         from quire.shared.telemetry.spans import SpanKind, context_of
@@ -64,7 +64,7 @@ class HttpSpan:
         return f"{self.context.trace_id:032x}"
 
     def asks(self, dialect: str, call: Call) -> None:
-        """What the call asks for, but for its texts."""
+        """Records the parameters of the call."""
         if not self._span.is_recording():
             return
         sampling = call.sampling[0]
@@ -79,7 +79,7 @@ class HttpSpan:
             "gen_ai.usage.input_tokens": call.prompt_tokens,
         }
         if call.options.seed is not None:
-            # Attributes are signed 64-bit integers; the few seeds above are told as they would wrap.
+            # Attributes are signed 64-bit integers; a larger seed wraps around.
             attributes["gen_ai.request.seed"] = (call.options.seed + 2**63) % 2**64 - 2**63
         if sampling.top_k:
             attributes["gen_ai.request.top_k"] = sampling.top_k
@@ -92,7 +92,7 @@ class HttpSpan:
         self._span.set_attributes(attributes)
 
     def end(self, status: int | None) -> None:
-        """The request is over; `status` None if the client left."""
+        """Ends the span; `status` is None if the client left."""
         from quire.shared.telemetry.spans import fail
 
         span, request = self._span, self._request
@@ -109,32 +109,32 @@ class HttpSpan:
             first_s = meter.first_at - request[BEGAN]
             span.set_attribute("gen_ai.response.time_to_first_chunk", first_s)
             span.add_event("first token", timestamp=self._began_ns + int(1e9 * first_s))
-        if (answer := request.get(ANSWER)) is not None:
-            dialect = answer.about.dialect
+        if (transcript := request.get(TRANSCRIPT)) is not None:
+            dialect = transcript.metadata.dialect
             span.set_attributes(
                 {
                     "gen_ai.operation.name": OPERATIONS[dialect],
                     "gen_ai.provider.name": "quire",
                     "gen_ai.response.id": ID_PREFIXES[dialect] + request[REQUEST_ID],
-                    "gen_ai.response.model": answer.model_name,
-                    "gen_ai.usage.input_tokens": answer.about.prompt_tokens,
-                    "gen_ai.usage.output_tokens": answer.tokens,
-                    "gen_ai.response.finish_reasons": answer.finish_reasons,
-                    "quire.joined": answer.is_joined,
+                    "gen_ai.response.model": transcript.model_name,
+                    "gen_ai.usage.input_tokens": transcript.metadata.prompt_tokens,
+                    "gen_ai.usage.output_tokens": transcript.tokens,
+                    "gen_ai.response.finish_reasons": transcript.finish_reasons,
+                    "quire.joined": transcript.is_joined,
                 }
             )
-            outcome = answer.outcome.name if answer.outcome is not None and answer.ended else "gone"
+            outcome = transcript.outcome.name if transcript.outcome is not None and transcript.ended else "gone"
             span.set_attribute("quire.outcome", outcome)
             if outcome in ("error", "quarantined", "deadline"):
                 fail(span, outcome)
         span.end()
 
 
-# The span of an HTTP request, where tracing is on.
+# The span of an HTTP request, if tracing is on.
 SPAN = web.RequestKey("span", HttpSpan)
 
 
 def _parent(request: web.Request) -> TraceContext | None:
-    """What the client's one `traceparent` says; a second one, or a wrong one, makes a trace of its own."""
+    """Returns the client's trace context; None, which starts a new trace, if it is missing, invalid or given twice."""
     values = request.headers.getall(TRACEPARENT, [])
     return TraceContext.parse(values[0]) if len(values) == 1 else None
