@@ -1,10 +1,8 @@
-"""`response_format`: what reaches the worker, and what is refused with the name of the field."""
+"""`response_format`: the worker gets a schema as it was written, or the call is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.response_format import response_format
-from quire.gateway.model import schema_check
 from quire.gateway.model.renderer import Renderer
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
@@ -169,58 +166,3 @@ async def test_a_schema_that_would_end_the_process_is_refused(server: RunningGat
     reply = await server.post(CHAT, chat_body(response_format=wanted(DEADLY[name])))
     assert (reply.status, reply.error["param"]) == (400, "response_format.json_schema.schema"), reply.error
     assert "it is too large, or takes too long" in reply.error["message"]
-
-
-async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another(
-    server: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-    tried: list[tuple[str, str]] = []
-
-    def try_out(schema: str) -> str:
-        tried.append((schema, threading.current_thread().name))
-        has_begun.set()
-        may_end.wait(10)
-        return "so it is"
-
-    known = wanted({"type": "strin"})
-    assert (await server.post(CHAT, chat_body(response_format=known))).status == 400
-    monkeypatch.setattr(schema_check, "try_out", try_out)
-    others = [
-        asyncio.create_task(server.post(CHAT, chat_body(response_format=wanted({"const": number}))))
-        for number in range(8)
-    ]
-    try:
-        await asyncio.to_thread(has_begun.wait, 10)
-        assert "Invalid type" in (await server.post(CHAT, chat_body(response_format=known))).error["message"]
-        assert not any(other.done() for other in others)
-    finally:
-        may_end.set()
-    for other in others:
-        assert "so it is" in (await other).error["message"]
-    assert len(tried) == 8
-    assert all(name.startswith("schema") for _, name in tried)
-
-
-async def test_the_schemas_that_are_known_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-    monkeypatch.setattr(schema_check, "try_out", lambda schema: tried.append(schema) or "")
-    some = schema_check.Schemas(1)
-    for number in range(schema_check.KEPT):
-        await some.check(str(number))
-        await some.check("0")
-    assert len(some._known) == schema_check.KEPT
-    await some.check(str(schema_check.KEPT))
-    await some.check("0")
-    assert tried == [str(number) for number in range(schema_check.KEPT + 1)]
-    some.close()
-
-
-async def test_a_schema_that_got_no_time_on_a_busy_machine_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = schema_check.Schemas(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(schema_check, "TIMEOUT_S", 0.0)
-        with pytest.raises(schema_check.SchemaError, match="takes too long"):
-            await some.check('{"const": 1}')
-    await some.check('{"const": 1}')
-    some.close()

@@ -1,4 +1,4 @@
-"""Log-probabilities, from what a worker emits to what a client reads: of each token once, in every stream."""
+"""Log-probabilities, from the items of a worker to the answers of clients."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from tests.gateway.api.refusals import check
+from tests.gateway.api.test_resume import model, resumed, stream_path
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, raw_request, tokens, until
 from tests.gateway.stream.test_buffer import Log, open_one
-from tests.gateway.test_gateway_bad_input import check
-from tests.gateway.test_gateway_resume import model, resumed, stream_path
-from tests.support.tokenizers import byte_fallback, byte_level
+from tests.support.tokenizers import byte_level
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATHS = [CHAT, COMPLETIONS]
@@ -182,28 +182,6 @@ def test_pieces_make_one_json_of_any_length(render: Any, count: int) -> None:
         assert entries is None or len(entries) == count
     logprobs = [entry["logprob"] for entry in found["content"]] if render is of_chat else found["token_logprobs"]
     assert logprobs == [-at / 4 for at in range(count)]
-
-
-TOKENIZERS = {"byte level": byte_level, "byte fallback": byte_fallback}
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@given(st.text(st.characters(codec="utf-8"), max_size=20))
-def test_the_bytes_of_tokens_are_those_of_their_text(name: str, text: str) -> None:
-    tokenizer = TOKENIZERS[name]()
-    texts = TokenTexts(tokenizer)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    found = b"".join(bytes(json.loads(texts[token_id].bytes)) for token_id in ids)
-    # The sign for a space is one for itself, too; and what the first token has in front is not text.
-    expected = text if name == "byte level" else " " + text.replace("▁", " ")
-    assert found == (expected.encode() if ids else b"")
-
-
-def test_tokens_that_the_tokenizer_lacks_and_special_ones_have_a_text() -> None:
-    texts = TokenTexts(byte_level())
-    assert texts[10**6] == ('""', '""', "[]")
-    special = byte_level().token_to_id("<|im_end|>")
-    assert json.loads(texts[special].text) == json.loads(texts[special].name) == "<|im_end|>"
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
-"""Plain completions: one prompt or several, as text or as token ids."""
+"""Completions over HTTP: forms of prompts, answers and events."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.api.refusals import COMPLETIONS, check
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
@@ -164,3 +166,28 @@ async def test_a_completion_goes_on_in_a_text_and_a_message_is_one(start_gateway
     assert completion["choices"][0]["text"] == "".join(texts(streamed)) == " the way"
     assert message["choices"][0]["message"]["content"] == "".join(texts(chunks)) == "the way"
     assert stopped["choices"][0]["text"] == ""
+
+
+PROMPTS: dict[str, tuple[Any, str, str]] = {
+    "empty": ("", "prompt", "empty"),
+    "empty array": ([], "prompt", "empty"),
+    "an empty one among others": (["x", ""], "prompt[1]", "empty"),
+    "an empty array among others": ([[1], []], "prompt[1]", "empty"),
+    "a number": (5, "prompt", "must be"),
+    "an object": ({}, "prompt", "must be"),
+    "a float among ids": ([1, 2.5], "prompt[1]", "token id"),
+    "true among ids": ([1, True], "prompt[1]", "token id"),
+    "a negative id": ([1, -1], "prompt[1]", "token id"),
+    "an id over the vocabulary": ([1, 500], "prompt[1]", "0 to 451"),
+    "a huge id": ([[2**70]], "prompt[0][0]", "token id"),
+    "nested too far": ([[[1]]], "prompt[0][0]", "token id"),
+    "text among ids": ([1, "x"], "prompt[1]", "token id"),
+    "too many": (["x"] * 9, "prompt", "at most 8"),
+    "longer than the context": ([1] * 512, "prompt", "maximum context length is 512 tokens"),
+    "much longer than the context": ("x" * 20_000, "prompt", "maximum context length of 512 tokens"),
+}
+
+
+@pytest.mark.parametrize(("prompt", "param", "says"), PROMPTS.values(), ids=PROMPTS)
+async def test_prompts_that_are_none(server: RunningGateway, prompt: Any, param: str, says: str) -> None:
+    await check(server, COMPLETIONS, {"model": MODEL, "prompt": prompt}, 400, param, says)

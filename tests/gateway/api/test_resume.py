@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgpack
 import openai
 import pytest
 from hypothesis import given
@@ -25,7 +24,7 @@ from quire.gateway.stream.cursor import SILENCE_S, split
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
-from quire.shared.messages import Delta, GenerationRequest, MessageError, Outcome, StepItem
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
@@ -611,25 +610,3 @@ def test_an_item_is_cut_in_two_only_inside() -> None:
         assert (first.outcome, second.outcome) == (None, item.outcome)
         assert all(delta.finish_reason is None for delta in first.deltas)
         assert second.deltas[-1].finish_reason == "stop"
-
-
-ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, True)
-
-
-def test_what_is_noted_about_a_call_survives_the_way() -> None:
-    assert CallMetadata.decode(ABOUT.encode()) == ABOUT
-
-
-@given(st.binary(max_size=64))
-def test_bytes_that_are_no_note_are_refused(data: bytes) -> None:
-    with pytest.raises(MessageError):
-        CallMetadata.decode(data)
-
-
-@pytest.mark.parametrize("position", range(9))
-@pytest.mark.parametrize("value", [None, -1, "x" * 2000, b"x", 1.5, [1], ["x"] * 17, {}, 2**63])
-def test_no_field_of_a_note_takes_anything(position: int, value: Any) -> None:
-    fields = msgpack.unpackb(ABOUT.encode())
-    fields[position] = value
-    with pytest.raises(MessageError):
-        CallMetadata.decode(msgpack.packb(fields, use_bin_type=True))
