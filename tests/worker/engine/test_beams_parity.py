@@ -155,7 +155,7 @@ def test_a_beam_search_equals_that_of_hugging_face(
     engine = make_engine(model, END_TOKENS[end], **limits)
     got = dict(zip(map(repr, mixed), complete(engine, [p for p, _ in mixed], [s for _, s in mixed]), strict=True))
     assert_equal([got[repr(one)] for one in asked], expected)
-    counters = engine.scheduler.counters
+    counters = engine.groups.counters
     assert counters.swapped > 0 or limits.get("preemption") != "swap"
     assert counters.recomputed > 0 or limits.get("preemption") != "recompute"
     roomy = make_engine(model, END_TOKENS[end])

@@ -63,7 +63,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, sharded: bool, 
     )
     engine = Engine(model, limits, model.config.eos_token_ids, None)
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     assert engine.scheduler.blocks.num_free == limits.num_blocks
     assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
@@ -78,7 +78,7 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
     params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
     crowd = engine(num_blocks=48)
     together = generate(crowd, prompts(), params)
-    assert crowd.scheduler.num_preemptions > 0
+    assert crowd.groups.num_preemptions > 0
     alone = [generate(engine(200), [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert together == alone
     assert len({tuple(choices[0]) for choices in alone}) == 32
@@ -99,7 +99,7 @@ def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tm
     engine = Engine(model, EngineLimits(**(sizes | limits)), model.config.eos_token_ids, None)
     engine.checks_itself = True
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=n))
-    counters = engine.scheduler.counters
+    counters = engine.groups.counters
     assert (counters.swapped if limits["preemption"] == "swap" else counters.recomputed) > 0
     assert outputs == [[expected] * n for expected in by_hugging_face(path)]
 

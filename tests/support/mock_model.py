@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.kernels.reference import penalise
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import Graph, Record
 from quire.worker.device.runner import NOWHERE, Runner
 from quire.worker.engine.engine import Engine
@@ -76,6 +77,8 @@ class MockOps:
     """Greedy, and drawing from a distribution that is flat over three tokens around the greedy one."""
 
     name = "mock"
+    device = torch.device("cpu")
+    penalise = staticmethod(penalise)
 
     def top_logprobs(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = log_softmax(logits)
@@ -225,10 +228,10 @@ def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
     return CalledAgain(launch), pool
 
 
-def graphed(model: Any, limits: EngineLimits, rows: InputBatch, record: Record = record) -> DeviceRunner:
+def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: Record = record) -> DeviceRunner:
     """A runner ahead of the device that has all its graphs."""
-    rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
-    runner = DeviceRunner(model, limits, rows, rooms, record)
+    buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
+    runner = DeviceRunner(model, limits, input_batch, buckets, record)
     while runner.capture_next():
         pass
     return runner
@@ -278,7 +281,7 @@ def assert_idle(engine: Engine) -> None:
     engine.check_integrity()
     assert blocks.num_free + blocks.num_pinned == engine.limits.num_blocks
     assert blocks.num_free_host == engine.limits.num_host_blocks
-    assert engine.rows.num_free == engine.limits.max_num_seqs
+    assert engine.input_batch.num_free == engine.limits.max_num_seqs
 
 
 def final(items: list[StepItem], name: str) -> list[Delta]:

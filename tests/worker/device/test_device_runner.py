@@ -15,14 +15,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from quire.kernels.reference import penalise
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graphs import DRAWN, GraphBucket
 from quire.worker.device.runner import Runner
-from quire.worker.engine import sampler
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.batch import ForwardBatch
-from tests.worker.late_device import CUDA, LateDevice, late_device
-from tests.worker.mock_model import (
+from tests.support.late_device import CUDA, LateDevice, late_device
+from tests.support.mock_model import (
     VOCAB,
     MockCache,
     MockModel,
@@ -30,11 +33,12 @@ from tests.worker.mock_model import (
     continuation,
     graphed,
     make_engine,
+    record,
     request,
     run,
     text,
 )
-from tests.worker.test_engine_random import EngineUnderLoad
+from tests.worker.engine.test_engine_random import EngineUnderLoad
 
 
 class LateOps(MockOps):
@@ -62,7 +66,7 @@ class LateOps(MockOps):
 
     def penalise(self, logits: Any, *seen: Any) -> None:
         memory = [one.memory for one in seen]
-        self._late.submit(lambda: sampler.penalise(logits.memory, *memory))
+        self._late.submit(lambda: penalise(logits.memory, *memory))
 
 
 class LateCache(MockCache):
@@ -153,6 +157,49 @@ def two_alike(engine: Engine) -> None:
         engine.add(request(name, (1, 2, 3), max_tokens=20, ignore_eos=True))
     items = run(engine)
     assert text(items, "r") == text(items, "s") == continuation((1, 2, 3), 20, ignore_eos=True)
+
+
+class Watched(MockModel):
+    """Notes the parameters of all draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_ps: list[list[float]] = []
+        sample = self.ops.sample
+
+        def noted(logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, *rest: Any) -> Any:
+            self.top_ps.append(top_ps.tolist())
+            return sample(logits, temperatures, top_ks, top_ps, *rest)
+
+        self.ops.sample = noted
+
+
+def test_a_row_of_padding_takes_the_draw_that_costs_least() -> None:
+    limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
+
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, [GraphBucket(DRAWN, 8, 8)], record)
+
+    model = Watched()
+    engine = Engine(model, limits, (), None, runner=runner)
+    assert engine.prepare()
+    assert model.top_ps == [[1.0] * 8] * 3
+    engine.add(request("r", (1, 2, 3), temperature=1.0, top_p=0.5, ignore_eos=True))
+    run(engine)
+    assert model.top_ps[-1] == [0.5, *[1.0] * 7]
+
+
+def test_a_lost_device_is_found_out_by_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(device: torch.device) -> None:
+        raise RuntimeError(f"{device} is lost")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    runner = make_engine(runner=DeviceRunner).runner
+    assert isinstance(runner, DeviceRunner)
+    runner.check()
+    runner.device = torch.device("cuda")
+    with pytest.raises(RuntimeError, match="cuda is lost"):
+        runner.check()
 
 
 class EngineOnALateDevice(EngineUnderLoad):

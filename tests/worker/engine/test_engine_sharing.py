@@ -7,7 +7,7 @@ import pytest
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from tests.worker.mock_model import alone, continuation, final, make_engine, request, run, steps, text
+from tests.support.mock_model import alone, continuation, final, make_engine, request, run, steps, text
 
 BLOCK = 4
 
@@ -38,7 +38,7 @@ def test_choices_are_computed_with_one_prefill_and_copy_at_most_one_block_for_ea
     engine.add(request("a", prompt, n=n, ignore_eos=True))
     engine.step()
     assert computed(engine) == length
-    leader, *others = engine.groups["a"].sequences
+    leader, *others = engine.requests["a"].sequences
     assert all(one.block_table == leader.block_table for one in others)
     engine.step()
     full, tails = length // BLOCK, {one.block_table[length // BLOCK] for one in (leader, *others)}
@@ -141,8 +141,8 @@ def test_a_pinned_prefix_is_found_after_a_flood_and_its_last_block_is_copied_on_
     engine.add(request("a", prompt, n=2))
     items = steps(engine, 1)
     assert computed(engine) - before == 2
-    assert engine.groups["a"].sequences[0].block_table[:2] == pinned[:2]
-    assert engine.groups["a"].sequences[0].block_table[2] != pinned[2]
+    assert engine.requests["a"].sequences[0].block_table[:2] == pinned[:2]
+    assert engine.requests["a"].sequences[0].block_table[2] != pinned[2]
     assert engine.scheduler.blocks.counters.copies - copies == 1
     assert texts([*items, *run(engine)], "a") == [continuation(prompt, 8)] * 2
     engine.add(request("other salt", prompt, "salt"))
@@ -171,7 +171,7 @@ def test_a_group_on_a_pinned_prefix_that_fits_only_thanks_to_it_runs_to_its_end(
         for i in range(2):
             engine.add(request(f"r{i}", (*system, 90 + i), n=2, max_tokens=15, ignore_eos=True))
         items = run(engine)
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.groups.num_preemptions > 0
         for i in range(2):
             assert texts(items, f"r{i}") == [continuation((*system, 90 + i), 15, ignore_eos=True)] * 2
 
@@ -195,7 +195,7 @@ def test_best_of_returns_the_choices_with_the_highest_mean_log_probability_in_on
 def test_best_of_scores_are_mean_log_probabilities_under_the_model() -> None:
     import numpy as np
 
-    from tests.worker.mock_model import START, MockModel, advance, log_softmax
+    from tests.support.mock_model import START, MockModel, advance, log_softmax
 
     engine = make_engine(branches=True)
     engine.add(request("a", (3, 4), n=3, best_of=4, temperature=1.0, seed=2, repetition_penalty=1.2, stop=("q",)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +12,13 @@ from quire import kernels
 from quire.kernels.cuda import pinned_bytes
 from quire.worker import build
 from quire.worker.build import check_weights, choose_limits
-from quire.worker.device import devices
+from quire.worker.device import memory_plan
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.errors import WorkerStartError
 from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
-from tests.kernels.conftest import HAS_TRITON, make_triton_ops
+from tests.kernels.conftest import HAS_TRITON
 from tests.worker.checkpoints import make_checkpoint
 
 GIB = 1 << 30
@@ -40,7 +39,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 1 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 1 * GIB)
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
@@ -53,7 +52,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[
             raise error
         return 3 * GIB
 
-    monkeypatch.setattr(devices, "measure_step", measure)
+    monkeypatch.setattr(memory_plan, "measure_step", measure)
     return tried
 
 
@@ -64,8 +63,8 @@ def out_of_step(error: Exception) -> OutOfStep:
     return failure
 
 
-def plan(**settings: object) -> devices.CudaMemory:
-    return devices.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
+def plan(**settings: object) -> memory_plan.CudaMemory:
+    return memory_plan.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("card")
@@ -91,21 +90,24 @@ def test_where_no_step_fits_the_settings_to_lower_are_named(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from triton.runtime.errors import OutOfResources
 
-    steps(monkeypatch, 0, OutOfResources(172160, 101376, "shared memory"))
-    with pytest.raises(
-        WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
-    ) as refused:
-        plan()
-    assert "\n" not in str(refused.value)
-    steps(monkeypatch, 0, out_of_step(OutOfResources(172160, 101376, "shared memory")))
-    with pytest.raises(WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"):
-        plan()
+    monkeypatch.setattr(build, "make_engine", lambda *_: plan())
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    error = OutOfResources(172160, 101376, "shared memory")
+    for raised in (error, out_of_step(error)):
+        steps(monkeypatch, 0, raised)
+        with pytest.raises(
+            WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
+        ) as refused:
+            build.build_engine(settings, "llama")
+        assert "\n" not in str(refused.value)
     steps(monkeypatch, 0, ValueError("a fault of ours"))
     with pytest.raises(ValueError, match="ours"):
-        plan()
+        build.build_engine(settings, "llama")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -132,62 +134,6 @@ def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
         with pytest.raises(WorkerStartError, match=f"a Triton kernel .*{said}.*--kernels reference") as refused:
             build.build_engine(settings, "llama")
         assert "\n" not in str(refused.value)
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's linker cache may lack libcuda."""
-    from triton.backends.nvidia import driver
-
-    import quire.kernels.gpu
-
-    def launch(*_: object) -> None:
-        driver.libcuda_dirs()
-
-    ops = make_triton_ops(torch.float32, monkeypatch)
-    monkeypatch.setattr(quire.kernels.gpu, "TritonOps", lambda *_, **__: ops)
-    monkeypatch.setattr(ops, "argmax", launch)
-    monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    driver.libcuda_dirs.cache_clear()
-    triton_ops = kernels.triton_ops
-    monkeypatch.setattr(kernels, "triton_ops", lambda device, *rest: triton_ops(ops.device, *rest))
-    with pytest.raises(
-        WorkerStartError, match=r"--kernels auto: .*TRITON_LIBCUDA_PATH.*--kernels reference"
-    ) as refused:
-        devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("version", "is_refused"), [("3.6.0", True), ("3.7.1", False)])
-def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
-    version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = SimpleNamespace(name="triton")
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
-    monkeypatch.setattr(kernels, "triton_ops", lambda *_: made)
-    if not is_refused:
-        assert devices.make_ops(WorkerSettings(), CUDA, torch.bfloat16) is made
-        return
-    for prefer in ("auto", "triton"):
-        with pytest.raises(
-            WorkerStartError, match=rf"--kernels {prefer}: triton 3.6.0 .*pip install triton==3.7.1"
-        ) as refused:
-            devices.make_ops(WorkerSettings(kernels=prefer), CUDA, torch.bfloat16)
-        assert "\n" not in str(refused.value)
-    assert devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
-
-
-def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    matmul = torch.backends.cuda.matmul
-    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
-        before = getattr(matmul, name)
-        try:
-            setattr(matmul, name, True)
-            devices.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16)
-            assert getattr(matmul, name) is False
-        finally:
-            setattr(matmul, name, before)
 
 
 def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +175,11 @@ def limits(**settings: object) -> EngineLimits:
 def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 49 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 49 * GIB)
     with pytest.raises(WorkerStartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
         limits()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(devices, "measure_graphs", lambda model, limits, record: 60 * GIB)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 60 * GIB)
     with pytest.raises(WorkerStartError, match="a KV cache of 0 blocks") as none:
         limits()
     assert "fp8" not in str(none.value)
@@ -257,9 +203,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
     needed = model.config.least_weight_bytes(torch.float32)
     assert needed == model.weight_bytes
-    monkeypatch.setattr(devices, "available_memory", lambda: needed)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed)
     check_weights(path, model.config, torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed - 1)
     with pytest.raises(
         WorkerStartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"
     ):
@@ -292,33 +238,3 @@ def test_memory_that_runs_out_at_start_is_one_line(
         WorkerStartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
     ):
         build.build_engine(settings, "llama")
-
-
-def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = SimpleNamespace(ops=kernels.ReferenceOps("cpu", torch.float32), implementation="quire")
-    assert devices.arithmetic(own) == {  # type: ignore[arg-type]
-        "model_impl": "quire",
-        "dtype": "float32",
-        "cache_dtype": "float32",
-        "kernels": "reference",
-        "device": "CPU",
-        "tensor_parallel_size": "1",
-    }
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="NVIDIA H200"))
-    gpu = SimpleNamespace(name="triton", dtype=torch.bfloat16, device=CUDA, row_invariant=False)
-    gpu.kv_dtype = torch.float8_e4m3fn
-    model = SimpleNamespace(ops=gpu, implementation="transformers")
-    found = devices.arithmetic(model, 4)  # type: ignore[arg-type]
-    assert list(found.values()) == ["transformers", "bfloat16", "float8_e4m3fn", "triton", "NVIDIA H200", "4"]
-    gpu.row_invariant = True
-    assert devices.arithmetic(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
-
-
-def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        ops = kernels.CpuOps(torch.float32)
-    except kernels.KernelsUnavailable as missing:
-        pytest.skip(str(missing))
-    assert devices.kernels_of(ops) == f"cpu-{ops.level.name}"
-    monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
-    assert devices.kernels_of(kernels.CpuOps(torch.float32)) == "cpu-avx2"

@@ -19,14 +19,11 @@ from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.randomness import uniform
-from quire.worker.engine.sampler import Sampler
+from quire.worker.engine.sampler import Sampler, restrict
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 VOCAB = 40
 DRAWS = 4000
-# A stream that moves to a worker of another version must draw on in the same way.
-FROZEN = (0.13870941014555427, 0.9880658192551784)
 
 
 def sequence(
@@ -188,14 +185,13 @@ def test_the_log_probability_of_what_was_drawn_is_summed_where_best_of_asks_for_
     assert [one.logprob for one in sequences] == pytest.approx(sums, abs=1e-5)
 
 
-def test_random_numbers_depend_on_seed_choice_and_position_and_on_nothing_else() -> None:
-    keys = [(s, c, p) for s in range(20) for c in range(10) for p in range(20)]
-    numbers = uniform(*np.array(keys, dtype=np.uint64).T)
-    assert len(set(numbers.tolist())) == len(numbers)
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    assert stats.kstest(numbers, "uniform").pvalue > 1e-4
-    shuffled = np.random.default_rng(0).permutation(len(keys))
-    assert (uniform(*np.array(keys, dtype=np.uint64)[shuffled].T) == numbers[shuffled]).all()
-    ends = np.array([(0, 0, 0), (2**64 - 1, 3, 1000)], dtype=np.uint64)
-    assert tuple(uniform(*ends.T).tolist()) == FROZEN
+@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
+def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
+    draw = np.random.default_rng(0)
+    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
+    logits = torch.randn(vocabulary)
+    expected = [
+        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
+    ]
+    restrict(logits, mask)
+    assert logits.tolist() == expected

@@ -8,13 +8,12 @@ import pytest
 
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
-from tests.worker.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
+from tests.support.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
 
 
 def states(engine: Engine) -> dict[str, GroupState]:
-    return {name: group.state for name, group in engine.groups.items()}
+    return {name: group.state for name, group in engine.requests.items()}
 
 
 def ended(items: list[StepItem]) -> list[str]:
@@ -45,7 +44,7 @@ def test_forced_preemption_leaves_every_text_unchanged(method: str, preemption: 
         for one in asked:
             engine.add(one)
         items = run(engine)
-        counters = engine.scheduler.counters
+        counters = engine.groups.counters
         if num_host_blocks > 2:
             assert counters.swapped > 0 == counters.recomputed
         else:
@@ -61,7 +60,7 @@ def test_automatic_preemption_swaps_groups_and_recomputes_single_sequences() -> 
         for i in range(3):
             engine.add(request(f"r{i}", (i + 1, 2, 3), n=n, max_tokens=14, ignore_eos=True))
         run(engine)
-        counters = engine.scheduler.counters
+        counters = engine.groups.counters
         assert (counters.swapped > 0, counters.recomputed > 0) == (swapped, not swapped)
 
 
@@ -77,7 +76,7 @@ def test_the_first_class_displaces_the_newest_of_the_lowest_class_when_rows_are_
     gone = {name for name, state in states(engine).items() if state is not GroupState.RUNNING}
     assert gone == ({"new"} if n == 1 else {"new", "old"})
     items = run(engine)
-    assert engine.scheduler.counters.displaced == n
+    assert engine.groups.counters.for_higher_class == n
     assert ended(items)[0] == "urgent"
 
 
@@ -102,7 +101,7 @@ def test_nobody_displaces_their_own_class_nor_a_higher_one() -> None:
     engine.step()
     engine.add(request("same", (5, 6)), priority=1)
     assert ended(run(engine))[:2] == ["r0", "r1"]
-    assert engine.scheduler.counters.displaced == 0
+    assert engine.groups.counters.for_higher_class == 0
 
 
 def test_nobody_is_displaced_where_it_would_not_help() -> None:
@@ -114,7 +113,7 @@ def test_nobody_is_displaced_where_it_would_not_help() -> None:
     engine.step()
     assert states(engine)["low"] is GroupState.RUNNING
     items = run(engine)
-    assert engine.scheduler.counters.displaced == 0
+    assert engine.groups.counters.for_higher_class == 0
     assert "urgent" in ended(items)
 
 
@@ -189,12 +188,12 @@ def test_who_gave_way_for_want_of_host_memory_comes_back_before_a_newer_one_that
 def test_short_newcomers_may_pass_a_swapped_group_and_never_starve_it() -> None:
     lone = swapped_engine()
     undisturbed = 0
-    while "swapped" in lone.groups:
+    while "swapped" in lone.requests:
         lone.step()
         undisturbed += 1
     engine = swapped_engine()
     passed = taken = 0
-    while "swapped" in engine.groups:
+    while "swapped" in engine.requests:
         taken += 1
         engine.add(request(f"short{taken}", (4, 5), max_tokens=2, ignore_eos=True))
         items = engine.step()
@@ -218,32 +217,6 @@ def test_the_prompt_budget_bounds_steps_with_decodes_and_no_others() -> None:
     run(engine)
 
 
-def test_there_is_room_for_as_many_as_rows_are_free_and_for_none_while_blocks_are_short() -> None:
-    engine = make_engine(num_blocks=20, max_num_batched_tokens=80)
-    engine.add(request("long", (1,) * 72, max_tokens=4))
-    rooms = [engine.room()]
-    for name in ("a", "b"):
-        engine.add(request(name, (2, 3), max_tokens=2))
-        rooms.append(engine.room())
-    assert rooms == [7, 6, 0], "all blocks are promised to those that wait"
-    run(engine)
-    assert engine.room() == 8
-    assert swapped_engine().room() == 0, "the free blocks are promised to the one that is swapped out"
-
-
-def test_rows_that_may_be_displaced_are_those_of_lower_classes_that_no_other_waits_for() -> None:
-    engine = make_engine(max_num_seqs=4)
-    engine.add(request("low", (1, 2), n=3), priority=2)
-    engine.step()
-    engine.add(request("also low", (1, 2), n=2), priority=2)
-    assert [engine.displaceable(priority) for priority in range(3)] == [3, 3, 0]
-    engine.add(request("standard", (1, 2), n=2), priority=1)
-    assert [engine.displaceable(priority) for priority in range(3)] == [3, 1, 0]
-    engine.add(request("urgent", (1, 2), n=2), priority=0)
-    assert [engine.displaceable(priority) for priority in range(3)] == [1, 0, 0]
-    run(engine)
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "running", "swapped"])
 def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -> None:
@@ -260,23 +233,6 @@ def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -
     engine.finish("a", "cancelled")
     engine.finish("other", "cancelled")
     assert_idle(engine)
-
-
-@pytest.mark.parametrize("params", [{"n": 9}, {"best_of": 9, "temperature": 1.0}, {"beam_width": 9}])
-def test_more_sequences_than_there_are_rows_are_refused_alone(params: dict[str, Any]) -> None:
-    engine = make_engine()
-    engine.add(request("good", (1, 2)))
-    with pytest.raises(RequestRefused, match=r"9 sequences at once are more than the 8 that run here"):
-        engine.add(request("wide", (1, 2), **params))
-    assert text(run(engine), "good") == continuation((1, 2), 8)
-
-
-def test_a_request_that_can_never_fit_with_all_its_sequences_is_refused_alone() -> None:
-    engine = make_engine(num_blocks=13)
-    engine.add(request("three", (1,) * 6, n=3, max_tokens=10))
-    with pytest.raises(RequestRefused, match=r"16 tokens in 5 sequences need 16 KV blocks and the cache has 13"):
-        engine.add(request("five", (1,) * 6, n=5, max_tokens=10))
-    assert [list(one.token_ids) for one in final(run(engine), "three")] == [continuation((1,) * 6, 10)] * 3
 
 
 @pytest.mark.parametrize(("stop_after", "finished"), [(1, 0), (3, 0), (4, 1), (7, 2), (9, 2), (10, 3), (11, 3)])

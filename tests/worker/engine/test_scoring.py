@@ -21,8 +21,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
 from quire.worker.models.decoder import Decoder
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.worker.mock_model import (
+from tests.support.mock_model import (
     START,
     VOCAB,
     MockModel,
@@ -35,6 +34,7 @@ from tests.worker.mock_model import (
     run,
     steps,
 )
+from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,7 +94,7 @@ def test_they_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
     params = SamplingParams(max_tokens=MAX_TOKENS, logprobs=True, top_logprobs=TOP, **KINDS[kind])
     plain = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     found = complete(engine, prompts() * 2, [params] * len(prompts()) + [plain] * len(prompts()))
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     asked = [(prompt, one) for prompt, choices in zip(prompts(), found, strict=False) for one in choices]
     assert len(asked) == len(prompts()) * params.n
     for (_, one), expected in zip(asked, by_hugging_face(checkpoint, asked), strict=True):
@@ -119,7 +119,7 @@ def test_their_bits_do_not_depend_on_the_batch(checkpoint: Path) -> None:
     ]
     crowd = engine_of(checkpoint, num_blocks=18)
     together = complete(crowd, prompts(), params)
-    assert crowd.scheduler.num_preemptions > 0
+    assert crowd.groups.num_preemptions > 0
     alone = engine_of(checkpoint, max_num_batched_tokens=100)
     assert together == [complete(alone, [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert [len(choices[0].logprobs[0].top) for choices in together] == list(range(len(prompts())))

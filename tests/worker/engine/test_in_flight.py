@@ -14,7 +14,17 @@ from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.usage import usage
-from tests.worker.mock_model import EOS, MockModel, assert_idle, continuation, graphed, make_engine, request, run, steps
+from tests.support.mock_model import (
+    EOS,
+    MockModel,
+    assert_idle,
+    continuation,
+    graphed,
+    make_engine,
+    request,
+    run,
+    steps,
+)
 
 
 @pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
@@ -84,7 +94,7 @@ def test_who_is_displaced_waits_for_the_token_under_way_also_where_there_is_room
     items = steps(engine, 5)
     engine.add(request("urgent", (7, 8), n=2, max_tokens=20, ignore_eos=True), priority=0)
     items += run(engine)
-    assert engine.scheduler.counters.displaced == 2
+    assert engine.groups.counters.for_higher_class == 2
     assert tokens(items, "narrow") == continuation((4, 5, 6), 12, ignore_eos=True)
 
 
@@ -95,7 +105,7 @@ def test_texts_are_unchanged_where_blocks_run_out(ahead: Callable[..., Engine], 
     for name, prompt in prompts.items():
         engine.add(request(name, prompt, max_tokens=20))
     items = run(engine)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     for name, prompt in prompts.items():
         assert tokens(items, name) == continuation(prompt, 20)
 
@@ -131,9 +141,9 @@ def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_
         engine.add(request("beams", (5, 6, 7), beam_width=3, n=2, max_tokens=6))
         engine.add(request("penalty", (5, 6, 8), presence_penalty=1.0, max_tokens=6))
     items += steps(other, 2)
-    assert other._flight is None
+    assert other._in_flight is None
     items += steps(other, 12)
-    assert other._flight is not None
+    assert other._in_flight is not None
     items += run(other)
     expected = run(plain)
     for name in ("long", "beams", "penalty"):
@@ -147,7 +157,7 @@ def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_f
     engine.add(request("r", (1, 2), presence_penalty=1.0, max_tokens=60, ignore_eos=True))
     for _ in range(50):
         engine.step()
-        assert len(engine.rows.changes or ()) <= 1
+        assert len(engine.input_batch.changes or ()) <= 1
     run(engine)
 
 
@@ -158,7 +168,7 @@ def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahe
     items = steps(engine, 4)
     ended = engine.finish("r", "cancelled")
     assert ended is not None
-    assert engine._flight is None
+    assert engine._in_flight is None
     items += [ended, *run(engine)]
     assert last(items, "r") is ended
     # Four steps: the prompt, and three tokens behind the one that it gave.
@@ -178,13 +188,13 @@ def test_a_request_that_is_dropped_says_no_more_and_others_lose_nothing(ahead: C
     assert tokens(items + later, "other") == continuation((1, 2), 20, ignore_eos=True)
 
 
-def test_what_ended_does_not_pile_up_while_every_step_is_waited_for(ahead: Callable[..., Engine]) -> None:
+def test_no_step_is_in_flight_after_a_step_with_a_synchronous_request(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("scored", (1, 2), logprobs=True, max_tokens=60, ignore_eos=True))
     for index in range(10):
         engine.add(request(f"r{index}", (3, 4), max_tokens=2, ignore_eos=True))
         steps(engine, 4)
-        assert len(engine._gone) <= 1
+        assert engine._in_flight is None
     run(engine)
 
 

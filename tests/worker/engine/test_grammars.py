@@ -21,8 +21,8 @@ from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
 from quire.shared.text import json_schema
 from quire.shared.text.json_schema import ANY_OBJECT
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.engine.engine import NO_WAY_ON, Engine
-from quire.worker.engine.grammars import KEPT, Grammars
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.grammars import DEAD_END, KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
@@ -73,7 +73,7 @@ def make_engine(model: Decoder, tokenizer: Tokenizer, ahead: bool = False, **lim
     eos = model.config.eos_token_ids
     grammars = Grammars(tokenizer, model.vocab_size, eos)
     chosen = EngineLimits(**({"max_model_len": model.max_model_len} | sizes | limits))
-    options: dict[str, Any] = {"runner": partial(DeviceRunner, graph_rooms=[])} if ahead else {}
+    options: dict[str, Any] = {"runner": partial(DeviceRunner, graph_buckets=[])} if ahead else {}
     engine = Engine(model, chosen, eos, tokenizer, grammars=grammars, **options)
     engine.checks_itself = True
     return engine
@@ -104,7 +104,7 @@ def test_every_answer_follows_its_schema_beside_others_that_have_none(
     engine = make_engine(model, tokenizer, ahead, num_blocks=40)
     asked = [params(i) if i % 4 else SamplingParams(max_tokens=20, temperature=1.0, seed=i) for i in range(24)]
     found = complete(engine, prompts(tokenizer, 24), asked)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     texts = []
     for one, choices in zip(asked, found, strict=True):
         for choice in choices if one.json_schema else ():
@@ -230,7 +230,7 @@ def test_what_an_earlier_attempt_said_must_follow_the_schema_too(model: Decoder,
     begun = run(
         make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, json_schema=""))
     )
-    with pytest.raises(RequestRefused, match=NO_WAY_ON) as caught:
+    with pytest.raises(RequestRefused, match=DEAD_END) as caught:
         engine.add(request, tuple(begun[:2]))
     assert "token" not in str(caught.value), "which the answer may not be read in"
     assert not engine.has_work
@@ -245,7 +245,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     engine.add(GenerationRequest("good", "demo", prompt, params(0)))
     engine.add(GenerationRequest("bad", "demo", other, params(kind)))
     items = [item for _ in range(6) for item in engine.step()]
-    [matcher, *_] = [one.matcher for one in engine.groups["bad"].sequences]
+    [matcher, *_] = [one.matcher for one in engine.requests["bad"].sequences]
     assert matcher is not None
     matcher._matcher.consume_token(next(iter(engine.eos_token_ids)))  # which it does not allow here
     assert matcher.error is not None
@@ -254,7 +254,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
     *before, last = [item for item in items if item.request_id == "bad"]
     assert last.outcome is not None
     assert (last.outcome.name, last.deltas) == ("error", ())
-    assert last.outcome.detail.startswith(NO_WAY_ON)
+    assert last.outcome.detail.startswith(DEAD_END)
     assert last.start == sum(len(delta.token_ids) for item in before for delta in item.deltas)
     good = [token for item in items if item.request_id == "good" for delta in item.deltas for token in delta.token_ids]
     jsonschema.validate(json.loads(tokenizer.decode(good)), SCHEMA)
@@ -264,7 +264,7 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
 def test_a_grammar_may_give_up_with_the_last_token_that_was_asked_for(model: Decoder, tokenizer: Tokenizer) -> None:
     engine = make_engine(model, tokenizer)
     engine.add(GenerationRequest("r", "demo", *prompts(tokenizer, 1), params(0, max_tokens=9)))
-    [sequence] = engine.groups["r"].sequences
+    [sequence] = engine.requests["r"].sequences
     while sequence.num_output_tokens < 8:
         engine.step()
     assert sequence.matcher is not None
@@ -339,18 +339,6 @@ def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
     assert "cannot be followed" in refused(engine, bad)
     engine.add(good)
     engine.drop("r")
-
-
-@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
-def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
-    draw = np.random.default_rng(0)
-    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
-    logits = torch.randn(vocabulary)
-    expected = [
-        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
-    ]
-    restrict(logits, mask)
-    assert logits.tolist() == expected
 
 
 def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokenizer: Tokenizer) -> None:

@@ -22,7 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
-from tests.worker.mock_model import alone, assert_idle, final, graphed, make_engine, request
+from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.
@@ -175,11 +175,11 @@ class EngineUnderLoad(RuleBasedStateMachine):
         for _ in range(count):
             self.step_once()
 
-    @precondition(lambda self: self.engine.groups)
+    @precondition(lambda self: self.engine.requests)
     @rule(which=st.integers(0, 50), is_cancelled=st.booleans())
     def leave(self, which: int, is_cancelled: bool) -> None:
         """A client goes, or another worker takes the request over."""
-        name = sorted(self.engine.groups)[which % len(self.engine.groups)]
+        name = sorted(self.engine.requests)[which % len(self.engine.requests)]
         if is_cancelled:
             item = self.engine.finish(name, "cancelled")
             if item is None:
@@ -193,10 +193,10 @@ class EngineUnderLoad(RuleBasedStateMachine):
         self.engine.check_integrity()
 
     def step_once(self) -> None:
-        if not self.engine.groups:
+        if not self.engine.requests:
             self.items += self.engine.step()
             return
-        first = min(self.engine.groups.values(), key=lambda group: group.order)
+        first = min(self.engine.requests.values(), key=lambda group: group.order)
         was_running, had = first.state is GroupState.RUNNING, progress(self.engine, first.request_id)
         self.items += self.engine.step()
         self.engine.check_integrity()
@@ -228,7 +228,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
 
 def progress(engine: Engine, name: str) -> tuple[int, int, int]:
     """Grows whenever a request had a turn: choices ended, then tokens drawn, then tokens computed."""
-    group = engine.groups.get(name)
+    group = engine.requests.get(name)
     if group is None:
         return 10**9, 0, 0
     ended = sum(sequence.is_finished for sequence in group.sequences)
