@@ -193,8 +193,8 @@ def parameter(
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the tokens of one prompt's answers. Every value is final: the gateway has filled in all defaults,
-    and has chosen a seed where the call has none."""
+    """The parameters of one prompt's answers. Every value is final: the gateway has filled in all defaults, and has
+    chosen a seed for a call without one."""
 
     max_tokens: int = parameter(
         Integer(1, MAX_OUTPUT_TOKENS),
@@ -353,7 +353,7 @@ class SamplingParams:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether tokens leave step by step. Otherwise the choices are ranked, and come in one item at the end."""
+        """True if tokens leave step by step. Otherwise the choices are ranked, and come in one item at the end."""
         return not self.beam_width and self.best_of in (0, self.n)
 
 

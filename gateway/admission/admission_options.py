@@ -1,4 +1,4 @@
-"""How a call wants to be admitted: its deadline, its priority class, and whether it repeats another call."""
+"""The admission options of a call: its deadline, its priority class, and its idempotency key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How the requests of a call are admitted.
+    """The options with which the requests of a call are admitted.
 
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
