@@ -24,8 +24,9 @@ def create_app(gateway: Gateway) -> web.Application:
         client_max_size=gateway.settings.max_body_bytes,
     )
     app[GATEWAY] = gateway
+    app.on_startup.append(_start)
     status = Status(gateway)
-    # Before the static files: where the engine view is off, its routes replace the page.
+    # Before the static files: if the engine view is off, its routes replace the page.
     engine_page.add_to(app, gateway)
     for path, endpoint in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETIONS)):
         app.add_routes(
@@ -46,7 +47,6 @@ def create_app(gateway: Gateway) -> web.Application:
             *static_files.routes(),
         ]
     )
-    app.on_startup.append(_start)
     app.on_shutdown.append(gateway.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(_add_headers)
