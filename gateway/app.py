@@ -7,7 +7,7 @@ from functools import partial
 from aiohttp import web
 
 from quire.gateway import calls
-from quire.gateway.api import errors
+from quire.gateway.api import error_responses
 from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.calls import CHAT, COMPLETIONS
 from quire.gateway.http_server import add_common_headers
@@ -20,7 +20,7 @@ from quire.gateway.telemetry.access_log import recording
 def create_app(gateway: Gateway) -> web.Application:
     """Returns the application of a gateway. It starts the gateway when it starts up, and closes it at the end."""
     app = web.Application(
-        middlewares=[recording(gateway.meters, gateway.tracer), errors.middleware],
+        middlewares=[recording(gateway.meters, gateway.tracer), error_responses.middleware],
         client_max_size=gateway.settings.max_body_bytes,
     )
     app[GATEWAY] = gateway

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from quire.gateway.admission.admission_options import read_terms
+from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import down
 from quire.gateway.api import chat, completions
 from quire.gateway.api import resume as stored
-from quire.gateway.api.call import Call, RequestLimits, request_id
+from quire.gateway.api.call import Call, request_id
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown
 from quire.gateway.api.parsing import read_object
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.service import Gateway
@@ -58,7 +59,7 @@ async def serve(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> w
     if settings.log_prompts:
         _log_prompt(request[REQUEST_ID], body)
     call = await endpoint.read(body, gateway.limits, gateway.renderer)
-    options = read_terms(
+    options = read_admission_options(
         request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
     )
     if (span := request.get(SPAN)) is not None:
@@ -66,7 +67,7 @@ async def serve(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> w
         options = replace(options, traceparent=str(span.context))
     call_id = request[REQUEST_ID]
     requests = call.requests(call_id)
-    metadata = call.about(dialect.dialect, int(time.time()))
+    metadata = call.metadata(dialect.dialect, int(time.time()))
     # 2) Listen before the requests are submitted, so that no frame is missed.
     can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return=can_return) as buffer:

@@ -11,10 +11,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from quire.gateway.api import errors
-from quire.gateway.api.parameters import shown
+from quire.gateway.api import error_responses, errors
 from quire.gateway.service import GATEWAY
 from quire.gateway.telemetry.request_meter import RequestMeters
+from quire.shared.validators import shown
 
 log = logging.getLogger("gateway")
 
@@ -52,8 +52,8 @@ class _Connection(RequestHandler):
             log.error("a connection failed unexpectedly", exc_info=exc)
             error = errors.ApiError("Internal error.", code="internal")
         assert isinstance(self._manager, HttpServer)
-        self._manager.meters.refused("other", str(error.status), errors.reason(error))
-        response = errors.response(error)
+        self._manager.meters.refused("other", str(error.status), error_responses.reason(error))
+        response = error_responses.response(error)
         add_common_headers(response)
         response.force_close()
         return response
@@ -126,7 +126,7 @@ class GatewayRunner(web.AppRunner):
             return await self.app._handle(request)
         except web.HTTPExpectationFailed:
             # aiohttp checks the header Expect before it calls middlewares, which give an error its form and its id.
-            handler: errors.Handler = _refuse_expectation
+            handler: error_responses.Handler = _refuse_expectation
             for middleware in reversed(self.app.middlewares):
                 handler = partial(middleware, handler=handler)
             return await handler(request)

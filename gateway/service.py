@@ -13,7 +13,7 @@ from aiohttp import web
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.api.call import RequestLimits
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.settings import GatewaySettings

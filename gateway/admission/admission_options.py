@@ -1,4 +1,4 @@
-"""What a call says about its handling: its deadline, its class, whether it repeats another one."""
+"""How a call wants to be admitted: its deadline, its priority class, and whether it repeats another call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from multidict import CIMultiDictProxy
 
-from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.api.errors import refused
 from quire.gateway.api.options import Options
-from quire.gateway.api.parameters import shown
+from quire.shared.validators import shown
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_TIMEOUT = "X-Request-Timeout"
@@ -25,25 +25,32 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How the requests of a call are accepted. `deadline_ms` is from now, 0 for none; an empty key is none."""
+    """How the requests of a call are admitted.
+
+    is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
+    idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
+    traceparent: the span of the call; empty without tracing.
+    """
 
     priority_class: str
     is_background: bool
     deadline_ms: int
     idempotency_key: str
     fingerprint: str
-    # Of the span of the call, where there is one.
     traceparent: str = ""
 
 
-def read_terms(
+def read_admission_options(
     headers: CIMultiDictProxy[str], path: str, body: Mapping[str, Any], options: Options, default_s: float, max_s: float
 ) -> AdmissionOptions:
-    """Raises InvalidRequest that names the header or parameter."""
+    """The admission options in the headers and the options of a call.
+
+    default_s and max_s: the default and the longest deadline in seconds. Raises InvalidRequest.
+    """
     key = _single(headers, IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
-        raise _invalid(
-            f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}.", IDEMPOTENCY_KEY
+        raise refused(
+            IDEMPOTENCY_KEY, f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}."
         )
     timeout_s = options.timeout_s
     name = "timeout"
@@ -53,10 +60,10 @@ def read_terms(
     if timeout_s is None:
         timeout_s = min(default_s, max_s)
     elif not 0 < timeout_s <= max_s:
-        raise _invalid(
+        raise refused(
+            name,
             f"{name} must be a number of seconds over 0 and at most {max_s:g} (this server's setting --max-timeout-s), "
             f"not {shown(text if name == REQUEST_TIMEOUT else timeout_s)}.",
-            name,
         )
     return AdmissionOptions(
         priority_class=options.priority,
@@ -68,7 +75,7 @@ def read_terms(
 
 
 def fingerprint(path: str, body: Mapping[str, Any]) -> str:
-    """The same for two calls that ask for the same; the order of keys and white space do not count."""
+    """A hash of what a call asks for. The order of keys and white space do not count."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{path}\n{canonical}".encode()).hexdigest()
 
@@ -76,9 +83,5 @@ def fingerprint(path: str, body: Mapping[str, Any]) -> str:
 def _single(headers: CIMultiDictProxy[str], name: str) -> str | None:
     values = headers.getall(name, [])
     if len(values) > 1:
-        raise _invalid(f"{name} is given {len(values)} times; give it once.", name)
+        raise refused(name, f"{name} is given {len(values)} times; give it once.")
     return values[0] if values else None
-
-
-def _invalid(message: str, name: str) -> InvalidRequest:
-    return InvalidRequest(message, param=name, code="invalid_value")

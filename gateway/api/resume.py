@@ -12,12 +12,12 @@ from aiohttp import web
 
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest, NotFound
-from quire.gateway.api.parameters import shown
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
 from quire.shared.broker import Broker
+from quire.shared.validators import shown
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -55,7 +54,7 @@ class Status:
             "created": self._gateway.started,
             "owned_by": "quire",
             "max_model_len": self._gateway.worker_registry.max_model_len,
-            "sampling_defaults": asdict(model.sampling_defaults),
+            "sampling_defaults": model.sampling_defaults,
         }
 
     async def healthz(self, request: web.Request) -> web.Response:

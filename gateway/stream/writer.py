@@ -16,7 +16,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from quire.gateway.api import errors
+from quire.gateway.api import error_responses, errors
 from quire.gateway.api.logprobs import ScoredTokens
 from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
@@ -195,7 +195,7 @@ class StreamWriter:
             except ConnectionError:
                 raise
             except Exception as error:  # the head has been sent, so the error becomes an event
-                self._last = sse.event(errors.body(errors.unexpected(error, self._request)))
+                self._last = sse.event(errors.body(error_responses.unexpected(error, self._request)))
             # 4) Write the end.
             await self._in_time(response.write_eof(self._last.encode("ascii")))
             if self._last:

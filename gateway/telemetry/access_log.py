@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from quire.gateway.api.errors import REASON, REQUEST_ID, Handler
+from quire.gateway.api.error_responses import REASON, Handler
+from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.gateway.telemetry.tracing import PREFIX, SPAN, HttpSpan

@@ -13,7 +13,7 @@ from collections import Counter
 from aiohttp import web
 
 from quire.gateway.api.call_metadata import DIALECTS
-from quire.gateway.api.errors import reasons
+from quire.gateway.api.error_responses import reasons
 from quire.shared.messages import OUTCOMES
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 

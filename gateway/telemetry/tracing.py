@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.errors import REASON, REQUEST_ID
+from quire.gateway.api.error_responses import REASON
+from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.shared.telemetry.tracing import TraceContext

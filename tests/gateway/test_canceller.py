@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.admission.submission import Canceller
+from quire.gateway.admission.canceller import Canceller
 from quire.shared.broker import Broker, QueueBounds
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest

@@ -174,10 +174,10 @@ async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway, path: st
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (5, "an array of token ids"),
-        (["5"], "an array of token ids"),
-        ([True], "an array of token ids"),
-        ([-1], "an array of token ids"),
+        (5, "an array of at most 64 token ids"),
+        (["5"], "an array of at most 64 token ids"),
+        ([True], "an array of at most 64 token ids"),
+        ([-1], "an array of at most 64 token ids"),
         ([2147483647], "the last one of the model"),
         ([10**30], "the last one of the model"),
         ([1] * 65, "at most 64 token ids"),
@@ -333,19 +333,31 @@ RANKING: dict[str, tuple[dict[str, Any], str, str]] = {
         "best_of",
         "best_of 3 with n 1 cannot be streamed: which choices are the best is known at the end only",
     ),
-    "a stream of beams": ({**BEAMS, "stream": True}, "use_beam_search", "use_beam_search true cannot be streamed"),
-    "the best of beams": ({**BEAMS, "best_of": 1}, "best_of", "best_of is 1, but with use_beam_search"),
+    "a stream of beams": (
+        {**BEAMS, "stream": True},
+        "use_beam_search",
+        "use_beam_search is not supported with stream: which beams are the best",
+    ),
+    "the best of beams": (
+        {**BEAMS, "best_of": 1},
+        "best_of",
+        "best_of is not supported with use_beam_search: beam_width says",
+    ),
     "fewer beams than n": (
         {**BEAMS, "n": 3, "beam_width": 2},
         "beam_width",
         "beam_width is 2, which is less than n = 3",
     ),
-    "a width of no beams": ({"beam_width": 4}, "beam_width", "beam_width is 4, which is allowed only with"),
-    "a penalty of no beams": ({"length_penalty": 1}, "length_penalty", "only with use_beam_search: true"),
+    "a width of no beams": ({"beam_width": 4}, "beam_width", "beam_width is allowed only with use_beam_search: true"),
+    "a penalty of no beams": (
+        {"length_penalty": 1},
+        "length_penalty",
+        "length_penalty is allowed only with use_beam_search: true",
+    ),
     "an end of no beams": (
         {"use_beam_search": False, "early_stopping": False},
         "early_stopping",
-        "early_stopping is 'false', which is allowed only with use_beam_search: true",
+        "early_stopping is allowed only with use_beam_search: true",
     ),
     "temperature": (
         {**BEAMS, "temperature": 1},
@@ -355,7 +367,7 @@ RANKING: dict[str, tuple[dict[str, Any], str, str]] = {
     "top_p": ({**BEAMS, "top_p": 0.9}, "top_p", "let it be 1"),
     "top_k": ({**BEAMS, "top_k": 5}, "top_k", "top_k is 5"),
     "min_p": ({**BEAMS, "min_p": 0.1}, "min_p", "let it be 0"),
-    "stop": ({**BEAMS, "stop": ["x", "y"]}, "stop", "stop has 2 strings"),
+    "stop": ({**BEAMS, "stop": ["x", "y"]}, "stop", "stop is not supported with use_beam_search"),
 }
 
 

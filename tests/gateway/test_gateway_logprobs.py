@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.gateway.api import chat, completions, parameters
-from quire.gateway.api.call import RequestLimits
+from quire.gateway.api import chat, completions
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, of_chat, of_completion
 from quire.gateway.api.options import read_options
-from quire.gateway.model.sampling_defaults import SamplingDefaults
+from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.stream.buffer import MAX_WAITING
 from quire.gateway.stream.sse import BEGINNING, EventId
@@ -385,12 +385,10 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
     """Choices that are ranked leave together, in one message of at most 64 MiB."""
     counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
-    limits = RequestLimits(
-        MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults=SamplingDefaults(), **counts
-    )
+    limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts)
 
     def call(**asked: Any) -> None:
-        options = read_options(parameters.read({"model": MODEL, "prompt": "x", **asked}, parameters.COMPLETIONS))
+        options = read_options({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS, {})
         limits.call(options, [("prompt", [5])], None)
 
     ranked = {"n": 4, "best_of": 5, "logprobs": 20}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.admission.retry import PATIENCE_S
+from quire.gateway.admission.retry import RETRY_S
 from quire.ops.paths import PROJECT_ROOT
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
@@ -74,7 +74,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
     await until(unready)
     assert (await gateway.get("/healthz")).status == 200
     # Who comes later does not wait for what has been waited for.
-    async with asyncio.timeout(PATIENCE_S / 2):
+    async with asyncio.timeout(RETRY_S / 2):
         assert (await gateway.chat()).status == 503
         assert (await gateway.post(f"/v1/completions/cmpl-{'0' * 32}/cancel", b"")).status == 503
     own_redis.start()
@@ -86,7 +86,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
 async def test_a_redis_that_is_soon_back_costs_new_calls_a_wait_and_no_error(
     own_redis: RedisServer, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.gateway.admission.retry.PATIENCE_S", 20.0)  # however long a start takes here
+    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 20.0)  # however long a start takes here
     gateway = await start_gateway(redis_url=own_redis.url)
     own_redis.kill()
     first = asyncio.create_task(gateway.chat())

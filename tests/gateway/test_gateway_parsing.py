@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from quire.gateway.api import parameters
 from quire.gateway.api.chat_messages import read_messages
+from quire.gateway.api.completions import read_prompts
 from quire.gateway.api.errors import ApiError, InvalidRequest, body
 from quire.gateway.api.options import Options, read_options
 from quire.gateway.api.parsing import has_more_values, max_values, parse_object
-from quire.gateway.model.renderer import read_prompts
-from quire.gateway.model.sampling_defaults import SamplingDefaults
 from quire.shared.messages import GenerationRequest
 
 values = st.recursive(
@@ -55,7 +54,7 @@ def test_what_python_writes_as_json_is_read_back_or_refused(value: dict[str, Any
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, Any]) -> None:
     for table in (parameters.CHAT, parameters.COMPLETIONS):
-        refusal = refused(lambda table=table: read_options(parameters.read(given_values, table)))
+        refusal = refused(lambda table=table: read_options(given_values, table, {}))
         assert refusal is None or refusal["param"] is not None
 
 
@@ -78,13 +77,13 @@ def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, 
 )
 def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict[str, Any]) -> None:
     def read() -> Options:
-        return read_options(parameters.read(given_values, parameters.COMPLETIONS))
+        return read_options(given_values, parameters.COMPLETIONS, {})
 
     if (refusal := refused(read)) is not None:
         assert refusal["param"] in given_values
         return
     options = read()
-    sampling = options.sampling(max_tokens=4, seed=1, special_tokens={}, defaults=SamplingDefaults())
+    sampling = options.sampling
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
     assert sampling.num_sequences == max(options.counts.values())
     assert sampling.is_streamed or not options.stream

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.api.parameters import response_format
+from quire.gateway.api.response_format import response_format
 from quire.gateway.model import schema_check
 from quire.gateway.model.renderer import Renderer
-from quire.shared.messages import MAX_SCHEMA_LENGTH, GenerationRequest, SamplingParams
+from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
 from quire.shared.text.json_schema import ANY_OBJECT
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
@@ -124,7 +125,7 @@ async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str)
     contrary: dict[str, Any] = {name: 5 if name == "min_tokens" else True}
     reply = await server.post(CHAT, chat_body(max_tokens=20, response_format={"type": "json_object"}, **contrary))
     assert (reply.status, reply.error["param"]) == (400, name), reply.error
-    assert "does not go with a response_format" in reply.error["message"]
+    assert f"{name} is not supported with response_format: " in reply.error["message"]
 
 
 async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.model.sampling_defaults import SamplingDefaults
 from quire.gateway.model.served_model import load_model
 from quire.shared.text.tokenizer import ModelError
 from tests.gateway.conftest import Start
@@ -108,4 +107,4 @@ def test_a_value_out_of_range_stops_the_start(folder: Path, field: str, value: o
     message = str(refused.value)
     assert message.startswith(f"{folder / 'generation_config.json'}: {field} must be {expected}")
     assert message.endswith("ignore its sampling defaults with --generation-config none (QUIRE_GENERATION_CONFIG).")
-    assert load_model(str(folder), MODEL, uses_generation_config=False).sampling_defaults == SamplingDefaults()
+    assert load_model(str(folder), MODEL, uses_generation_config=False).sampling_defaults == WITHOUT_FILE

@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.shared.messages import (
-    EARLY_STOPPING,
-    MAX_SCHEMA_LENGTH,
     OUTCOMES,
     VERSION,
     Delta,
@@ -26,6 +24,7 @@ from quire.shared.messages import (
     WorkerCard,
     decode_items,
 )
+from quire.shared.sampling_params import EARLY_STOPPING, MAX_SCHEMA_LENGTH
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 logprobs = st.floats(max_value=0, allow_nan=False, width=32)
@@ -76,9 +75,9 @@ requests = st.builds(
         logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-100, 100)), max_size=4).map(tuple),
         json_schema=st.text(max_size=40),
         n=st.integers(1, 128),
-        temperature=st.floats(0, 100),
+        temperature=st.floats(0, 2),
         top_p=st.floats(0, 1),
-        stop=st.lists(st.text(max_size=5), max_size=16).map(tuple),
+        stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
         stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=80).map(tuple),
         ignore_eos=st.booleans(),
         best_of=st.integers(0, 128),
