@@ -8,14 +8,14 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.logprobs import ScoredTokens, of_chat
+from quire.gateway.api.logprobs import of_chat
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import CHAT
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.transcript import Choice, ScoredTokens
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
@@ -32,7 +32,8 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
 class ChatDialect:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    dialect = "chat"
+    read = staticmethod(read)
+    name = "chat"
     prefix = "chatcmpl-"
 
     def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:

@@ -284,7 +284,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
         transcript = Transcript(about, model(model_folder), ["r"])
-        text = EventRenderer(transcript, form, True, last).feed(portions(cuts, n))
+        text = EventRenderer(transcript, form, {}, last).feed(portions(cuts, n))
         return parse_events(text) if text else []
 
     first = events(before, BEGINNING)

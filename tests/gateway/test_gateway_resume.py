@@ -586,7 +586,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
         dialect = CompletionDialect("r", model(model_folder), about)
-        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, True, last)
+        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, {}, last)
         text = events.feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []
 
