@@ -22,12 +22,12 @@ from quire.kernels.triton_support import TritonFailure, outdated_triton, triton_
 
 __all__ = [
     "CpuOps",
+    "KernelsUnavailable",
     "Ops",
     "PackedLinear",
     "PinningFailed",
     "ReferenceOps",
     "TritonFailure",
-    "Unavailable",
     "num_threads",
     "outdated_triton",
     "select_ops",

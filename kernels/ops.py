@@ -64,6 +64,7 @@ class LayerStack(CacheStack, Protocol):
 class Ops(Protocol):
     name: str
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool
 
@@ -222,6 +223,24 @@ class Ops(Protocol):
         smallest set of most probable ids whose share reaches top_p; of these the ids with p >= min_p * max p. Ids that
         tie with the last one kept are kept. The draw is the first id whose cumulative kept mass, in id order, exceeds
         uniform * total. NaN counts as minus infinity, which is never drawn; a row of nothing else gives 0.
+        """
+
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
+        """Changes logits [R, V] float32 in place, for the tokens that each row has seen.
+
+        ids [n] int32: the tokens of row r are at starts[r]..starts[r + 1] (starts [R + 1] int32), none twice in a row;
+        counts [n] int32: how often each was generated, 0 if it is in the prompt only. repetition, presence, frequency
+        [R] float32. The repetition penalty (Hugging Face: positive logits are divided, others multiplied) applies to
+        all of them, the others (OpenAI) to generated ones: logit -= presence + frequency * count.
         """
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ class ReferenceOps:
         self.device = torch.device(device)
         if self.device.type == "cuda":
             accumulate_in_float32()
-        self.dtype = dtype
+        self.dtype = self.kv_dtype = dtype
         self.sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceLinear:
@@ -267,6 +267,18 @@ class ReferenceOps:
         last = vocabulary - 1 - (p > 0).int().flip(-1).argmax(dim=-1)  # for uniform * total that rounds up to the total
         return torch.where(mass[:, -1] > 0, torch.minimum(drawn, last), 0).int()
 
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
+        penalise(logits, starts, ids, counts, repetition, presence, frequency)
+
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)
         ids = _nan_is_lowest(logits).sort(dim=-1, descending=True, stable=True).indices[:, :count]
@@ -302,3 +314,23 @@ def _log_softmax(logits: Tensor) -> Tensor:
     rest = shifted.exp().masked_fill(is_largest, 0).sum(dim=-1, keepdim=True)
     log_sum = torch.log1p(rest + (is_largest.sum(dim=-1, keepdim=True) - 1))
     return torch.where(logits == float("-inf"), logits, shifted - log_sum).float()
+
+
+def penalise(
+    logits: Tensor,
+    starts: Tensor,
+    ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """`Ops.penalise` in plain torch, on any device."""
+    checks.logits(logits)
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(starts.diff())
+    at = rows * logits.shape[1] + ids
+    flat = logits.view(-1)
+    values, factor = flat[at], repetition[rows]
+    values = torch.where(values > 0, values / factor, values * factor)
+    generated = presence[rows] + frequency[rows] * counts
+    flat[at] = values - torch.where(counts > 0, generated, 0.0)

@@ -16,7 +16,7 @@ from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.shared.text.chat_template import load_chat_template
 from quire.shared.text.tokenizer import load_tokenizer, read_json, read_special_tokens
-from quire.worker.device import devices, graph_capture
+from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.memory import available_memory
@@ -67,11 +67,11 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     dtype = devices.choose_dtype(settings.dtype, device)
-    ops = devices.make_ops(settings, device, dtype)
-    threads, ranks = devices.set_threads(settings, ops), settings.tensor_parallel_size
+    ops = backend.make_ops(settings, device, dtype)
+    threads, ranks = backend.set_threads(settings, ops), settings.tensor_parallel_size
     where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
     where += f", as {ranks} ranks" if ranks > 1 else ""
-    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], devices.kernels_of(ops), where)
+    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], backend.kernels_name(ops), where)
     check_weights(path, config, dtype, device, ranks)
     progress.phase("loading weights")
     try:
@@ -79,7 +79,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model.weights_digest = fingerprint.of_weights(path)
         return make_engine(settings, name, model, texts, device)
     except Exception as error:
-        devices.raise_in_one_line(error)
+        raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
             raise WorkerStartError(
                 f"--swap-gb {settings.swap_gb:g}: {failed}; lower it, or take --preemption recompute, which needs none"
@@ -87,10 +87,16 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
         raise WorkerStartError(
-            f"out of the GPU's memory at start, where {devices.free_memory(device) / GIB:.2f} GiB of it are free: end "
-            f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
+            f"out of the GPU's memory at start, where {memory_plan.free_memory(device) / GIB:.2f} GiB of it are free: "
+            f"end what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
         ) from error
+
+
+def raise_in_one_line(error: Exception) -> None:
+    """Raise WorkerStartError if the error is one of Triton's, on any rank: kernel, cause and remedy. Else return."""
+    if failure := kernels.triton_failure(reason(error)):
+        raise WorkerStartError(f"{failure}; or take --kernels reference, which computes with torch") from error
 
 
 def load_model(
@@ -124,7 +130,7 @@ def make_engine(
     runner = (
         Runner
         if device.type == "cpu"
-        else partial(DeviceRunner, graph_rooms=graph_rooms(settings, limits), record=recorder(model))
+        else partial(DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=recorder(model))
     )
     # As the gateway does: where the configuration names no end token, it is the tokenizer's.
     eos_token_ids = model.config.eos_token_ids or tuple(eos for eos in texts.eos_token_ids if eos < model.vocab_size)
@@ -142,7 +148,7 @@ def make_engine(
 
 def check(settings: WorkerSettings, device: torch.device) -> None:
     """Raise WorkerStartError for settings that contradict each other."""
-    tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
+    tokens, sequences = memory_plan.max_num_batched_tokens(settings, device), memory_plan.max_num_seqs(settings, device)
     if tokens < sequences:
         raise WorkerStartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
@@ -163,7 +169,7 @@ def check_weights(
     path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1
 ) -> None:
     """Raise WorkerStartError, before minutes go into loading them, for weights that do not fit."""
-    needed, free = config.least_weight_bytes(dtype), devices.free_memory(device)
+    needed, free = config.least_weight_bytes(dtype), memory_plan.free_memory(device)
     if device.type == "cuda":  # each has its own memory
         needed //= ranks
     if needed > free:
@@ -183,9 +189,9 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     bytes_of_all = bytes_per_block * settings.tensor_parallel_size
     if device.type == "cpu":
         bytes_per_block = bytes_of_all
-    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
     if device.type == "cuda":
-        room, most, tokens = devices.plan_cuda_memory(settings, model, max_model_len)
+        room, most, tokens = memory_plan.plan_cuda_memory(settings, model, max_model_len, recorder(model))
         narrower = (
             "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
         )
@@ -234,11 +240,11 @@ def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
     )
 
 
-def graph_rooms(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
-    if not devices.takes_graphs(settings):
+def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
+    if not memory_plan.uses_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
-    return graph_capture.graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return graph_capture.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def serve(settings: WorkerSettings) -> None:
 
     from quire.shared.telemetry.internal_server import PortError, bind
     from quire.worker.build import build_engine
-    from quire.worker.device.devices import arithmetic
+    from quire.worker.device.backend import arithmetic_labels
     from quire.worker.inspect.fingerprint import of_results
     from quire.worker.queue.leases import check_name
     from quire.worker.service import LeaseTimes, WorkerService
@@ -102,7 +102,7 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=LeaseTimes(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic(model, settings.tensor_parallel_size) | digests,
+        arithmetic=arithmetic_labels(model, settings.tensor_parallel_size) | digests,
     )
     settle()
     try:

@@ -68,7 +68,7 @@ class WorkerService:
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
     ) -> None:
-        """arithmetic: how the engine computes, as labels (`devices.arithmetic`)."""
+        """arithmetic: how the engine computes, as labels (`backend.arithmetic_labels`)."""
         self._arithmetic = arithmetic
         self._leases = leases
         self._tracer = tracer

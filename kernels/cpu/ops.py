@@ -20,6 +20,7 @@ from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.layers import Caches, Stack, run
 from quire.kernels.ops import AllReduceGroup, DecoderLayer
+from quire.kernels.reference import penalise
 
 _PANEL = 32  # columns, as in gemm.h
 _ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
@@ -69,7 +70,8 @@ class CpuOps:
     device = torch.device("cpu")
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.dtype, self.level = dtype, library.best_level(dtype)
+        self.dtype = self.kv_dtype = dtype
+        self.level = library.best_level(dtype)
         self._values_per_word = 4 // dtype.itemsize
         self._arena = Arena()
         self._bind(self.level)
@@ -354,6 +356,18 @@ class CpuOps:
             out.data_ptr(),
         )
         return out
+
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
+        penalise(logits, starts, ids, counts, repetition, presence, frequency)
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)

@@ -354,10 +354,18 @@ class TritonOps:
             sample_kernel[(len(logits),)](*row, out, logits.shape[1], BLOCK=4096, num_warps=16)
         return out
 
-    def penalise(self, logits: Tensor, *seen: Tensor) -> None:
-        """In place; see `quire.kernels.gpu.penalties.penalise`."""
+    def penalise(
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> None:
         checks.logits(logits)
-        penalties.penalise(logits, *seen)
+        penalties.penalise(logits, starts, ids, counts, repetition, presence, frequency)
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)

@@ -1,7 +1,7 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, retention (s), a msgpack array with six values for each request:
---         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py);
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages/step_items.py);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns it, or it ended without this one: drop the sequences.

@@ -18,14 +18,14 @@ import torch
 from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.interpreter import leave
 from quire.worker.ranks.leader import Followers, LeadingDecoder, recorder
 from quire.worker.settings import WorkerSettings
-from tests.worker.test_engine_parity import MAX_TOKENS, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 
 
 def main() -> None:
@@ -37,14 +37,14 @@ def main() -> None:
     ops = kernels.triton_ops(device, torch.float32) if on_cuda else kernels.select_ops("cpu", torch.float32)
     model = LeadingDecoder.lead(Followers(settings, path, ops), path, ops, torch.float32, device)
     limits = EngineLimits(200, 8, 12, 32, model.max_model_len)
-    rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens) if on_cuda else []
-    runner = partial(DeviceRunner, graph_rooms=rooms, record=recorder(model))
+    buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens) if on_cuda else []
+    runner = partial(DeviceRunner, graph_buckets=buckets, record=recorder(model))
     engine = Engine(model, limits, model.config.eos_token_ids, None, runner=runner)
     while engine.prepare():
         pass
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
     captured = engine.runner.graphs.num_captured  # type: ignore[attr-defined]
-    print(json.dumps({"ranks": size, "outputs": outputs, "graphs": captured, "rooms": len(rooms)}), flush=True)
+    print(json.dumps({"ranks": size, "outputs": outputs, "graphs": captured, "buckets": len(buckets)}), flush=True)
     model.close()
     leave(0)
 

@@ -18,7 +18,7 @@ import torch
 from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import record_on_cuda
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.in_flight import InFlightStep
@@ -30,9 +30,9 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
+from tests.support.mock_model import record
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
-from tests.worker.mock_model import record
-from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import make_kind
 
 ON_CUDA = torch.cuda.is_available()
@@ -54,8 +54,8 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
     )
     sizes = {"num_blocks": 200, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
     chosen = EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits))  # type: ignore[arg-type]
-    rooms = graph_rooms(chosen.max_num_seqs, chosen.max_num_batched_tokens) if graphs else []
-    runner = partial(DeviceRunner, graph_rooms=rooms, record=record_on_cuda if ON_CUDA else record)
+    buckets = graph_buckets(chosen.max_num_seqs, chosen.max_num_batched_tokens) if graphs else []
+    runner = partial(DeviceRunner, graph_buckets=buckets, record=record_on_cuda if ON_CUDA else record)
     engine = Engine(model, chosen, model.config.eos_token_ids, None, runner=runner)
     while engine.prepare():
         pass
@@ -102,7 +102,7 @@ def test_preempted_choices_equal_hugging_face(preemption: str, tmp_path: Path) -
     path = make_checkpoint(tmp_path / "llama", "llama")
     engine = make_engine(path, ON_CUDA, num_blocks=40, num_host_blocks=200, preemption=preemption)
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
 
 
@@ -149,4 +149,4 @@ def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert [choices[0] for choices in found["outputs"]] == by_hugging_face(path)
-    assert found["graphs"] == found["rooms"]
+    assert found["graphs"] == found["buckets"]

@@ -48,7 +48,7 @@ class Paged:
 
     @property
     def is_fp8(self) -> bool:
-        return getattr(self.ops, "kv_dtype", None) == FP8
+        return self.ops.kv_dtype == FP8
 
     def write(self, s: int) -> None:
         """Puts keys and values into the cache by the operation itself; an angle of zero leaves keys as they are."""

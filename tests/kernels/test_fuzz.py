@@ -135,7 +135,7 @@ def check_step(memory: Memory, most_queries: list[int]) -> None:
     positions, slots, counts, lengths, tables = [], [], [], [], []
     for sequence, most in zip(memory.live, most_queries, strict=False):
         first = sequence.num_computed
-        end = first + min(most, sequence.num_remaining)
+        end = first + min(most, len(sequence.token_ids) - sequence.num_computed)
         if end > sequence.num_stored and not memory.make_writable(sequence, end):
             continue
         at = torch.arange(first, end)

@@ -104,11 +104,11 @@ def recorder():
     return record
 
 
-def make_engine(ops, rooms: list[GraphBucket], **limits: int) -> Engine:
+def make_engine(ops, buckets: list[GraphBucket], **limits: int) -> Engine:
     torch.manual_seed(7)
     model = random_decoder("small", ops, torch.float32, 64)
     sizes = {"num_blocks": 24, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 12, "max_model_len": 64}
-    runner = partial(DeviceRunner, graph_rooms=rooms, record=recorder())
+    runner = partial(DeviceRunner, graph_buckets=buckets, record=recorder())
     engine = Engine(model, EngineLimits(**(sizes | limits)), (), None, runner=runner)
     while engine.prepare():
         pass

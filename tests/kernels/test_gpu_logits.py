@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.engine.sampler import penalise
+from quire.kernels.reference import penalise
 from tests.kernels.conftest import HAS_TRITON, make_triton_ops
 from tests.kernels.oracle import kept
 
@@ -143,6 +143,6 @@ def test_penalties_change_what_was_seen_and_nothing_else(ops):
     plain = logits.clone()
     ops.penalise(logits, starts, ids, counts, repetition, presence, frequency)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
-    if plain.device.type == "cpu":  # what the engine does without this operation
+    if plain.device.type == "cpu":  # the definition of this operation
         penalise(plain, starts, ids[:-1], counts, repetition, presence, frequency)
         torch.testing.assert_close(plain, logits, rtol=1e-6, atol=1e-6)

@@ -109,12 +109,12 @@ def test_an_orca_never_preempts_keeps_its_books_and_gives_everything_back(alloca
     engine = make_engine(allocator, num_slots=9000)
 
     def check(engine, seconds):
-        sequences = [one for group in engine.groups.values() for one in group.sequences]
+        sequences = [one for group in engine.requests.values() for one in group.sequences]
         engine.scheduler.blocks.check_integrity(sequences)
 
     outcome = simulate(engine, requests, OPT_13B, sampling, observe=check)
     assert len(outcome.normalised) == 10
-    assert engine.scheduler.num_preemptions == 0
+    assert engine.groups.num_preemptions == 0
     assert engine.scheduler.blocks.num_free == 9000
     assert not engine.scheduler.blocks.regions
 

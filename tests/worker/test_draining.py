@@ -11,7 +11,7 @@ from quire.shared.broker import Broker, Claim, QueueReader, new_id
 from quire.worker.engine.engine import Engine
 from quire.worker.queue.consumer import Consumer
 from quire.worker.service import LeaseTimes, WorkerService
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway
 
 ANSWER_S = 0.1

@@ -26,7 +26,7 @@ from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.queue.claim_counts import ClaimCounts
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 REQUEST = GenerationRequest(

@@ -17,7 +17,7 @@ from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
 from quire.worker.service import LeaseTimes, WorkerService
-from tests.worker.mock_model import EOS, MockModel, continuation
+from tests.support.mock_model import EOS, MockModel, continuation
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
 
 BEAT_S = 0.1

@@ -17,7 +17,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.inspect.usage import usage
 from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes, pin_prefixes
-from tests.worker.mock_model import EOS, VOCAB, MockModel
+from tests.support.mock_model import EOS, VOCAB, MockModel
 
 DEMO = PROJECT_ROOT / "models" / "demo"
 VOCAB_SIZE = 1536

@@ -29,7 +29,7 @@ from quire.worker.ranks.collectives import BatchSizes, Collectives, meet, meetin
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +88,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(
         )
         engine = Engine(model, limits, model.config.eos_token_ids, None)
         outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.groups.num_preemptions > 0
     assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
 

@@ -21,7 +21,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.service import EngineDied, WorkerService
-from tests.worker.mock_model import EOS, MockModel, continuation
+from tests.support.mock_model import EOS, MockModel, continuation
 
 MODEL = "mock"
 KEYS = LaneKeys(MODEL)

@@ -20,7 +20,7 @@ from quire.worker.models.choice import choose_model
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +51,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     path = make_kind(tmp_path / kind, kind)
     engine = make_engine(load(path))
     outputs = generate(engine, prompts(), GREEDY)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.groups.num_preemptions > 0
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
     found = [choices[0] for choices in outputs]
     assert len({tuple(one) for one in found}) > len(found) // 2
@@ -96,7 +96,7 @@ def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_pa
     path = make_kind(tmp_path / kind, kind)
     engine = make_engine(load(path), num_host_blocks=200, preemption=preemption)
     outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
-    counters = engine.scheduler.counters
+    counters = engine.groups.counters
     assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
     assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
 
@@ -124,7 +124,7 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
     params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
     crowd = make_engine(model, num_blocks=48)
     together = generate(crowd, prompts(), params)
-    assert crowd.scheduler.num_preemptions > 0
+    assert crowd.groups.num_preemptions > 0
     alone = [
         generate(make_engine(model, num_blocks=200), [prompt], one)[0]
         for prompt, one in zip(prompts(), params, strict=True)

@@ -12,7 +12,7 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect.usage import EngineUsage, snapshot, usage
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 SIZE = 4
 

@@ -15,7 +15,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import view as view_module
 from quire.worker.inspect.usage import snapshot
 from quire.worker.inspect.view import NAME_LENGTH, StepLog, read
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 SIZE = 4
 
@@ -82,7 +82,7 @@ def test_a_view_agrees_with_the_block_map_whatever_runs() -> None:
     log = StepLog()
     engine.observer = log
     for _ in range(400):
-        if len(engine.groups) < 5 and random.random() < 0.3:
+        if len(engine.requests) < 5 and random.random() < 0.3:
             number += 1
             prompt = tuple(random.choice(((50, 51, 52, 53), (1, 2, 3, 4)))) + tuple(
                 range(60, 60 + random.randrange(20))

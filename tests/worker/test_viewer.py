@@ -22,7 +22,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect.publisher import ASK_S, ENGINE_SHARE, ViewPublisher
 from quire.worker.inspect.usage import snapshot
 from quire.worker.queue.engine_thread import EngineThread
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 CHANNEL = LaneKeys("mock").view("w1")
@@ -54,7 +54,7 @@ class Shown:
 
     async def until_idle(self) -> None:
         async with asyncio.timeout(10):
-            while self.engine.groups or self.loop._commands:  # noqa: ASYNC110 - the thread tells nobody
+            while self.engine.requests or self.loop._commands:  # noqa: ASYNC110 - the thread tells nobody
                 await asyncio.sleep(0.005)
 
 

@@ -1,41 +1,41 @@
-"""Running steps on a device that works on its own while the host prepares the next step.
+"""The runner for a device that computes asynchronously while the host prepares the next step.
 
-The tokens of a step stay on the device and are the inputs of the next one: the host launches step N + 1 without having
-seen what step N drew. The block tables are on the device too, and only what changed is sent. A step is one small copy
-to the device and, on CUDA, one graph; its tokens come back by a copy that nobody waits for until they are needed.
+The tokens of a step stay on the device as inputs of the next one, so the host launches step N + 1 before it knows the
+tokens of step N. The block tables are on the device too, and only changes are sent. A step is one small copy to the
+device and, on CUDA, one graph. Its tokens come back by an asynchronous copy.
 
-    decode    last tokens, tables -> positions, slots -> model -> draw -> last tokens      one graph, draw included
-    execute   token ids, positions, slots, ...        -> model -> logits                   one graph; drawn behind it
+    decode    last tokens, tables -> positions, slots -> model -> sample -> last tokens    one graph, sampling included
+    execute   token ids, positions, slots, ...        -> model -> logits                   one graph; then `sample`
 
-Everything is in the order of one stream. So a block may be given to another sequence as soon as the last step that uses
-it is launched, before it has run. And nothing here may wait for the device: what is sent goes through pinned memory.
+All operations are in the order of one stream. So a block may be given to another sequence as soon as the last step that
+uses it has been launched, before it has run. No call here waits for the device: inputs go through pinned memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
 
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
 from quire.worker.device.runner import NOWHERE, Inputs, Runner
-from quire.worker.device.staging import SampledTokens, Staging, StagingField, padded, pinned_buffers
+from quire.worker.device.staging import Number, SampledTokens, Staging, StagingField, padded, pinned_buffers
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.sequence import PENDING
 from quire.worker.engine.step import Step
 from quire.worker.models.batch import ForwardBatch, send
+from quire.worker.models.paged import PagedModel
 
-# Of a row of padding, which keeps nothing: one token, and the draw that takes least. The rest is 0.
+# Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
 FILLERS = {"lengths": 1, "top_ps": 1}
 
 
 def decode_fields(count: int) -> list[StagingField]:
-    """What a decoding sequence needs in a step, and a draw."""
-    types = {
+    """Return the columns of a step that only decodes, including the parameters of draws."""
+    types: dict[str, type[Number]] = {
         "rows": np.int64,
         "uniforms": np.float64,
         "lengths": np.int32,
@@ -48,7 +48,7 @@ def decode_fields(count: int) -> list[StagingField]:
 
 
 def input_fields(tokens: int, sequences: int) -> list[StagingField]:
-    """`Inputs`, for steps of any kind."""
+    """Return the columns of `Inputs`, for steps of any kind."""
     return [
         StagingField("rows", np.int64, sequences),
         StagingField("sampled", np.int64, sequences),
@@ -61,86 +61,90 @@ def input_fields(tokens: int, sequences: int) -> list[StagingField]:
 
 
 class DeviceRunner(Runner):
-    """Owns the model, its cache and, on the device, block tables and the last token of every running sequence.
+    """Owns the model, its cache and, on the device, the block tables and last tokens of all running sequences.
 
-    graph_rooms: the shapes for which CUDA graphs are captured. record: how; other than CUDA's own in tests.
+    graph_buckets: the buckets of the CUDA graphs to capture. record: records a graph; tests replace it.
     """
 
     looks_ahead = True
 
     def __init__(
         self,
-        model: Any,
+        model: PagedModel,
         limits: EngineLimits,
-        rows: InputBatch,
-        graph_rooms: Iterable[GraphBucket] = (),
+        input_batch: InputBatch,
+        graph_buckets: Iterable[GraphBucket] = (),
         record: Record = record_on_cuda,
     ) -> None:
-        super().__init__(model, limits, rows)
-        self.device = torch.device(getattr(model.ops, "device", "cpu"))
-        count, columns = limits.max_num_seqs, rows.block_tables.shape[1]
-        # The row behind the last one is for padding: one token, whose key and value are not kept.
+        super().__init__(model, limits, input_batch)
+        self.device = model.ops.device
+        count, columns = limits.max_num_seqs, input_batch.block_tables.shape[1]
+        # The extra last row is for padding: one token, whose K and V are not written.
         self._tables = torch.zeros((count + 1, columns), dtype=torch.int32, device=self.device)
-        self._last = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
+        self._last_tokens = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         self._padding = count
         self._staging = Staging(decode_fields(count + 1), self.device)
-        rooms = list(graph_rooms)
-        most = max([limits.max_num_batched_tokens, *(room.tokens for room in rooms)])
-        self._inputs_staging = Staging(input_fields(most, count), self.device)
+        buckets = list(graph_buckets)
+        max_tokens = max([limits.max_num_batched_tokens, *(bucket.num_tokens for bucket in buckets)])
+        self._inputs_staging = Staging(input_fields(max_tokens, count), self.device)
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
-        self._all = torch.arange(count + 1, dtype=torch.int64, device=self.device)
-        self._drawn = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
+        self._all_rows = torch.arange(count + 1, dtype=torch.int64, device=self.device)
+        self._sampled = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         self._hosts = pinned_buffers(count + 1, torch.int32, self.device)
-        # Where graphs leave their logits: outside of their pool, in which another graph may overwrite everything.
-        widest = max((room.sequences for room in rooms if room.kind == MIXED), default=0)
-        self._logits = torch.zeros((widest, model.vocab_size), dtype=torch.float32, device=self.device)
-        self.graphs = Graphs(rooms, self._stage_nothing, self._launch, record)
-        rows.changes = []
+        # Logits of graphs, outside of their pool: another graph may overwrite everything in the pool.
+        max_sequences = max((bucket.num_sequences for bucket in buckets if bucket.kind == MIXED), default=0)
+        self._logits = torch.zeros((max_sequences, model.vocab_size), dtype=torch.float32, device=self.device)
+        self.graphs = Graphs(buckets, self._stage_padding, self._launch, record)
+        input_batch.changes = []
 
     # --- steps that only decode ---------------------------------------------------------------------------------------
 
     def decode(self, step: Step) -> SampledTokens | None:
-        """Launch a step of ordinary decodes, its drawing included; None if it has anything else in it."""
+        """Launch a step that only decodes, including sampling.
+
+        Returns None for any other step, and launches nothing.
+        """
         if step.chunks or not step.decodes:
             return None
         self.move_blocks(step)
         self._send_tables()
-        at = step.decodes.rows
-        self._send_last(at)
-        is_drawn = bool(self.rows.is_drawn[at].any())
-        count = len(at)
-        if found := self.graphs.find(DRAWN if is_drawn else GREEDY, count, count):
-            room, graph = found
-            self._staging.send(self._columns(at, room.sequences, is_drawn))
+        rows = step.decodes.rows
+        self._send_last_tokens(rows)
+        draws = bool(self.input_batch.is_drawn[rows].any())
+        count = len(rows)
+        if found := self.graphs.find(DRAWN if draws else GREEDY, count, count):
+            bucket, graph = found
+            self._staging.send(self._decode_columns(rows, bucket.num_sequences, draws))
             with torch.inference_mode():
                 graph.replay()
         else:
-            self._staging.send(self._columns(at, count, is_drawn))
+            self._staging.send(self._decode_columns(rows, count, draws))
             with torch.inference_mode():
-                self._decode(count, is_drawn)
+                self._decode(count, draws)
         return self._fetch(count)
 
-    def _columns(self, at: np.ndarray, width: int, is_drawn: bool) -> dict[str, np.ndarray]:
-        columns = {"rows": at, "lengths": self.rows.lengths[at]}
-        if is_drawn:
-            columns |= self._draw_columns(at)
-        if width == len(at):
+    def _decode_columns(self, rows: np.ndarray, width: int, draws: bool) -> dict[str, np.ndarray]:
+        """Return the columns of a decode step, padded to `width` sequences."""
+        columns = {"rows": rows, "lengths": self.input_batch.lengths[rows]}
+        if draws:
+            columns |= self._draw_columns(rows)
+        if width == len(rows):
             return columns
         fillers = FILLERS | {"rows": self._padding}
         return {name: padded(column, width, fillers.get(name, 0)) for name, column in columns.items()}
 
-    def _draw_columns(self, at: np.ndarray) -> dict[str, np.ndarray]:
-        rows = self.rows
+    def _draw_columns(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        batch = self.input_batch
         return {
-            "uniforms": uniform(rows.seeds[at], rows.choices[at], rows.lengths[at].astype(np.uint64)),
-            "temperatures": rows.temperatures[at],
-            "top_ks": rows.top_ks[at],
-            "top_ps": rows.top_ps[at],
-            "min_ps": rows.min_ps[at],
+            "uniforms": uniform(batch.seeds[rows], batch.choices[rows], batch.lengths[rows].astype(np.uint64)),
+            "temperatures": batch.temperatures[rows],
+            "top_ks": batch.top_ks[rows],
+            "top_ps": batch.top_ps[rows],
+            "min_ps": batch.min_ps[rows],
         }
 
-    def _decode(self, count: int, is_drawn: bool) -> None:
-        """A step on the device from what lies there: one token for each of the first `count` staged rows."""
+    def _decode(self, count: int, draws: bool) -> None:
+        """Launch a decode step from the staged columns: one token for each of the first `count` rows."""
         staged = self._staging.on_device
         rows, lengths = staged["rows"][:count], staged["lengths"][:count]
         size = self.limits.block_size
@@ -148,53 +152,58 @@ class DeviceRunner(Runner):
         blocks = tables.gather(1, (positions // size).long()[:, None])[:, 0]
         slots = (blocks * size + positions % size).masked_fill(rows == self._padding, NOWHERE)
         batch = ForwardBatch(
-            token_ids=self._last[rows],
+            token_ids=self._last_tokens[rows],
             positions=positions,
             slot_mapping=slots,
             block_tables=tables,
             seq_lens=lengths,
             query_start_loc=self._starts[: count + 1],
-            logits_rows=self._all[:count],
+            logits_rows=self._all_rows[:count],
         )
         logits = self.model.forward(batch, self.kv_cache)
-        self._keep(rows, self._pick(logits, is_drawn))
+        self._store(rows, self._choose_tokens(logits, draws))
 
-    def _pick(self, logits: torch.Tensor, is_drawn: bool) -> torch.Tensor:
-        """One token for each row of logits: the likeliest, or drawn by what is staged."""
+    def _choose_tokens(self, logits: torch.Tensor, draws: bool) -> torch.Tensor:
+        """Return one token for each row of logits: the most probable, or one drawn by the staged parameters."""
         ops, count = self.model.ops, len(logits)
-        greedy: torch.Tensor = ops.argmax(logits)
-        if not is_drawn:
+        greedy = ops.argmax(logits)
+        if not draws:
             return greedy
         temperatures, top_ks, top_ps, min_ps, uniforms = (
             self._staging.on_device[name][:count] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
         )
-        by_chance = temperatures > 0
-        drawn = ops.sample(logits, temperatures.masked_fill(~by_chance, 1.0), top_ks, top_ps, min_ps, uniforms)
-        return torch.where(by_chance, drawn, greedy)
+        is_drawn = temperatures > 0
+        drawn = ops.sample(logits, temperatures.masked_fill(~is_drawn, 1.0), top_ks, top_ps, min_ps, uniforms)
+        return torch.where(is_drawn, drawn, greedy)
 
-    def _keep(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        self._last.index_copy_(0, rows, tokens)
-        self._drawn[: len(tokens)].copy_(tokens)
+    def _store(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keep the tokens as inputs of the next step, and for `_fetch`."""
+        self._last_tokens.index_copy_(0, rows, tokens)
+        self._sampled[: len(tokens)].copy_(tokens)
 
     def _fetch(self, count: int) -> SampledTokens:
+        """Start the copy of the tokens to the host."""
         host, copied = self._hosts[0]
         self._hosts.rotate(-1)
-        host[:count].copy_(self._drawn[:count], non_blocking=True)
+        host[:count].copy_(self._sampled[:count], non_blocking=True)
         copied.set()
         return SampledTokens(host, count, copied)
 
     # --- any step -----------------------------------------------------------------------------------------------------
 
     def execute(self, step: Step) -> torch.Tensor | None:
-        """Compute a step; the logits of its sampled rows, decodes first: [R, vocab] float32, on the device, until the
-        next step. None if there is no device memory for so many tokens: then its blocks are moved, and no more."""
+        """Launch a step of any kind. Returns the logits of its sampled rows, decodes first: float32 [R, V].
+
+        They are on the device, and valid until the next step. None if device memory does not suffice for so many
+        tokens; then only the blocks have moved.
+        """
         self.move_blocks(step)
         self._send_tables()
         inputs = self._inputs(step)
         tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
         if found := self.graphs.find(MIXED, tokens, sequences):
-            room, graph = found
-            self._stage(inputs, room)
+            bucket, graph = found
+            self._stage(inputs, bucket)
             with torch.inference_mode():
                 graph.replay()
             return self._logits[:sampled]
@@ -203,7 +212,7 @@ class DeviceRunner(Runner):
         except torch.OutOfMemoryError:
             if step.num_tokens <= self.limits.max_num_seqs:
                 raise
-        torch.cuda.empty_cache()  # not where the error is caught: its traceback still holds activations
+        torch.cuda.empty_cache()  # not in the except block: the error's traceback still holds activations
         return None
 
     def _forward(self, inputs: Inputs) -> torch.Tensor:
@@ -212,10 +221,12 @@ class DeviceRunner(Runner):
         with torch.inference_mode():
             return self._mixed(tokens, sequences, len(inputs.sampled))
 
-    def _stage(self, inputs: Inputs, room: GraphBucket) -> None:
-        """Send the inputs of a step. Beyond them come tokens whose keys and values are not kept, of no sequence, and
-        sequences without tokens."""
-        tokens, sequences = room.tokens, room.sequences
+    def _stage(self, inputs: Inputs, bucket: GraphBucket) -> None:
+        """Send the inputs of a step, padded to a bucket.
+
+        Padding tokens belong to no sequence, and their K and V are not written; padding sequences have no tokens.
+        """
+        tokens, sequences = bucket.num_tokens, bucket.num_sequences
         self._inputs_staging.send(
             {
                 "rows": padded(inputs.rows, sequences, self._padding),
@@ -229,12 +240,15 @@ class DeviceRunner(Runner):
         )
 
     def _mixed(self, tokens: int, sequences: int, sampled: int) -> torch.Tensor:
-        """Logits of a step on the device from what is staged there: so many of each."""
+        """Launch a step from the staged inputs, with these numbers of tokens, sequences and sampled rows.
+
+        Returns logits.
+        """
         staged = self._inputs_staging.on_device
         rows, token_ids = staged["rows"][:sequences], staged["token_ids"][:tokens]
-        # Decodes come first, one token each, so theirs stand at the places of their rows.
+        # Decodes come first, with one token each, so token i belongs to row i wherever it is pending.
         first = token_ids[:sequences]
-        known = torch.where(first == PENDING, self._last[rows], first)
+        known = torch.where(first == PENDING, self._last_tokens[rows], first)
         batch = ForwardBatch(
             token_ids=torch.cat([known, token_ids[sequences:]]),
             positions=staged["positions"][:tokens],
@@ -244,16 +258,18 @@ class DeviceRunner(Runner):
             query_start_loc=staged["starts"][: sequences + 1],
             logits_rows=staged["sampled"][:sampled],
         )
-        logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
-        return logits
+        return self.model.forward(batch, self.kv_cache)
 
-    def draw(self, logits: torch.Tensor, at: np.ndarray) -> SampledTokens:
-        """One token for each row of logits, by the parameters of the rows `at`; they stay on the device too."""
-        is_drawn = bool(self.rows.is_drawn[at].any())
-        self._staging.send({"rows": at} | (self._draw_columns(at) if is_drawn else {}))
+    def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
+        """Sample one token for each row of logits, by the parameters of these rows of the input batch.
+
+        The device keeps the tokens as inputs of the next step, too.
+        """
+        draws = bool(self.input_batch.is_drawn[rows].any())
+        self._staging.send({"rows": rows} | (self._draw_columns(rows) if draws else {}))
         with torch.inference_mode():
-            self._keep(self._staging.on_device["rows"][: len(at)], self._pick(logits, is_drawn))
-        return self._fetch(len(at))
+            self._store(self._staging.on_device["rows"][: len(rows)], self._choose_tokens(logits, draws))
+        return self._fetch(len(rows))
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 
@@ -265,42 +281,45 @@ class DeviceRunner(Runner):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _launch(self, room: GraphBucket) -> None:
-        """What the graph of a room holds."""
-        if room.kind == MIXED:
-            logits = self._mixed(room.tokens, room.sequences, room.sequences)
-            self._logits[: room.sequences].copy_(logits)
+    def _launch(self, bucket: GraphBucket) -> None:
+        """Launch what the graph of a bucket records."""
+        if bucket.kind == MIXED:
+            logits = self._mixed(bucket.num_tokens, bucket.num_sequences, bucket.num_sequences)
+            self._logits[: bucket.num_sequences].copy_(logits)
         else:
-            self._decode(room.sequences, room.kind == DRAWN)
+            self._decode(bucket.num_sequences, bucket.kind == DRAWN)
 
-    def _stage_nothing(self, room: GraphBucket) -> None:
-        """Stage a step of padding, which leaves no trace."""
-        nothing = np.zeros(0, dtype=np.int32)
-        if room.kind == MIXED:
-            starts = np.zeros(1, dtype=np.int32)
-            self._stage(Inputs(nothing, nothing, nothing, nothing.astype(np.int64), nothing, starts, nothing), room)
+    def _stage_padding(self, bucket: GraphBucket) -> None:
+        """Stage a step that is all padding, and so changes nothing."""
+        none = np.zeros(0, dtype=np.int32)
+        if bucket.kind == MIXED:
+            no_rows, starts = none.astype(np.int64), np.zeros(1, dtype=np.int32)
+            inputs = Inputs(
+                token_ids=none, positions=none, slots=none, rows=no_rows, lengths=none, starts=starts, sampled=none
+            )
+            self._stage(inputs, bucket)
         else:
-            self._staging.send(self._columns(nothing.astype(np.int64), room.sequences, room.kind == DRAWN))
+            self._staging.send(self._decode_columns(none.astype(np.int64), bucket.num_sequences, bucket.kind == DRAWN))
 
-    # --- what the device must know ------------------------------------------------------------------------------------
+    # --- state of the device ------------------------------------------------------------------------------------------
 
     def _send_tables(self) -> None:
         """Bring the block tables on the device up to date."""
-        changes = self.rows.changes
+        changes = self.input_batch.changes
         if not changes:
             return
-        columns = self._tables.shape[1]
-        cells = np.unique(np.concatenate([rows * columns + at for rows, at in changes]))
+        num_columns = self._tables.shape[1]
+        cells = np.unique(np.concatenate([rows * num_columns + columns for rows, columns in changes]))
         changes.clear()
-        values = self.rows.block_tables.reshape(-1)[cells]
-        self._tables.view(-1).index_copy_(0, self._sent(cells), self._sent(values))
+        values = self.input_batch.block_tables.reshape(-1)[cells]
+        self._tables.view(-1).index_copy_(0, self._send(cells), self._send(values))
 
-    def _send_last(self, at: np.ndarray) -> None:
-        """Last tokens that the host knows and the device may not."""
-        last = self.rows.last_tokens
-        known = at[last[at] != PENDING]
+    def _send_last_tokens(self, rows: np.ndarray) -> None:
+        """Send last tokens that the host knows, since the device may not have them."""
+        last_tokens = self.input_batch.last_tokens
+        known = rows[last_tokens[rows] != PENDING]
         if len(known):
-            self._last.index_copy_(0, self._sent(known), self._sent(last[known]))
+            self._last_tokens.index_copy_(0, self._send(known), self._send(last_tokens[known]))
 
-    def _sent(self, values: np.ndarray) -> torch.Tensor:
+    def _send(self, values: np.ndarray) -> torch.Tensor:
         return send(torch.from_numpy(values), self.device)

@@ -1,7 +1,7 @@
-"""CUDA graphs at start: for which shapes, how much memory they take, and capturing them before the worker is ready.
+"""CUDA graphs at start: which buckets there are, how much memory they take, and their capture before readiness.
 
-A capture waits for the device, so none happens while requests run. The worker captures all graphs before it is ready,
-for CAPTURE_S at most; an idle engine goes on with what is left (`Engine.prepare`), one at a time.
+A capture waits for the device, so no graph is captured while requests run. The worker captures graphs for at most
+CAPTURE_S before it is ready; an idle engine captures the rest one by one (`Engine.prepare`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Steps of more tokens keep the device busy for longer than their launch takes, and have no graph.
+# Larger steps have no graph: the device computes for longer than their launch takes.
 MOST_TOKENS = 8192
-# Captures of a measurement. The first ones, one of each kind, load kernels too, and make the pool that all share.
+# Captures of `measure_graphs`. The FIRST ones, one of each kind, also load kernels and create the shared pool.
 FIRST, MEASURED = 3, 6
-# Seconds before the worker is ready; and between two lines of the log.
-CAPTURE_S, SAY_S = 15.0, 2.0
+# Time limit for captures before the worker is ready; and time between two lines of the log.
+CAPTURE_S, LOG_S = 15.0, 2.0
 
 
-def graph_rooms(sequences: int, tokens: int) -> list[GraphBucket]:
-    """The shapes that graphs are captured for: close together where padding would cost most.
+def graph_buckets(sequences: int, tokens: int) -> list[GraphBucket]:
+    """Return the buckets of all graphs. Small ones are close together, because padding costs most there.
 
-    sequences, tokens: what a step has at most. A graph of a mixed step has more tokens than sequences, since one of
-    no more tokens than sequences would be taken for decoding alone (kernels/gpu/attention.py).
+    sequences, tokens: the limits of a step. A graph of a mixed step has more tokens than sequences, because the
+    attention kernels take a batch with no more tokens than sequences for decodes (kernels/gpu/attention.py).
     """
     decodes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 4097, 32)]
     decodes = [*(size for size in decodes if size < sequences), sequences]
@@ -51,18 +51,18 @@ def graph_rooms(sequences: int, tokens: int) -> list[GraphBucket]:
 
 
 def measure_graphs(model: PagedModel, limits: EngineLimits, record: Record = record_on_cuda) -> int:
-    """Bytes of device memory that a runner and all its graphs take beside weights and cache.
+    """Return the bytes of device memory that a runner and all its graphs take in addition to weights and cache.
 
-    Measured with those that are captured first: the FIRST take the memory that all share, and each that was not
-    captured as much as the mean of those behind them, which is what the driver keeps of a graph.
+    The first MEASURED graphs are captured. The FIRST of these take the memory that all graphs share; the mean of the
+    others is what the driver keeps for a graph, and counts for each graph that is not captured here.
     """
     device = model.ops.device
-    # A cache of one block: what the kernels find there does not matter.
+    # One block is enough, since the contents of the cache do not matter here.
     limits = replace(limits, num_blocks=1, num_host_blocks=0)
-    rooms = graph_rooms(limits.max_num_seqs, limits.max_num_batched_tokens)
+    buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
     release()
     free = [torch.cuda.mem_get_info(device)[0]]
-    runner = DeviceRunner(model, limits, InputBatch(limits), rooms, record)
+    runner = DeviceRunner(model, limits, InputBatch(limits), buckets, record)
     while len(free) <= MEASURED and runner.capture_next():
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -71,28 +71,31 @@ def measure_graphs(model: PagedModel, limits: EngineLimits, record: Record = rec
     release()
     taken, captured = max(0, free[0] - free[-1]), len(free) - 1
     if captured > FIRST:
-        taken += max(0, free[FIRST] - free[-1]) * (len(rooms) - captured) // (captured - FIRST)
+        taken += max(0, free[FIRST] - free[-1]) * (len(buckets) - captured) // (captured - FIRST)
     return taken
 
 
 def release() -> None:
-    """Give the device what nobody refers to any more; a runner and its graphs refer to each other."""
+    """Free unreferenced device memory.
+
+    A runner and its graphs form a reference cycle, so this collects garbage first.
+    """
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def capture_graphs(engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-    """Capture graphs for CAPTURE_S at most, and say how it goes."""
+    """Capture graphs for at most CAPTURE_S, and log the progress."""
     runner = engine.runner
     if not isinstance(runner, DeviceRunner) or not runner.graphs.num_missing:
         return
     count, device = runner.graphs.num_missing, runner.device
     release()
     free = torch.cuda.mem_get_info(device)[0]
-    started = said = clock()
+    started = logged = clock()
     while clock() - started < CAPTURE_S and engine.prepare():
-        if clock() - said >= SAY_S:
-            said = clock()
+        if clock() - logged >= LOG_S:
+            logged = clock()
             log.info("captured %d of %d CUDA graphs", runner.graphs.num_captured, count)
     release()
     taken = free - torch.cuda.mem_get_info(device)[0]

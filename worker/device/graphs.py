@@ -1,11 +1,11 @@
-"""CUDA graphs: what a step launches, recorded once for each shape and then replayed in one go.
+"""CUDA graphs: the kernels of a step, recorded once for each bucket and then replayed with one call.
 
-A graph has room for so many tokens and sequences, and a step is padded to the next that has room for it. Its kernels
-read static buffers, and their grids depend on the shape alone (kernels/gpu/ops.py), so a replay does what the buffers
-say then. All graphs share one pool of memory: only one runs at a time, and none leaves anything behind in the pool.
+A bucket is a number of tokens and sequences, and a step is padded to the smallest bucket that holds it. The kernels
+read static buffers, and their grids depend on the bucket alone (kernels/gpu/ops.py), so a replay computes the current
+contents of the buffers. All graphs share one memory pool: only one runs at a time, and none keeps anything in the pool.
 
-A capture waits for the device and makes it wait. So none happens while requests run: the worker captures before it is
-ready, and what is left while nothing runs. A step that finds no graph is launched kernel by kernel.
+A capture waits for the device and blocks it. So no graph is captured while requests run: the worker captures graphs
+before it is ready, and further ones while it is idle. A step without a graph is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -21,46 +21,47 @@ from quire.kernels import triton_failure
 
 log = logging.getLogger(__name__)
 
-# Steps that only decode, greedily or with a draw; and any step, up to its logits.
+# Kinds of graphs: steps that only decode, including the choice of tokens, either all greedy or also drawn at random;
+# and steps of any other kind, up to their logits.
 GREEDY, DRAWN, MIXED = "greedy", "drawn", "mixed"
 
 
 class GraphBucket(NamedTuple):
-    """What a graph has room for."""
+    """A kind of graph, and the size of the steps that it can run."""
 
     kind: str
-    tokens: int
-    sequences: int
+    num_tokens: int
+    num_sequences: int
 
 
 class Graph(Protocol):
     def replay(self) -> None:
-        """Launch what was recorded, on the current stream."""
+        """Launch the recorded kernels on the current stream."""
 
 
-# Records what a function launches, into a pool of memory (None: a new one); the graph, and its pool.
+# Records the kernels that a function launches, in a memory pool (None: a new one). Returns the graph and its pool.
 Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 
-# Torch's allocator of pinned memory asks a graph whose capture failed, also after it is gone, whether it is still under
-# way, and takes no other capture into its pool.
+# Graphs whose capture failed. Torch's allocator of pinned memory asks them later whether they are still capturing, so
+# they must stay alive. Their pool accepts no other capture.
 _failed: list[Graph] = []
 
 
 def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
-    """Where it raises anything but OutOfMemoryError, nothing more can be recorded into this pool."""
+    """Record a CUDA graph (see `Record`). After any error but OutOfMemoryError the pool is unusable."""
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     try:
-        # Torch leaves its own stream current where the end of a capture fails. And only this thread's calls are refused
-        # while it records: others may pin memory or wait for events.
+        # The outer stream context restores the stream, which torch does not if the end of a capture fails. The error
+        # mode restricts only this thread during the capture: other threads may pin memory or wait for events.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             launch()
-    except Exception:  # errors of Triton are no RuntimeError
-        # There the allocator also takes the capture for under way for ever, and refuses to free memory. Elsewhere it
-        # has ended, which is what this raises then.
+    except Exception:  # errors of Triton are not RuntimeErrors
+        # After a failed capture the allocator may believe that it is still running, and then never frees memory. If the
+        # capture did end, these calls raise a RuntimeError, which has no meaning.
         device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
@@ -70,28 +71,31 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
     return graph, pool
 
 
-def from_last(rooms: Iterable[GraphBucket]) -> list[GraphBucket]:
-    """Rooms in the order of their capture, the first one last.
+def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:
+    """Return the buckets as a stack: the one to capture first is last.
 
-    That is the largest of all, in whose memory the others find room; then those of decodes, which gain most; then the
-    others. Of each kind the largest first: it does for smaller steps until theirs is there.
+    First comes the largest bucket, whose memory all smaller ones reuse; then decodes, which gain most; then all others.
+    Within a kind, larger buckets come first, because they can also run smaller steps.
     """
-    ordered = sorted(rooms, key=lambda room: (room.tokens, room.kind))
-    return sorted(ordered[:-1], key=lambda room: room.kind != MIXED) + ordered[-1:]
+    ordered = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.kind))
+    return sorted(ordered[:-1], key=lambda bucket: bucket.kind != MIXED) + ordered[-1:]
 
 
 class Graphs:
-    """rooms: all that are to be captured. launch(room): launches a step of that shape from the static buffers; it is
-    called once before it is recorded, on buffers that it prepares itself with prepare(room)."""
+    """The graphs of a runner, captured one by one.
+
+    buckets: all to capture. prepare(bucket): fills the static buffers for a step of this size. launch(bucket): launches
+    such a step; it is called once before it is recorded. record: how to record a graph.
+    """
 
     def __init__(
         self,
-        rooms: Iterable[GraphBucket],
+        buckets: Iterable[GraphBucket],
         prepare: Callable[[GraphBucket], None],
         launch: Callable[[GraphBucket], None],
         record: Record = record_on_cuda,
     ) -> None:
-        self._missing = from_last(rooms)
+        self._missing = in_capture_order(buckets)
         self._prepare, self._launch, self._record = prepare, launch, record
         self._graphs: dict[GraphBucket, Graph] = {}
         self._by_kind: dict[str, list[GraphBucket]] = {}
@@ -105,42 +109,46 @@ class Graphs:
     def num_missing(self) -> int:
         return len(self._missing)
 
-    def find(self, kind: str, tokens: int, sequences: int) -> tuple[GraphBucket, Graph] | None:
-        """The smallest graph there is with room for so many."""
-        for room in self._by_kind.get(kind, ()):
-            if room.tokens >= tokens and room.sequences >= sequences:
-                return room, self._graphs[room]
+    def find(self, kind: str, num_tokens: int, num_sequences: int) -> tuple[GraphBucket, Graph] | None:
+        """Return the smallest captured graph of this kind for such a step, with its bucket; None if there is none."""
+        for bucket in self._by_kind.get(kind, ()):
+            if bucket.num_tokens >= num_tokens and bucket.num_sequences >= num_sequences:
+                return bucket, self._graphs[bucket]
         return None
 
     def capture_next(self) -> bool:
-        """Capture one more (`from_last`); False if there is none left. It waits for the device."""
+        """Capture the next graph, and wait for the device. Returns False if none is left."""
         if not self._missing:
             return False
-        room = self._missing.pop()
-        if (graph := self._capture(room)) is None:
-            torch.cuda.empty_cache()  # not where the error is caught: its traceback still holds activations
+        bucket = self._missing.pop()
+        if (graph := self._capture(bucket)) is None:
+            torch.cuda.empty_cache()  # not in the except block: the error's traceback still holds activations
             return True
-        self._graphs[room] = graph
-        self._by_kind[room.kind] = sorted((*self._by_kind.get(room.kind, ()), room), key=lambda one: one.tokens)
+        self._graphs[bucket] = graph
+        self._by_kind[bucket.kind] = sorted(
+            (*self._by_kind.get(bucket.kind, ()), bucket), key=lambda one: one.num_tokens
+        )
         return True
 
-    def _capture(self, room: GraphBucket) -> Graph | None:
-        """None if it cannot be."""
+    def _capture(self, bucket: GraphBucket) -> Graph | None:
+        """Capture the graph of a bucket. Returns None if that fails."""
         try:
-            # Once without a graph, so that all kernels are compiled and loaded. On the stream of all steps: for another
-            # one cuBLAS and the allocator would keep memory that nobody counts.
-            self._prepare(room)
+            # A first launch without a graph compiles and loads all kernels. It uses the stream of all steps: for
+            # another stream cuBLAS and the allocator would hold memory that the memory plan does not count.
+            self._prepare(bucket)
             with torch.inference_mode():
-                self._launch(room)
-                graph, self._pool = self._record(lambda: self._launch(room), self._pool)
-                # The first replay sends the graph to the device: better now than in a request.
+                self._launch(bucket)
+                graph, self._pool = self._record(lambda: self._launch(bucket), self._pool)
+                # The first replay uploads the graph to the device, so that no request waits for that.
                 graph.replay()
                 return graph
         except torch.OutOfMemoryError:
-            log.warning("out of device memory for the CUDA graph of %d tokens: such steps go without", room.tokens)
+            log.warning(
+                "out of device memory for the CUDA graph of %d tokens: such steps go without", bucket.num_tokens
+            )
         except RuntimeError:
-            # What a driver or a kernel refuses in one capture it refuses in all. Steps are right without graphs.
-            log.exception("a CUDA graph of %d tokens cannot be captured: no more are", room.tokens)
+            # A driver or kernel that refuses one capture refuses all. Steps give the same results without graphs.
+            log.exception("a CUDA graph of %d tokens cannot be captured: no more are", bucket.num_tokens)
             self._missing.clear()
         except Exception as error:
             if (failure := triton_failure(error)) is None:
@@ -148,7 +156,7 @@ class Graphs:
             log.error(
                 "a CUDA graph of %d tokens cannot be captured: %s; steps are launched kernel by kernel, as with "
                 "--no-cuda-graphs",
-                room.tokens,
+                bucket.num_tokens,
                 failure,
             )
             self._missing.clear()

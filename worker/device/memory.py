@@ -1,4 +1,4 @@
-"""How much memory there is to use: on the machine, and in the container if that has a limit of its own."""
+"""Memory of the host: what the machine has available, within the limit of the container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes that can be used without swapping (Linux: MemAvailable), within the limit of the control group."""
+    """Return the bytes that can be used without swapping (MemAvailable), within the control group's limit."""
     return min(_of_machine(), of_container(CGROUPS))
 
 
@@ -25,19 +25,19 @@ def _of_machine() -> int:
 
 
 def of_container(cgroups: Path) -> int:
-    """What the control group's limit leaves, version 2 or 1; sys.maxsize without one.
+    """Return the bytes that the limit of the control group (version 2 or 1) leaves; sys.maxsize without a limit.
 
-    Files that were read and are not in use count as free: the kernel drops them when memory is short.
+    The inactive page cache counts as free, since the kernel drops it when memory is short.
     """
     for limit, used, unused in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            room = int((cgroups / limit).read_text()) - int((cgroups / used).read_text())
+            left = int((cgroups / limit).read_text()) - int((cgroups / used).read_text())
             stat = (cgroups / used).with_name("memory.stat").read_text()
-        except (OSError, ValueError):  # there is no such file, or it says "max"
+        except (OSError, ValueError):  # no such file, or its content is "max"
             continue
         counts = dict(line.split() for line in stat.splitlines())
-        return max(0, room + int(counts.get(unused, 0)))
+        return max(0, left + int(counts.get(unused, 0)))
     return sys.maxsize

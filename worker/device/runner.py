@@ -1,12 +1,11 @@
-"""Tensors: the KV cache in memory, and a scheduled step as one forward batch.
+"""The runner: the KV cache in memory, and a scheduled step as one forward batch.
 
-Decoding sequences are gathered from the persistent rows with a few vector operations; chunks of prompts follow one by
-one.
+Decoding sequences are gathered from the input batch with a few vector operations; chunks of prompts follow, one by one.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,50 +14,53 @@ from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
 from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.paged import PagedModel
 
-# A token that is computed but whose K and V are not written.
+# Slot of a token whose K and V are not written.
 NOWHERE = -1
 
 
 class Inputs(NamedTuple):
-    """What a step gives the model, as `ForwardBatch` has it; block tables are those of `rows`."""
+    """Inputs of the model for one step, as in `ForwardBatch`; the block tables are those of `rows`."""
 
-    token_ids: np.ndarray  # int32 [T]; PENDING for what only the device knows, in the first S places
+    token_ids: np.ndarray  # int32 [T]; in the first S places PENDING for tokens that only the device knows
     positions: np.ndarray  # int32 [T]
     slots: np.ndarray  # int32 [T]
-    rows: np.ndarray  # int64 [S], of the persistent arrays
+    rows: np.ndarray  # int64 [S], rows of the input batch
     lengths: np.ndarray  # int32 [S]
     starts: np.ndarray  # int32 [S + 1]
-    sampled: np.ndarray  # int64 [R]
+    sampled: np.ndarray  # int64 [R], tokens whose logits are wanted
 
 
 class Runner:
-    """Owns the model and the cache that its sequences' block tables point into.
+    """Runs steps of a model, and waits for each. Owns the cache that block tables point into.
 
-    looks_ahead: whether a step may be launched before the tokens of the one before are known (`DeviceRunner`).
+    looks_ahead: whether a step may be launched before the tokens of the previous one are known (`DeviceRunner`).
     """
 
     looks_ahead = False
 
-    def __init__(self, model: Any, limits: EngineLimits, rows: InputBatch) -> None:
+    def __init__(self, model: PagedModel, limits: EngineLimits, input_batch: InputBatch) -> None:
         self.model = model
         self.limits = limits
-        self.rows = rows
+        self.input_batch = input_batch
         self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size, limits.num_host_blocks)
         self._token_ids = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
 
-    def execute(self, step: Step) -> torch.Tensor:
-        """Compute a step and return the logits of its sampled rows, decodes first: [R, vocab] float32."""
+    def execute(self, step: Step) -> torch.Tensor | None:
+        """Compute a step. Returns the logits of its sampled rows, decodes first: float32 [R, V].
+
+        None if device memory does not suffice for so many tokens (`DeviceRunner`); then only the blocks have moved.
+        """
         self.move_blocks(step)
         batch = self._build(step)
         with torch.inference_mode():
-            logits: torch.Tensor = self.model.forward(batch, self.kv_cache)
-        return logits
+            return self.model.forward(batch, self.kv_cache)
 
     def move_blocks(self, step: Step) -> None:
-        """One batched move of each kind."""
+        """Move blocks: one call for all blocks swapped out, one for all swapped in, one for all copies."""
         for move, copies in (
             (self.kv_cache.swap_out, step.swap_out),
             (self.kv_cache.swap_in, step.swap_in),
@@ -68,28 +70,29 @@ class Runner:
                 move([copy.source for copy in copies], [copy.target for copy in copies])
 
     def _build(self, step: Step) -> ForwardBatch:
-        inputs, rows = self._inputs(step), self.rows
-        widest = -(-int(inputs.lengths.max()) // self.limits.block_size)
+        inputs = self._inputs(step)
+        max_blocks = -(-int(inputs.lengths.max()) // self.limits.block_size)
         return ForwardBatch(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
             slot_mapping=torch.from_numpy(inputs.slots),
-            block_tables=torch.from_numpy(rows.block_tables[inputs.rows, :widest]),
+            block_tables=torch.from_numpy(self.input_batch.block_tables[inputs.rows, :max_blocks]),
             seq_lens=torch.from_numpy(inputs.lengths),
             query_start_loc=torch.from_numpy(inputs.starts),
             logits_rows=torch.from_numpy(inputs.sampled),
         )
 
     def _inputs(self, step: Step) -> Inputs:
-        rows, size = self.rows, self.limits.block_size
+        """Gather the inputs of a step. The arrays of tokens are overwritten by the next call."""
+        batch, size = self.input_batch, self.limits.block_size
         at, decoding = len(step.decodes), step.decodes.rows
-        lengths = rows.lengths[decoding]
+        lengths = batch.lengths[decoding]
         positions = lengths - 1
-        self._token_ids[:at] = rows.last_tokens[decoding]
+        self._token_ids[:at] = batch.last_tokens[decoding]
         self._positions[:at] = positions
-        self._slots[:at] = rows.block_tables[decoding, positions // size] * size + positions % size
+        self._slots[:at] = batch.block_tables[decoding, positions // size] * size + positions % size
         if not step.chunks:
-            all_rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
+            rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
             for sequence, count, is_sampled in ((c.sequence, c.num_tokens, c.is_sampled) for c in step.chunks):
@@ -97,7 +100,7 @@ class Runner:
                 chunk = np.arange(first, first + count, dtype=np.int32)
                 self._token_ids[at:end] = sequence.token_ids[first : first + count]
                 self._positions[at:end] = chunk
-                self._slots[at:end] = rows.block_tables[sequence.row, chunk // size] * size + chunk % size
+                self._slots[at:end] = batch.block_tables[sequence.row, chunk // size] * size + chunk % size
                 if first < sequence.num_stored:
                     self._slots[at : at + sequence.num_stored - first] = NOWHERE
                 chunk_rows.append(sequence.row)
@@ -107,17 +110,17 @@ class Runner:
                     chunk_sampled.append(end - 1)
                 at = end
             decodes = len(decoding)
-            all_rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
+            rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
             lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
             starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
             sampled = np.concatenate([np.arange(decodes), chunk_sampled]).astype(np.int64)
-        columns = self._token_ids[:at], self._positions[:at], self._slots[:at]
-        return Inputs(*columns, all_rows, lengths, starts, sampled)
+        token_ids, positions, slots = self._token_ids[:at], self._positions[:at], self._slots[:at]
+        return Inputs(token_ids, positions, slots, rows, lengths, starts, sampled)
 
     def check(self) -> None:
-        """Raise if the device is lost: after some errors every later call fails, until the process ends."""
+        """Raise if the device is lost: after some errors all later calls fail until the process ends."""
         self.model.check()
 
     def capture_next(self) -> bool:
-        """Prepare one more thing that makes later steps faster; False if there is nothing left (`DeviceRunner`)."""
+        """Capture one more CUDA graph. Returns False if none is left (`DeviceRunner`)."""
         return False

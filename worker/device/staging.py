@@ -1,51 +1,62 @@
-"""What goes to the device for a step in one copy, and the tokens that come back.
+"""Staging buffers: the inputs of a step go to the device in one copy, and its tokens come back in one.
 
-Nothing here makes the host wait for the device, but for a buffer that it has not read yet.
+The host waits for the device only if the device has not read the staging buffer yet that is to be reused.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-# Steps whose inputs or outputs may be under way at once: the one before is settled when the next has been launched.
+# Buffers in rotation. A step is collected once the next one has been launched, so at most two steps are in flight, and
+# the device has finished with the third buffer.
 IN_FLIGHT = 3
-ALIGNMENT = 16  # bytes; kernels are compiled for pointers that are so aligned, and again for others
+ALIGNMENT = 16  # bytes; Triton compiles a kernel again for pointers with another alignment
 
-_TORCH = {np.int64: torch.int64, np.int32: torch.int32, np.float64: torch.float64, np.float32: torch.float32}
+Number = np.int64 | np.int32 | np.float64 | np.float32
+
+_TORCH: dict[type[Number], torch.dtype] = {
+    np.int64: torch.int64,
+    np.int32: torch.int32,
+    np.float64: torch.float64,
+    np.float32: torch.float32,
+}
 
 
 class StagingField(NamedTuple):
+    """A column of a staging buffer: `length` numbers."""
+
     name: str
-    numpy: Any
+    numpy: type[Number]
     length: int
 
 
 class StreamMark:
-    """A place in the order of a device's stream, and whether the device has passed it. On a CPU it always has."""
+    """A position in the device's stream of operations. On a CPU it has always been reached."""
 
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
-        # Asked for once: for the current stream torch looks at the environment, each time.
+        # Asked for once, since torch reads the environment for each answer.
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
-        self._event = torch.cuda.Event() if is_cuda else None
+        self._event: torch.Event | None = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def set(self) -> None:
-        """Behind all that is launched by now."""
+        """Move the mark to the end of the stream, after all operations launched so far."""
         if self._event is not None:
             self._event.record(self._stream)
 
     def wait(self) -> None:
+        """Wait until the device has reached the mark."""
         if self._event is not None and not self._event.query():
             self._event.synchronize()
 
 
 class Staging:
-    """Columns in one buffer: filled on the host, pinned, and copied to the device in one go."""
+    """Columns in one buffer, filled in pinned memory of the host and copied to the device at once."""
 
     def __init__(self, fields: SequenceOf[StagingField], device: torch.device) -> None:
         sizes = [np.dtype(field.numpy).itemsize * field.length for field in fields]
@@ -55,13 +66,13 @@ class Staging:
         ]
         self._device_bytes = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self._hosts = pinned_buffers(starts[-1], torch.uint8, device)
-        # Views that stay where they are: graphs read them.
+        # Views at fixed addresses, which CUDA graphs read.
         self.on_device = {
             field.name: self._device_bytes[start:end].view(_TORCH[field.numpy]) for field, start, end in self._spans
         }
 
     def send(self, columns: dict[str, np.ndarray]) -> None:
-        """Copy columns to the device, each as long as its field or shorter. What is not named may be anything."""
+        """Copy columns to the device, each at most as long as its field. All other contents become undefined."""
         host, copied = self._hosts[0]
         self._hosts.rotate(-1)
         copied.wait()
@@ -74,26 +85,26 @@ class Staging:
 
 
 def pinned_buffers(length: int, dtype: torch.dtype, device: torch.device) -> deque[tuple[torch.Tensor, StreamMark]]:
-    """Host memory of the steps under way, each with the mark behind its copy from or to the device."""
+    """Allocate host buffers for the steps in flight, each with a mark for the end of its last copy."""
     is_pinned = device.type == "cuda"
     return deque((torch.zeros(length, dtype=dtype, pin_memory=is_pinned), StreamMark(device)) for _ in range(IN_FLIGHT))
 
 
 def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
-    """The values, and the filler behind them up to `count`."""
+    """Return the values, extended to `count` numbers by the filler."""
     filled = np.full(count, filler, dtype=values.dtype)
     filled[: len(values)] = values
     return filled
 
 
 class SampledTokens:
-    """Tokens that were drawn on the device, on their way to the host."""
+    """Tokens sampled on the device, on their way to the host."""
 
     def __init__(self, host: torch.Tensor, count: int, copied: StreamMark) -> None:
         self._host, self._count, self._copied = host, count, copied
 
     def wait(self) -> np.ndarray:
-        """int32 [R], once the device has drawn them."""
+        """Wait for the device. Returns the tokens: int32 [R]."""
         self._copied.wait()
         tokens: np.ndarray = self._host[: self._count].numpy().copy()
         return tokens

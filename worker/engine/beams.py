@@ -1,8 +1,9 @@
-"""Beam search of one request: which beams go on, which have ended, and when no better one can come.
+"""Beam search of one request: which beams continue, which have ended, and when no better beam is possible.
 
-The candidates, scores and stopping rules are those of Hugging Face `generate(num_beams=...)`, so that results agree
-token for token. Scores are sums of log-probabilities in float32; that of an ended beam is divided by
-length ** length_penalty. Only ids and numbers here: the scheduler forks and drops the sequences (paper section 4.4).
+Candidates, scores and stopping rules are those of Hugging Face `generate(num_beams=...)`, so that results agree token
+for token. Scores are sums of log-probabilities in float32; the score of an ended beam is divided by
+length ** length_penalty. This module works on ids and numbers; `Groups.branch` forks and frees the sequences (paper
+section 4.4).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from quire.shared.messages import SamplingParams
 
 
 class EndedBeam(NamedTuple):
-    """A complete output: its ids with the end token if there was one, and the score it is ranked by."""
+    """A complete output: its ids, including the end token if there is one, and its score for the ranking."""
 
     token_ids: tuple[int, ...]
     score: float
@@ -24,7 +25,7 @@ class EndedBeam(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: which of the present ones it continues, and with which token."""
+    """A beam of the next step: the index of the beam that it continues, and its new token."""
 
     parent: int
     token_id: int
@@ -42,16 +43,16 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations that are looked at: so many that beam_width of them do not end here, whatever the others do."""
+        """Candidates per step: enough for beam_width of them to continue even if every end token is among them."""
         return max(2, 1 + len(self.eos_token_ids)) * self.params.beam_width
 
     def advance(
         self, logprobs: np.ndarray, token_ids: np.ndarray, outputs: list[tuple[int, ...]]
     ) -> list[Continuation] | None:
-        """Take the most probable next tokens of each running beam; None if the search is over.
+        """Choose the beams of the next step from the most probable next tokens of each running beam.
 
-        logprobs float32 and token_ids int32: [beams, num_candidates], descending in each row. outputs: what each beam
-        has drawn so far.
+        logprobs float32 and token_ids int32: [beams, num_candidates], descending in each row. outputs: the output of
+        each beam so far. Returns None if the search is over.
         """
         params, width = self.params, self.params.beam_width
         length = len(outputs[0]) + 1
@@ -61,18 +62,18 @@ class BeamSearch:
         is_last = length >= params.max_tokens
         is_eos = np.isin(chosen, list(self.eos_token_ids))
         for rank in range(min(width, len(best))):
-            # What ends below the first places is not considered; it only leaves room for those that go on.
+            # A candidate that ends below the first `width` ranks is ignored, as in Hugging Face.
             if is_last or is_eos[rank]:
                 tokens = (*outputs[parents[rank]], int(chosen[rank]))
                 self._end(tokens, float(totals[rank]), "stop" if is_eos[rank] else "length")
-        going_on = np.flatnonzero(~is_eos)[:width]
-        if is_last or not len(going_on):
+        continuing = np.flatnonzero(~is_eos)[:width]
+        if is_last or not len(continuing):
             return None
-        self.scores = totals[going_on]
+        self.scores = totals[continuing]
         is_full = len(self.ended) >= width
         if is_full and (params.early_stopping == "true" or not self._can_improve(length)):
             return None
-        return [Continuation(int(parents[i]), int(chosen[i])) for i in going_on]
+        return [Continuation(int(parents[i]), int(chosen[i])) for i in continuing]
 
     def _end(self, token_ids: tuple[int, ...], total: float, reason: str) -> None:
         score = float(np.float32(total) / np.float32(len(token_ids) ** self.params.length_penalty))
@@ -81,8 +82,9 @@ class BeamSearch:
         del self.ended[self.params.beam_width :]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether the best running beam might still beat the worst ended one, by Hugging Face's estimates."""
+        """Whether the best running beam may still beat the worst ended one, by Hugging Face's estimate."""
         penalty = self.params.length_penalty
         if self.params.early_stopping == "never" and penalty > 0:
             length = self.params.max_tokens
-        return float(self.scores[0]) / length**penalty > self.ended[-1].score
+        highest: float = float(self.scores[0]) / length**penalty
+        return highest > self.ended[-1].score

@@ -1,19 +1,19 @@
-"""Physical blocks of the KV cache: who has which, what may be shared, and which are free. Bookkeeping without tensors.
+"""Physical blocks of the KV cache: their owners, sharing, and the free ones. Bookkeeping without tensors.
 
-A sequence is a list of physical block ids, its block table; the token at position p lies in block `p // block_size`
-of the table, slot `p % block_size`. Three primitives carry every decoding method (paper section 5.2): `fork` lets a
-child share its parent's blocks, `append` gives a sequence one more when all are full, `free` gives them back. Blocks
-are counted by reference, and `make_writable` is the copy on write: who writes into a block that has other owners gets a
-copy first, and the last owner writes in place (section 4.4).
+A sequence has a block table, a list of physical block ids. The token at position p is in block `p // block_size` of the
+table, slot `p % block_size`. Three primitives serve every decoding method (paper section 5.2): `fork` lets a child
+share its parent's blocks, `append` adds a block when all are full, `free` returns them. Blocks are reference-counted,
+and `make_writable` implements copy on write: a sequence that writes to a block with other owners gets a copy first, and
+the last owner writes in place (section 4.4).
 
-    refs > 0    in block tables, or pinned
-    refs = 0    cached: full, found by its hash, evicted when nothing else is free, the least recently used first
-                free:   everything else
+    ref_count > 0    in block tables, or pinned
+    ref_count = 0    cached: full, and found by its hash; evicted when no block is free, least recently used first
+                     free:   all other blocks
 
-Full blocks are found by a hash chain: the hash of a block covers its tokens, all blocks before it, and the root, which
-is made of model, adapter and salt. So equal hashes mean equal keys and values, whoever computed them.
+The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens, all blocks before it, and a
+root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed them.
 
-Blocks can also live in host memory (section 4.5, swapping); a swapped group is there with all its sharing.
+Blocks also exist in host memory (section 4.5, swapping). A swapped group keeps all its sharing there.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ HASH_BYTES = 16
 
 
 class BlockError(AssertionError):
-    """The bookkeeping contradicts itself: a defect of the engine, never of a request."""
+    """A contradiction in the bookkeeping: a defect of the engine, never of a request."""
 
 
 class Copy(NamedTuple):
-    """The contents of one block that must move before the step's tokens are written."""
+    """A copy of one block's contents, due before the step writes its tokens."""
 
     source: int
     target: int
 
 
 class CachedPrefix(NamedTuple):
-    """What the cache has of a sequence: blocks that hold its first `num_tokens` tokens."""
+    """Blocks of the cache that hold the first `num_tokens` tokens of a sequence."""
 
     blocks: list[int]
     num_tokens: int
@@ -50,7 +50,7 @@ class CachedPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """A prompt's beginning that an operator named: computed once, never evicted (paper section 4.4)."""
+    """A prompt prefix named by the operator: computed once, never evicted (paper section 4.4)."""
 
     name: str
     blocks: list[int]
@@ -59,7 +59,7 @@ class PinnedPrefix:
 
 @dataclass(slots=True)
 class BlockCounters:
-    """What happened since the start, in blocks; prefixes in tokens."""
+    """Counters since the start of the process, in blocks; `prefix_*` in tokens."""
 
     forks: int = 0
     copies: int = 0
@@ -78,10 +78,10 @@ class _Tail:
     block: int
 
 
-def cache_root(model: str, adapter: str = "", salt: str = "") -> bytes:
-    """Where a hash chain starts: sequences share cached blocks only if all three are the same."""
+def cache_root(model: str, salt: str = "") -> bytes:
+    """Return the root of a hash chain. Sequences share cached blocks only if model and salt are equal."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
-    for part in (model, adapter, salt):
+    for part in (model, salt):
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
@@ -100,25 +100,25 @@ class BlockManager:
 
     def __post_init__(self) -> None:
         self.ref_counts = [0] * self.num_blocks
-        # Stacks: the block freed last is the one whose memory is likeliest still in a processor's cache.
+        # Stacks: the memory of the block freed last is the likeliest to be in a processor cache.
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._free_host = list(range(self.num_host_blocks - 1, -1, -1))
         self._host_refs: Counter[int] = Counter()
-        self._cached: OrderedDict[int, None] = OrderedDict()  # refs 0, least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # ref_count 0, least recently used first
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._tails: dict[bytes, list[_Tail]] = {}
 
-    # --- how much there is --------------------------------------------------------------------------------------------
+    # --- sizes --------------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had: the free ones, and those that are only cached."""
+        """Blocks that can be allocated: the free ones, and the cached ones without owner."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody uses and that the prefix cache knows."""
+        """Blocks of the prefix cache without owner."""
         return len(self._cached)
 
     @property
@@ -130,11 +130,11 @@ class BlockManager:
         return len({block for prefix in self.pinned for block in prefix.blocks})
 
     def known(self) -> set[int]:
-        """Blocks that the prefix cache finds, in use or not."""
+        """Blocks that the prefix cache finds, with or without owner."""
         return set(self._hash_of)
 
     def known_blocks(self) -> list[int]:
-        """`known` in no order, and quicker."""
+        """Return `known` as a list in arbitrary order, which takes less time."""
         return list(self._hash_of)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -144,7 +144,7 @@ class BlockManager:
     # --- fork, append, free -------------------------------------------------------------------------------------------
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """The child shares the blocks of the parent's first `num_tokens` tokens, all of which are computed."""
+        """Share the blocks of the parent's first `num_tokens` tokens, all computed, with the child."""
         count = self.blocks_for(num_tokens)
         child.block_table = parent.block_table[:count]
         for block in child.block_table:
@@ -155,20 +155,20 @@ class BlockManager:
         self.counters.forks += 1
 
     def append(self, sequence: Sequence) -> None:
-        """One more block at the end of the table. The caller has seen that one is free."""
+        """Allocate one more block at the end of the table. The caller has checked that one is free."""
         sequence.block_table.append(self._allocate())
 
     def append_to(self, sequences: list[Sequence]) -> list[int]:
-        """`append` for each of the sequences; returns the blocks."""
+        """Append one block to each of the sequences. Returns the blocks."""
         blocks = [self._allocate() for _ in sequences]
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.block_table.append(block)
         return blocks
 
     def free(self, sequence: Sequence) -> None:
-        """Give back all blocks of the sequence, wherever they are. What is cached stays findable until it is evicted.
+        """Free all blocks of the sequence, on the device and on the host. The prefix cache keeps its own until evicted.
 
-        The last block goes first: of a chain, the end is evicted before the beginning.
+        The last block is freed first, so that the end of a hash chain is evicted before its beginning.
         """
         for block in reversed(sequence.block_table):
             self._release(block)
@@ -181,8 +181,8 @@ class BlockManager:
     def make_writable(self, sequence: Sequence, index: int) -> Copy | None:
         """Make the sequence the only owner of entry `index` of its table.
 
-        The copy that must be done first, if there were other owners; it takes a free block. The last owner writes in
-        place, and what the cache knew of the block is forgotten.
+        Returns the copy to do before the write if the block has other owners; the copy takes a free block. The last
+        owner writes in place, and the prefix cache forgets the block.
         """
         block = sequence.block_table[index]
         if self.ref_counts[block] == 1:
@@ -197,7 +197,7 @@ class BlockManager:
     # --- prefixes -----------------------------------------------------------------------------------------------------
 
     def find_prefix(self, sequence: Sequence, num_tokens: int) -> CachedPrefix:
-        """The longest part of the sequence's first `num_tokens` tokens that the cache has. Takes nothing."""
+        """Return the longest cached prefix of the sequence's first `num_tokens` tokens. Allocates nothing."""
         blocks: list[int] = []
         if not self.prefix_caching and not self.pinned:
             return CachedPrefix(blocks, 0)
@@ -227,13 +227,13 @@ class BlockManager:
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free
 
     def blocks_to_start(self, prefix: CachedPrefix, num_tokens: int) -> int:
-        """How many fewer blocks are free once a sequence of `num_tokens` tokens has started behind a prefix."""
+        """Blocks that starting a sequence of `num_tokens` tokens on a prefix takes from the free ones."""
         idle = sum(1 for block in prefix.blocks if self.ref_counts[block] == 0)
         copied = 1 if prefix.num_tokens % self.block_size and num_tokens > prefix.num_tokens else 0
         return self.blocks_for(num_tokens) - len(prefix.blocks) + idle + copied
 
     def start(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> None:
-        """Give the sequence the blocks for `num_tokens` tokens, of which the prefix is there already."""
+        """Build the block table for `num_tokens` tokens: the blocks of the prefix, then new ones."""
         for block in prefix.blocks:
             self._touch(block)
         sequence.block_table = [*prefix.blocks]
@@ -243,8 +243,10 @@ class BlockManager:
         sequence.num_cached_blocks = prefix.num_tokens // self.block_size
 
     def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
-        """Make the full blocks of the sequence's first `num_computed` tokens findable. One that is known already stays
-        with its first owner."""
+        """Add the full blocks of the sequence's first `num_computed` tokens to the prefix cache.
+
+        If the cache has a block of the same hash already, that one stays.
+        """
         if not self.prefix_caching:
             return
         full = num_computed // self.block_size
@@ -256,14 +258,14 @@ class BlockManager:
         sequence.num_cached_blocks = max(full, sequence.num_cached_blocks)
 
     def pin(self, name: str, sequence: Sequence) -> PinnedPrefix:
-        """Keep the blocks of a computed sequence for ever, its partly filled last one too."""
+        """Keep the blocks of a computed sequence for ever, including a partly filled last one."""
         size, count = self.block_size, sequence.num_computed
         prefix = PinnedPrefix(name, sequence.block_table[: self.blocks_for(count)], count)
         for block in prefix.blocks:
             self._touch(block)
         full = count // size
         for index in range(full):
-            # A pinned prefix is found even where the cache is off, and in its own blocks: another's may be evicted.
+            # Found even if prefix caching is off, and in its own blocks: blocks of another sequence may be evicted.
             key, block = self._hash(sequence, index), prefix.blocks[index]
             if (other := self._block_of.get(key, block)) != block:
                 del self._hash_of[other]
@@ -279,7 +281,7 @@ class BlockManager:
         return prefix
 
     def _hash(self, sequence: Sequence, index: int) -> bytes:
-        """The hash of block `index` of the sequence, all of whose tokens are known."""
+        """Return the hash of block `index` of the sequence. All its tokens are known."""
         hashes, size = sequence.block_hashes, self.block_size
         while len(hashes) <= index:
             at = len(hashes)
@@ -294,11 +296,10 @@ class BlockManager:
         return len({block for sequence in sequences for block in sequence.block_table}) <= len(self._free_host)
 
     def swap_out(self, sequences: Collection[Sequence]) -> list[Copy]:
-        """Move the sequences to host memory. Returns the copies, from the device to the host; a block that several of
-        them share moves once."""
+        """Move the sequences to host memory. Returns the copies from device to host; a shared block is copied once."""
         moved: dict[int, int] = {}
         for sequence in sequences:
-            sealed = sequence.num_cached_blocks
+            num_cached_blocks = sequence.num_cached_blocks
             table = []
             for block in sequence.block_table:
                 if block not in moved:
@@ -306,12 +307,12 @@ class BlockManager:
                 table.append(moved[block])
                 self._host_refs[moved[block]] += 1
             self.free(sequence)
-            sequence.host_table, sequence.num_cached_blocks = table, sealed
+            sequence.host_table, sequence.num_cached_blocks = table, num_cached_blocks
         self.counters.swapped_out += len(moved)
         return [Copy(device, host) for device, host in moved.items()]
 
     def blocks_to_swap_in(self, sequences: Collection[Sequence]) -> int:
-        """How many fewer blocks are free after `swap_in`."""
+        """Blocks that `swap_in` takes from the free ones."""
         is_taken: dict[int, bool] = {}
         for sequence in sequences:
             for index, host in enumerate(sequence.host_table):
@@ -321,8 +322,8 @@ class BlockManager:
         return sum(is_taken.values())
 
     def swap_in(self, sequences: Collection[Sequence]) -> list[Copy]:
-        """Bring the sequences back. Returns the copies, from the host to the device; what the prefix cache still has is
-        not copied."""
+        """Bring the sequences back to the device. Returns the copies from host to device; blocks that the prefix cache
+        still has are not copied."""
         moved: dict[int, int] = {}
         copies = []
         for sequence in sequences:
@@ -338,14 +339,14 @@ class BlockManager:
                 moved[host] = block
                 sequence.block_table.append(block)
             self._free_host_table(sequence)
-            # The copies come before anything is read: what they bring back may be found at once.
+            # The step does these copies before anything reads the blocks, so the prefix cache may have them now.
             sequence.num_cached_blocks = 0
             self.cache_full_blocks(sequence, sequence.num_computed)
         self.counters.swapped_in += len(copies)
         return copies
 
     def _known(self, sequence: Sequence, index: int) -> int | None:
-        """The block of the prefix cache that is entry `index` of the sequence, if there is one."""
+        """Return the cached block with the contents of entry `index` of the sequence, if there is one."""
         if index >= sequence.num_computed // self.block_size or not (self.prefix_caching or self.pinned):
             return None
         return self._block_of.get(self._hash(sequence, index))
@@ -376,7 +377,7 @@ class BlockManager:
         self.ref_counts[block] += 1
 
     def _forget(self, block: int) -> None:
-        """No longer find the block by its hash."""
+        """Remove the block from the prefix cache."""
         if (key := self._hash_of.pop(block, None)) is not None:
             del self._block_of[key]
 
@@ -392,8 +393,10 @@ class BlockManager:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise BlockError unless every block is accounted for. `sequences`: all that hold blocks, here or on the
-        host."""
+        """Raise BlockError unless every block is accounted for.
+
+        sequences: all sequences that hold blocks on the device or on the host.
+        """
         sequences = list(sequences)
         held = Counter(block for sequence in sequences for block in sequence.block_table)
         held.update(block for prefix in self.pinned for block in prefix.blocks)
@@ -403,7 +406,7 @@ class BlockManager:
         idle = sorted([*self._free, *self._cached])
         if idle != [block for block, count in enumerate(self.ref_counts) if not count]:
             raise BlockError(
-                f"{len(self._free)} free and {len(self._cached)} cached blocks are not those without owner"
+                f"{len(self._free)} free and {len(self._cached)} cached blocks are not the blocks without owner"
             )
         if any(block not in self._hash_of for block in self._cached):
             raise BlockError("a cached block has no hash")
@@ -411,6 +414,6 @@ class BlockManager:
             raise BlockError("the index of hashes is not one to one")
         on_host = Counter(block for sequence in sequences for block in sequence.host_table)
         if on_host != self._host_refs:
-            raise BlockError("the owners of host blocks are not those counted")
+            raise BlockError("the owners of host blocks differ from their reference counts")
         if sorted([*self._free_host, *on_host]) != list(range(self.num_host_blocks)):
-            raise BlockError("free and held host blocks are not all host blocks, each once")
+            raise BlockError("free and used host blocks do not add up to all host blocks")

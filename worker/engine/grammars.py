@@ -1,6 +1,7 @@
-"""Answers that follow a JSON schema: which tokens may come next, kept for each sequence.
+"""Grammars of answers that follow a JSON schema: which tokens are allowed next in each sequence.
 
-What may come next follows from the tokens alone, so an answer goes on behind any interruption as it would have without.
+The allowed tokens depend on the tokens so far and nothing else. So an answer that is interrupted and resumed continues
+as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.shared.messages import SamplingParams
 from quire.worker.engine.limits import RequestRefused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Schemas whose matchers, or why they have none, are kept ready.
+# Schemas whose matchers, or errors, are cached.
 KEPT = 64
+DEAD_END = "the answer cannot follow its JSON schema any more"
 
 
 class Matcher:
-    """Where one sequence is in its grammar."""
+    """The state of one sequence in its grammar."""
 
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher = matcher
@@ -35,32 +39,32 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._words)
 
     def allowed(self) -> np.ndarray:
-        """The tokens that may come next: int32 [words], a bit for each token, the lowest first.
+        """Return the allowed next tokens as a bit mask: int32 [words], lowest bit first.
 
-        Where that fails `error` says so, and what is allowed has no meaning.
+        If that fails, `error` is set and the mask has no meaning.
         """
         mask = np.zeros(self._words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """These tokens have come; an end token is the last."""
-        for token_id in token_ids:  # not all at once: there an end token would be an error
+        """Advance by these tokens; an end token may only be the last."""
+        for token_id in token_ids:  # one by one: consume_tokens would refuse an end token
             self._matcher.consume_token(token_id)
 
     @property
     def error(self) -> str | None:
-        """Why nothing can come next any more: a word. What llguidance says beside it has what the answer said."""
+        """A word for why no token is allowed any more, else None. llguidance's full message would quote the answer."""
         return self._matcher.stop_reason() if self._matcher.is_error() else None
 
 
 class Grammars:
-    """Matchers for the schemas of requests. Threads may ask for them at the same time.
+    """Matchers for the JSON schemas of requests, cached by schema. Safe to use from several threads.
 
-    tokenizer: a `tokenizers.Tokenizer`, whose tokens the model draws; None where there is none.
+    tokenizer: the one of the model. Without it requests with a schema are refused.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._lock = threading.Lock()
         self._matchers: OrderedDict[str, Matcher | str] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
@@ -73,7 +77,7 @@ class Grammars:
         size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self._words = -(-size // 32)
         try:
-            # Imported where it is needed: an engine for anything else works without the package.
+            # Imported here, because an engine without grammars works without the package.
             from llguidance import LLTokenizer
 
             self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
@@ -84,9 +88,9 @@ class Grammars:
             self._why_none = f"the tokenizer of the model is of a kind that allows none ({str(error)[:200]})"
 
     def matcher(self, schema: str) -> Matcher:
-        """A matcher at the beginning of an answer. Raises RequestRefused.
+        """Return a matcher at the beginning of an answer. Raises RequestRefused if there is none for the schema.
 
-        It takes up to a second the first time that a schema is asked for, and microseconds later.
+        The first call for a schema takes up to a second, later ones take microseconds.
         """
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")
@@ -94,7 +98,7 @@ class Grammars:
             if (found := self._matchers.get(schema)) is not None:
                 self._matchers.move_to_end(schema)
         if found is None:
-            # Not under the lock: the engine's thread may ask for another one meanwhile.
+            # Outside the lock, so that the engine's thread can get another matcher meanwhile.
             found = self._make(schema)
             with self._lock:
                 self._matchers[schema] = found
@@ -104,8 +108,24 @@ class Grammars:
             raise RequestRefused(found)
         return found.copy()
 
+    def resume(self, sampling: SamplingParams, outputs: dict[int, list[int]]) -> dict[int, Matcher]:
+        """Return a matcher for each choice of a request, advanced by its output so far; empty without a schema.
+
+        outputs: tokens of an earlier attempt, by choice. Raises RequestRefused.
+        """
+        if not sampling.json_schema:
+            return {}
+        if sampling.beam_width:
+            raise RequestRefused("a beam search does not follow a JSON schema")
+        matchers = {choice: self.matcher(sampling.json_schema) for choice in range(sampling.num_sequences)}
+        for choice, token_ids in outputs.items():
+            matchers[choice].consume(token_ids)
+            if error := matchers[choice].error:
+                raise RequestRefused(f"{DEAD_END}: {error}")
+        return matchers
+
     def _make(self, schema: str) -> Matcher | str:
-        """A matcher, or why there is none."""
+        """Return a matcher, or the reason why there is none."""
         from quire.shared.text import json_schema
 
         assert self._tokenizer is not None

@@ -1,8 +1,8 @@
-"""A step that was launched and whose tokens are, or may be, still unknown."""
+"""A step that has been launched and whose tokens the host may not know yet."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,31 +14,54 @@ from quire.worker.engine.step import DecodeBatch
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """Who draws a token in a step, and what was known of them then. Arrays are [R]."""
+    """The sequences that get a token in a step, and what was known of each when it was launched. Arrays are [R]."""
 
-    active: DecodeBatch
-    tokens: SampledTokens | np.ndarray
-    lengths: np.ndarray  # tokens that each had
-    prompt_lengths: np.ndarray
-    # Whether this token is the last that was asked for; whether its text is looked at; whether an end token ends it.
-    is_last: np.ndarray
-    is_watched: np.ndarray
-    heeds_eos: np.ndarray
+    batch: DecodeBatch
+    tokens: SampledTokens | np.ndarray  # int32; an array if the host waited for the step
+    lengths: np.ndarray  # int32, tokens of each sequence before this one
+    prompt_lengths: np.ndarray  # int32
+    is_last: np.ndarray  # bool: with this token the sequence reaches max_tokens
+    is_watched: np.ndarray  # bool: stop strings or stop tokens may end the sequence
+    heeds_eos: np.ndarray  # bool: an end token ends the sequence
+    # Indices into `tokens` of the sequences in `batch`; None for all.
+    kept: np.ndarray | None = None
+    # Sequences that ended with their token of this step, once the tokens are collected.
+    ended: list[Sequence] = field(default_factory=list)
 
     @classmethod
-    def launch(cls, active: DecodeBatch, tokens: SampledTokens | np.ndarray, rows: InputBatch) -> InFlightStep:
-        """Note that these sequences have one token more, whatever it is."""
-        at = active.rows
-        lengths = rows.lengths[at]
-        rows.lengths[at] = lengths + 1
-        is_last = lengths + 1 >= rows.max_lengths[at]
+    def begin(cls, batch: DecodeBatch, tokens: SampledTokens | np.ndarray, input_batch: InputBatch) -> InFlightStep:
+        """Count one more token for each sequence of the batch, whatever token it is."""
+        rows = batch.rows
+        lengths = input_batch.lengths[rows]
+        input_batch.lengths[rows] = lengths + 1
         return cls(
-            active, tokens, lengths, rows.prompt_lengths[at], is_last, rows.is_watched[at], ~rows.ignores_eos[at]
+            batch=batch,
+            tokens=tokens,
+            lengths=lengths,
+            prompt_lengths=input_batch.prompt_lengths[rows],
+            is_last=lengths + 1 >= input_batch.max_lengths[rows],
+            is_watched=input_batch.is_watched[rows],
+            heeds_eos=~input_batch.ignores_eos[rows],
         )
 
-    def without(self, gone: set[Sequence]) -> tuple[InFlightStep, np.ndarray]:
-        """What is left of it without some sequences, and where that was."""
-        at = np.array([i for i, one in enumerate(self.active.sequences) if one not in gone], dtype=np.int64)
-        arrays = (self.lengths, self.prompt_lengths, self.is_last, self.is_watched, self.heeds_eos)
-        kept = DecodeBatch.of([self.active.sequences[i] for i in at])
-        return InFlightStep(kept, self.tokens, *(array[at] for array in arrays)), at
+    def without(self, ended: list[Sequence]) -> InFlightStep:
+        """This step without sequences that had ended before it: they took part in one step too many."""
+        if not ended:
+            return self
+        gone = set(ended)
+        kept = np.array([i for i, one in enumerate(self.batch.sequences) if one not in gone], dtype=np.int64)
+        return InFlightStep(
+            batch=DecodeBatch.of([self.batch.sequences[i] for i in kept]),
+            tokens=self.tokens,
+            lengths=self.lengths[kept],
+            prompt_lengths=self.prompt_lengths[kept],
+            is_last=self.is_last[kept],
+            is_watched=self.is_watched[kept],
+            heeds_eos=self.heeds_eos[kept],
+            kept=kept,
+        )
+
+    def wait(self) -> np.ndarray:
+        """Wait for the device. Returns the token of each sequence: int32 [R]."""
+        tokens = self.tokens.wait() if isinstance(self.tokens, SampledTokens) else self.tokens
+        return tokens if self.kept is None else tokens[self.kept]

@@ -1,7 +1,7 @@
-"""What a decode step needs of every running sequence, as arrays that persist over steps.
+"""The input batch: the inputs of every running sequence as arrays that persist from step to step.
 
-A sequence has one row from the time it gets blocks until it gives them up, and only what changes is written: a new
-block is one number. So a steady step is a few vector operations, however many sequences run.
+A sequence has one row from the time it gets blocks until it gives them up. Only changes are written, such as the number
+of a new block. So a steady decode step takes a few vector operations for any number of sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.worker.engine.sequence import Sequence, SequenceGroup
 if TYPE_CHECKING:
     from quire.worker.engine.limits import EngineLimits
 
-# Of `InputBatch.top_logprobs`.
+# The value of `InputBatch.top_logprobs` for a request that does not ask for log-probabilities.
 NO_LOGPROBS = -1
 
 
@@ -27,10 +27,10 @@ class InputBatch:
         columns = -(-limits.max_model_len // limits.block_size)
         self.block_size = limits.block_size
         self.block_tables = np.zeros((count, columns), dtype=np.int32)
-        self.lengths = np.zeros(count, dtype=np.int32)  # tokens that are known
+        self.lengths = np.zeros(count, dtype=np.int32)  # tokens, known or pending
         self.prompt_lengths = np.zeros(count, dtype=np.int32)
         self.capacities = np.zeros(count, dtype=np.int32)  # slots of the blocks in the table
-        # Whether the block that the next token is written into may have other owners.
+        # Whether the block that the next token is written to may have other owners.
         self.shares_tail = np.zeros(count, dtype=np.bool_)
         self.last_tokens = np.zeros(count, dtype=np.int32)
         # Sampling parameters, as `quire.kernels.ops.Ops.sample` takes them.
@@ -41,27 +41,27 @@ class InputBatch:
         self.seeds = np.zeros(count, dtype=np.uint64)
         self.choices = np.zeros(count, dtype=np.uint64)
         self.max_lengths = np.zeros(count, dtype=np.int32)
-        # What makes a row more than an ordinary one.
-        self.is_drawn = np.zeros(count, dtype=np.bool_)  # by chance; else greedy
-        self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change its logits
-        self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings and stop tokens
-        self.is_scored = np.zeros(count, dtype=np.bool_)  # log-probabilities are asked for, or ranked by
-        self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # of how many tokens they are asked for
+        # What a row needs beyond a greedy decode.
+        self.is_drawn = np.zeros(count, dtype=np.bool_)  # tokens are drawn at random
+        self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change the logits
+        self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings or stop tokens may end the sequence
+        self.is_scored = np.zeros(count, dtype=np.bool_)  # the request asks for log-probabilities, or is ranked by them
+        self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # tokens with log-probabilities per position
         self.is_beam = np.zeros(count, dtype=np.bool_)
         self.ignores_eos = np.zeros(count, dtype=np.bool_)
-        # Entries of block_tables that changed, as rows and columns; a runner that keeps the tables elsewhere sets and
-        # empties it.
+        # Changed entries of block_tables, as rows and columns. None unless a runner keeps a copy of the tables: it sets
+        # the list, and clears it after each update of its copy.
         self.changes: list[tuple[np.ndarray, np.ndarray]] | None = None
         self.num_reserved = 0
         self._free = list(range(count - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
-        """Rows that are neither taken nor kept for a group."""
+        """Rows that are neither in use nor reserved for a group."""
         return len(self._free) - self.num_reserved
 
     def assign(self, sequence: Sequence) -> None:
-        """Give a sequence one of the rows that are kept for its group, and write all that is known of it there."""
+        """Give a sequence one of the rows reserved for its group, and fill in the row."""
         group, params = sequence.group, sequence.group.sampling
         self.reserve(group, -1)
         row = sequence.row = self._free.pop()
@@ -95,34 +95,34 @@ class InputBatch:
         self.ignores_eos[row] = params.ignore_eos
 
     def release(self, sequence: Sequence, keep: bool = False) -> None:
-        """Take the row of a sequence back; `keep` it for another sequence of its group."""
+        """Free the row of a sequence. keep: reserve it for another sequence of the group."""
         self._free.append(sequence.row)
         sequence.row = -1
         if keep:
             self.reserve(sequence.group, 1)
 
     def reserve(self, group: SequenceGroup, count: int) -> None:
-        """Keep `count` free rows for sequences of a group; a negative count gives them up."""
+        """Reserve `count` free rows for sequences of a group; a negative count cancels reservations."""
         group.num_reserved_rows += count
         self.num_reserved += count
 
     def add_block(self, sequence: Sequence) -> None:
-        """The last block of the table is new."""
+        """Record the block that was just appended to the sequence's table."""
         row, count = sequence.row, len(sequence.block_table)
         self.capacities[row] = count * self.block_size
         self.replace_block(sequence, count - 1)
 
-    def add_blocks(self, at: np.ndarray, blocks: list[int]) -> None:
-        """One more block for each of the rows `at`."""
-        capacities = self.capacities[at]
+    def add_blocks(self, rows: np.ndarray, blocks: list[int]) -> None:
+        """Record one appended block for each of the rows."""
+        capacities = self.capacities[rows]
         columns = capacities // self.block_size
-        self.block_tables[at, columns] = blocks
+        self.block_tables[rows, columns] = blocks
         if self.changes is not None:
-            self.changes.append((at, columns))
-        self.capacities[at] = capacities + self.block_size
+            self.changes.append((rows, columns))
+        self.capacities[rows] = capacities + self.block_size
 
     def replace_block(self, sequence: Sequence, index: int) -> None:
-        """A block of the table has become another one."""
+        """Record that entry `index` of the sequence's table is another block now."""
         self.block_tables[sequence.row, index] = sequence.block_table[index]
         if self.changes is not None:
             self.changes.append((np.array([sequence.row]), np.array([index])))

@@ -1,4 +1,4 @@
-"""What an engine can hold, and the error of a request that goes beyond it."""
+"""Limits of an engine, and the error for a request that exceeds them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine can hold at once, and in one step; and how it behaves at these limits.
+    """Limits of the engine as a whole and of one step.
 
-    max_prefill_tokens: prompt tokens of a step in which others decode, 0 for all that the budget leaves. It bounds the
-    time between two tokens of a running stream.
-    preemption: "recompute", "swap", or "auto": groups are swapped, single sequences recomputed (paper section 4.5).
+    max_prefill_tokens: prompt tokens of a step that also decodes; 0: no limit but the token budget. It bounds the time
+    between two tokens of a running stream.
+    preemption: "recompute", "swap", or "auto", which swaps groups and recomputes single sequences (paper section 4.5).
     """
 
     num_blocks: int
@@ -26,4 +26,4 @@ class EngineLimits:
 
 
 class RequestRefused(ValueError):
-    """A request that could never run here, however empty the engine: which limit, and by how much."""
+    """A request that could not run even in an empty engine. The message names the limit and the excess."""

@@ -1,4 +1,4 @@
-"""The engine without a queue: prompts in, whole texts out, in one call."""
+"""The engine without a queue: one call takes prompts and returns complete outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Completion(NamedTuple):
-    """One finished choice. `score`: what best_of or beam search ranked it by; `logprobs`: empty unless asked for."""
+    """One finished choice. score: its rank value under best_of or beam search. logprobs: empty unless requested."""
 
     token_ids: tuple[int, ...]
     finish_reason: str
@@ -24,14 +24,14 @@ class Completion(NamedTuple):
 def generate(
     engine: Engine, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
 ) -> list[list[list[int]]]:
-    """Run prompts together to their end. Returns the output ids, [prompt][choice][token]."""
+    """Run all prompts together to their end. Returns the output ids, [prompt][choice][token]."""
     return [[list(one.token_ids) for one in choices] for choices in complete(engine, prompts, sampling)]
 
 
 def complete(
     engine: Engine, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
 ) -> list[list[Completion]]:
-    """Run prompts together to their end. Returns the choices of each, best first if ranked."""
+    """Run all prompts together to their end. Returns the choices of each prompt, best first if ranked."""
     params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
     deltas: dict[str, list[list[Delta]]] = {}
     for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):

@@ -1,10 +1,11 @@
-"""How many prompt tokens a step may take beside running streams, so that the time between two of their tokens keeps to
-a target. It is learned from the steps themselves: nothing about the model or the machine is assumed.
+"""The number of prompt tokens that a step may take next to decodes, for a target time between two tokens of a stream.
 
-    time of a step  =  base  +  token_s * prompt tokens          base: what the decodes alone take
+It is learned from the times of steps, without assumptions about the model or the machine:
 
-Both numbers are exponential averages, so that they follow longer contexts and fuller batches. Where the split between
-them is off the sum is still right at the number of tokens that steps take, and that is the one that counts.
+    time of a step  =  base_s  +  token_s * prompt tokens          base_s: a step that only decodes
+
+Both numbers are exponential averages, so that they follow longer contexts and fuller batches. If the split between them
+is inexact, their sum is still right at the number of tokens that recent steps took, and only the sum matters.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Callable
 
 # Weight of the newest step in the averages.
 WEIGHT = 0.2
-# How fast an estimate may be tried out: so many times the most prompt tokens that recent steps took.
+# The allowance is at most this many times the prompt tokens of the largest recent step.
 GROWTH = 2.0
-# How fast it is forgotten what recent steps took, per step.
+# Decay of the largest recent step, per step.
 FADING = 0.95
 
 
@@ -24,8 +25,8 @@ class PrefillPacer:
     """Learns from measured steps; `allowance` is the bound for the next one.
 
     target_s: seconds that a step with decodes may take. block_size: prompt tokens that a step may always take, so that
-    prompts advance also where the target cannot be met. limit: prompt tokens that it may never exceed. clock: measures
-    steps, in seconds.
+    prompts advance even if the target cannot be met. limit: prompt tokens that a step never exceeds. clock: returns
+    seconds.
     """
 
     def __init__(
@@ -37,30 +38,30 @@ class PrefillPacer:
         self.limit = limit
         self.clock = clock
         self.least = min(block_size, limit)
-        # Seconds of a step that only decodes; None until there was a step with decodes.
+        # Seconds of a step that only decodes; None before the first step with decodes.
         self.base_s: float | None = None
-        # Seconds of a prompt token, as the ratio of two averages: steps with few tokens say little about it.
+        # Seconds of a prompt token are the ratio of two averages, so that steps with few tokens weigh little.
         self._extra_s = 0.0
         self._extra_tokens = 0.0
         self._recent = float(self.least)
 
     @property
     def token_s(self) -> float:
-        """Seconds of a prompt token, 0 while nothing is known."""
+        """Seconds of a prompt token; 0 while unknown."""
         return self._extra_s / self._extra_tokens if self._extra_tokens else 0.0
 
     @property
     def allowance(self) -> int:
-        """Prompt tokens that the next step may take if others decode in it."""
+        """Prompt tokens that the next step may take if it also decodes."""
         tokens = GROWTH * self._recent
         if self.token_s > 0:
             tokens = min(tokens, (self.target_s - (self.base_s or 0.0)) / self.token_s)
         return max(self.least, min(self.limit, int(tokens)))
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
-        """Learn from a step: how many sequences decoded in it, how many prompt tokens it took, and its time."""
+        """Learn from a step: its number of decodes, its number of prompt tokens, and its time."""
         if not num_decodes:
-            # No stream waits for such a step. It is the first guess of what a token costs, and no more than that.
+            # No stream waits for such a step. It only gives a first estimate of token_s.
             if num_prefill_tokens and not self._extra_tokens:
                 self._extra_s, self._extra_tokens = seconds, float(num_prefill_tokens)
             return

@@ -1,6 +1,6 @@
-"""Random numbers keyed by (seed, choice, position): never by batch, by step or by process.
+"""Random numbers keyed by (seed, choice, position), and not by batch, step or process.
 
-A stream that moves to another worker, or that is recomputed after preemption, draws the same tokens.
+So a stream that moves to another worker, or that is recomputed after preemption, draws the same tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA'14)."""
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
-    return x ^ (x >> np.uint64(31))
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def uniform(seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) with 53 random bits, one per row: for the token at a position of a choice of a seed.
+    """Return one number in [0, 1) with 53 random bits per row, for the token at that position.
 
-    All uint64 [R]; returns float64 [R].
+    seeds, choices, positions: uint64 [R]. Returns float64 [R].
     """
     x = _mix(seeds + _GOLDEN)
     x = _mix(x + choices * _CHOICE + _GOLDEN)

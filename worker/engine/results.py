@@ -1,7 +1,7 @@
-"""What leaves the engine: drawn tokens become `StepItem`s, and it is found who ends with them.
+"""Results of a step: new tokens become `StepItem`s, and sequences end.
 
-A sequence ends with an end token or a stop token, with a stop string in its text, or with the last token that was asked
-for. A group has ended when all its sequences have; its last item says how.
+A sequence ends with an end token or a stop token, with a stop string in its text, or with its token number max_tokens.
+A group ends when all its sequences have ended; its last item has the outcome.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from quire.worker.engine.beams import EndedBeam
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
+# Makes a named tuple from a tuple of its fields, in less time than its constructor takes.
 _new = tuple.__new__
 
 
 class Results:
     """Makes the items of a step.
 
-    tokenizer: turns ids into text for sequences with stop strings; others are never detokenized.
+    tokenizer: turns ids into text for sequences with stop strings; no other sequence is detokenized.
     end(sequence, count): called when a sequence has ended with its output token number `count`.
-    forget(group): called when the last item of a group has been made.
+    forget(group): called when the outcome of a group is known, just before its last item is made.
     """
 
     def __init__(
@@ -51,57 +52,61 @@ class Results:
         """Look for the sequence's stop strings, if it has any, from its first output token on."""
         stop = sequence.group.sampling.stop
         if stop and self._tokenizer is not None:
-            watch = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop)
-            watch.push(sequence.token_ids[sequence.num_prompt_tokens :])
+            matcher = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop)
+            matcher.push(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Look at the text of these no more."""
+        """Stop looking for stop strings of these sequences."""
         for sequence in sequences:
             self._stops.pop(sequence, None)
 
     def watched(self) -> Iterable[Sequence]:
         return self._stops.keys()
 
-    def of(self, flight: InFlightStep, tokens: np.ndarray, drawn: list[int]) -> list[StepItem]:
-        """The tokens of a step, [R] and as a list, are known: end what ends here, and say what is new."""
-        active, sequences = flight.active, flight.active.sequences
-        ending = np.flatnonzero((self._is_eos[tokens] & flight.heeds_eos) | flight.is_watched | flight.is_last)
-        outputs = flight.lengths - flight.prompt_lengths
-        over = [i for i in ending.tolist() if self._is_over(sequences[i], drawn[i], int(outputs[i]) + 1)]
-        if active.are_single:
-            # A loop without Python's: of what a step costs, the items grow with the sequences.
-            deltas = map(self._deltas.__getitem__, drawn)
-            fields = zip(active.request_ids, outputs.tolist(), deltas, repeat(None))
-            plain: list[StepItem] = list(map(_new, repeat(StepItem), fields))
-            for index in {*over, *active.with_logprobs}:
-                plain[index] = self.item(sequences[index].group, [_delta(sequences[index], drawn[index])])
-            return plain
+    def of(self, step: InFlightStep, tokens: np.ndarray, token_ids: list[int]) -> list[StepItem]:
+        """End the sequences that end with their token of a step, note them in `step.ended`, and return the new items.
+
+        tokens: int32 [R]; token_ids: the same as a list.
+        """
+        batch, sequences = step.batch, step.batch.sequences
+        may_end = np.flatnonzero((self._is_eos[tokens] & step.heeds_eos) | step.is_watched | step.is_last)
+        outputs = step.lengths - step.prompt_lengths
+        ended = [i for i in may_end.tolist() if self._ends(sequences[i], token_ids[i], int(outputs[i]) + 1)]
+        step.ended.extend(sequences[i] for i in ended)
+        if batch.are_single:
+            # The loop runs in C, since its cost grows with the number of sequences.
+            deltas = map(self._deltas.__getitem__, token_ids)
+            fields = zip(batch.request_ids, outputs.tolist(), deltas, repeat(None))
+            items: list[StepItem] = list(map(_new, repeat(StepItem), fields))
+            for index in {*ended, *batch.with_logprobs}:
+                items[index] = self.item(sequences[index].group, [_delta(sequences[index], token_ids[index])])
+            return items
         new: dict[SequenceGroup, list[Delta]] = {}
-        for sequence, token in zip(sequences, drawn, strict=True):
+        for sequence, token in zip(sequences, token_ids, strict=True):
             if sequence.group.is_streamed:
                 new.setdefault(sequence.group, []).append(_delta(sequence, token))
-        for group in dict.fromkeys(sequences[index].group for index in over):
+        for group in dict.fromkeys(sequences[index].group for index in ended):
             if not group.is_streamed and group.is_finished:
                 new[group] = _best(group)
         return [self.item(group, made) for group, made in new.items()]
 
     def item(self, group: SequenceGroup, deltas: list[Delta]) -> StepItem:
-        """What is new of a group; the last of it if the group has ended."""
+        """Return the item with the new deltas of a group. It has the outcome if the group has ended."""
         outcome = _outcome(group, deltas) if group.is_finished else None
         start = group.num_emitted - len(deltas) if group.is_streamed else 0
         if outcome is not None:
             self._forget_group(group)
         return StepItem(group.request_id, start, tuple(deltas), outcome)
 
-    def _is_over(self, sequence: Sequence, token: int, count: int) -> bool:
-        """Whether a sequence ends with its output token number `count`, which it has drawn."""
+    def _ends(self, sequence: Sequence, token: int, count: int) -> bool:
+        """End the sequence if `token`, its output token number `count`, is its last one. Returns whether it is."""
         params = sequence.group.sampling
-        watch = self._stops.get(sequence)
+        matcher = self._stops.get(sequence)
         if token in self._eos_token_ids and not params.ignore_eos:
             sequence.finish_reason = "stop"
         elif token in params.stop_token_ids:
             sequence.finish_reason, sequence.matched_stop = "stop", BY_TOKEN
-        elif watch is not None and (matched := watch.push([token])) is not None:
+        elif matcher is not None and (matched := matcher.push([token])) is not None:
             sequence.finish_reason, sequence.matched_stop = "stop", matched
         elif count >= params.max_tokens:
             sequence.finish_reason = "length"
@@ -113,20 +118,20 @@ class Results:
 
 
 class StopStringMatcher:
-    """Looks for the stop strings of one sequence in its text, as the gateway will."""
+    """Looks for the stop strings of one sequence in its text, in the same way as the gateway does."""
 
     def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...]) -> None:
         self._text = IncrementalDetokenizer(tokenizer, context_of(tokenizer))
         self._filter = StopStringFilter(stop)
 
     def push(self, token_ids: list[int]) -> str | None:
-        """Take tokens; the stop string that their text completes, if any."""
+        """Add tokens. Returns the stop string that their text completes, if any."""
         self._filter.push(self._text.push(token_ids))
         return self._filter.matched
 
 
 class _Deltas(dict[int, tuple[Delta]]):
-    """What a step adds to a request with one sequence: a token. Made once for each token, and not in every step."""
+    """The deltas of a request with one sequence, by token. Cached, so that a step makes no new object per sequence."""
 
     def __missing__(self, token: int) -> tuple[Delta]:
         if len(self) >= 1 << 16:
@@ -136,12 +141,12 @@ class _Deltas(dict[int, tuple[Delta]]):
 
 
 def best_beams(ended: list[EndedBeam]) -> list[Delta]:
-    """The results of a beam search, best first."""
+    """Return the results of a beam search, best first."""
     return [Delta(choice, one.token_ids, one.finish_reason, None, one.score) for choice, one in enumerate(ended)]
 
 
 def _best(group: SequenceGroup) -> list[Delta]:
-    """The n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
+    """Return the n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
     ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
     return [
         Delta(
@@ -157,12 +162,12 @@ def _best(group: SequenceGroup) -> list[Delta]:
 
 
 def _delta(sequence: Sequence, token: int) -> Delta:
-    """The token that a sequence has just drawn."""
+    """Return the delta of one new token."""
     logprobs = sequence.take_logprobs()
     return Delta(sequence.choice, (token,), sequence.finish_reason, sequence.matched_stop, None, logprobs)
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
-    """How a finished group ended: for want of tokens if one of its choices did."""
+    """Return how a finished group ended: "length" if at least one of its choices reached max_tokens."""
     choices = group.sequences if group.is_streamed else last
     return Outcome("length" if "length" in {choice.finish_reason for choice in choices} else "stop")

@@ -1,4 +1,4 @@
-"""The sequences whose next token a step gives, with the logits of each."""
+"""The sequences that get a token in a step, with the logits of each."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.worker.engine.scheduler import Scheduler
+from quire.worker.engine.groups import Groups
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch, Step
 from quire.worker.models.batch import send
 
 
 class SamplingInputs(NamedTuple):
-    """Row r of the logits is of sequence r. The sequences of a group lie next to each other."""
+    """Row r of the logits belongs to sequence r. The sequences of a group are adjacent."""
 
-    active: DecodeBatch
+    batch: DecodeBatch
     logits: torch.Tensor  # float32 [R, V]
 
     def split(self, mask: np.ndarray) -> tuple[SamplingInputs, SamplingInputs]:
-        """Those of the mask, and the others."""
+        """Split into the rows where the mask is true and those where it is false."""
         parts = []
         for wanted in (mask, ~mask):
             at = np.flatnonzero(wanted)
-            logits = self.logits if len(at) == len(mask) else _rows(self.logits, at)
-            parts.append(SamplingInputs(DecodeBatch.of([self.active.sequences[i] for i in at]), logits))
+            logits = self.logits if len(at) == len(mask) else _select(self.logits, at)
+            parts.append(SamplingInputs(DecodeBatch.of([self.batch.sequences[i] for i in at]), logits))
         return parts[0], parts[1]
 
     def by_group(self) -> list[tuple[SequenceGroup, SamplingInputs]]:
-        """The part of each group."""
-        sequences = self.active.sequences
+        """Split by group."""
+        sequences = self.batch.sequences
         groups = [sequence.group for sequence in sequences]
         starts = [i for i, group in enumerate(groups) if i == 0 or group is not groups[i - 1]]
         return [
@@ -39,8 +39,12 @@ class SamplingInputs(NamedTuple):
         ]
 
 
-def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> SamplingInputs:
-    """Note what was computed, let groups fork whose prompt is complete, and collect who gets a token."""
+def finish_chunks(step: Step, logits: torch.Tensor, groups: Groups) -> SamplingInputs:
+    """Record the chunks that a step has computed, and fork groups whose prompt is complete.
+
+    logits: those of the step, decodes first: float32 [R', V]. Returns the sequences that get a token, each with its row
+    of logits; sequences that fork get a copy of their leader's row.
+    """
     if not step.chunks:
         return SamplingInputs(step.decodes, logits)
     sequences = [*step.decodes.sequences]
@@ -50,32 +54,32 @@ def book(step: Step, logits: torch.Tensor, scheduler: Scheduler) -> SamplingInpu
         sequence, group = chunk.sequence, chunk.sequence.group
         sequence.num_computed += chunk.num_tokens
         if not group.beams or not sequence.num_output_tokens:
-            scheduler.blocks.cache_full_blocks(sequence, sequence.num_computed)
+            groups.blocks.cache_full_blocks(sequence, sequence.num_computed)
         ready = []
         if chunk.is_sampled:
-            ready = _ready(sequence, scheduler)
+            ready = _ready_to_sample(sequence, groups)
             for one in ready:
-                scheduler.begin_decoding(one)
+                groups.begin_decoding(one)
                 sequences.append(one)
                 sources.append(at)
             at += 1
         if group.beams and not ready and all(len(beam.token_ids) - beam.num_computed == 1 for beam in group.sequences):
             for beam in group.sequences:
-                scheduler.begin_decoding(beam)
+                groups.begin_decoding(beam)
     if sources != list(range(at)):
-        logits = _rows(logits, np.array(sources, dtype=np.int64))
+        logits = _select(logits, np.array(sources, dtype=np.int64))
     return SamplingInputs(DecodeBatch.of(sequences), logits)
 
 
-def _rows(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
+def _select(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
     return logits.index_select(0, send(torch.from_numpy(at), logits.device))
 
 
-def _ready(sequence: Sequence, scheduler: Scheduler) -> list[Sequence]:
-    """Who draws from the logits of a sequence whose chunks are all computed."""
+def _ready_to_sample(sequence: Sequence, groups: Groups) -> list[Sequence]:
+    """Return the sequences that sample from the logits of a sequence whose chunks are all computed."""
     group = sequence.group
     if not group.needs_fork:
         return [sequence]
-    scheduler.fork(group)
-    # Those that an earlier attempt, or preemption, left with outputs compute these first.
+    groups.fork(group)
+    # Sequences that have output already, from an earlier attempt or before a preemption, compute that first.
     return [one for one in group.unfinished if not one.num_output_tokens]

@@ -1,11 +1,14 @@
-"""Who runs in a step, with how many tokens each, and who has to give way.
+"""The scheduler: which sequences run in a step, with how many tokens each, and which groups are preempted.
 
-Iteration-level scheduling under one token budget: every decoding sequence first, so that a long prompt never stalls
-running streams, then chunks of prompts. First come, first served within a priority class.
+NOTE: There is no prefill phase and no decode phase. Every sequence has `num_computed` tokens in the cache and
+`len(token_ids)` known tokens, and each step lets some sequences catch up under one token budget. A decoding sequence is
+one token short, a new prompt all of them, a prompt in chunks or a resumed sequence something in between. Decodes get
+their tokens first, so that a long prompt never stalls running streams; chunks of prompts share the rest of the budget.
 
-When blocks run out the newest group of the lowest class gives way: it is recomputed later, or swapped to host memory.
-So the oldest always advances, and nothing starves. Swapped groups come back before new ones are admitted; a new one may
-pass them if that does not delay them.
+Groups are admitted first come, first served within a priority class. When a running sequence needs a block and none is
+free, the newest group of the lowest class is preempted: its blocks are freed and recomputed later, as one new prompt,
+or swapped out to host memory and back in. So the oldest group always advances, and no group starves. Swapped groups
+come back before waiting groups are admitted; a waiting group may pass a swapped one if that does not delay it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from quire.worker.engine.step import PrefillChunk, Step
 WATERMARK = 0.01
 
 
-class Scheduler(Groups):
-    """Decides; computes nothing."""
+class Scheduler:
+    """Decides what each step computes, over the groups that it holds. Computes nothing itself."""
 
     def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -33,17 +36,20 @@ class Scheduler(Groups):
                 f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({limits.max_num_seqs}): every running sequence decodes one token in each step"
             )
-        super().__init__(limits, blocks)
-        # Tokens of a step; fewer than the limit once device memory has run out.
+        self.limits = limits
+        self.groups = Groups(limits, blocks)
+        self.blocks = self.groups.blocks
+        self.input_batch = self.groups.input_batch
+        # Token budget of a step. The engine lowers it when device memory runs out.
         self.max_num_batched_tokens = limits.max_num_batched_tokens
-        # Prompt tokens of a step in which others decode; the engine may change it from step to step.
+        # Prompt tokens of a step that also decodes. The engine may change it before each step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
-        self._reserve = max(1, int(WATERMARK * limits.num_blocks))
+        self._watermark_blocks = max(1, int(WATERMARK * limits.num_blocks))
 
-    # --- who can run at all -------------------------------------------------------------------------------------------
+    # --- limits of a request ------------------------------------------------------------------------------------------
 
     def check_fits(self, group: SequenceGroup) -> None:
-        """Raise RequestRefused if the group could never run to its end."""
+        """Raise RequestRefused if the group could not run to its end even in an empty engine."""
         tokens, count = len(group.prompt) + group.sampling.max_tokens, group.sampling.num_sequences
         if tokens > self.limits.max_model_len:
             raise RequestRefused(
@@ -54,22 +60,22 @@ class Scheduler(Groups):
             raise RequestRefused(
                 f"{count} sequences at once are more than the {self.limits.max_num_seqs} that run here (max_num_seqs)"
             )
-        needed, there = self._blocks_at_most(group), self.limits.num_blocks - self.blocks.num_pinned
-        if needed > there:
-            there += self._pinned_part(group)
-        if needed > there:
+        needed, available = self._max_blocks(group), self.limits.num_blocks - self.blocks.num_pinned
+        if needed > available:
+            available += self._num_pinned_blocks(group)
+        if needed > available:
             raise RequestRefused(
                 f"{tokens} tokens{f' in {count} sequences' if count > 1 else ''} need {needed} KV blocks and the cache "
-                f"has {there}"
+                f"has {available}"
             )
 
-    def _blocks_at_most(self, group: SequenceGroup) -> int:
-        """Blocks of the group when all its sequences are at their longest and share nothing but the prompt."""
+    def _max_blocks(self, group: SequenceGroup) -> int:
+        """Blocks of the group when all its sequences have their maximum length and share nothing but the prompt."""
         tokens = len(group.prompt) + group.sampling.max_tokens
         shared = len(group.prompt) // self.blocks.block_size
         return shared + group.sampling.num_sequences * (self.blocks.blocks_for(tokens) - shared)
 
-    def _pinned_part(self, group: SequenceGroup) -> int:
+    def _num_pinned_blocks(self, group: SequenceGroup) -> int:
         """Full blocks of the group's prompt that are pinned."""
         pinned = {block for prefix in self.blocks.pinned for block in prefix.blocks}
         found = self.blocks.find_prefix(Sequence(group, 0, group.prompt), len(group.prompt))
@@ -78,19 +84,23 @@ class Scheduler(Groups):
     # --- the next step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """The next step. Without tokens only if there is nothing to do."""
-        step = Step(self.decodes)
-        self._displace(step)
-        preemptions = self.num_preemptions
-        self._make_room(step)
-        self._refresh()
-        step.decodes = self.decodes
-        budget = self.max_num_batched_tokens - len(self.decodes)
-        if self.decodes:
+        """Return the next step. It has no tokens only if there is nothing to compute."""
+        groups = self.groups
+        step = Step(groups.decodes)
+        # 1) A waiting group of a higher class may preempt lower ones. 2) Running sequences take the blocks they need.
+        self._preempt_lower_classes(step)
+        num_preemptions = groups.num_preemptions
+        self._allocate_blocks(step)
+        groups.refresh()
+        # 3) Each decoding sequence gets one token of the budget.
+        step.decodes = groups.decodes
+        budget = self.max_num_batched_tokens - len(step.decodes)
+        if step.decodes:
             budget = min(budget, self.max_prefill_tokens)
-        prefills = self._prefills
-        # Who was just preempted must not push out others by coming straight back.
-        admits = self.num_preemptions == preemptions
+        # 4) Chunks of running sequences get the rest, then newly admitted groups, class by class. A group preempted in
+        # this step must not preempt others by coming straight back.
+        prefills = groups.prefills
+        admits = groups.num_preemptions == num_preemptions
         for priority in range(NUM_PRIORITIES):
             for sequence in prefills:
                 if sequence.group.priority == priority:
@@ -100,209 +110,216 @@ class Scheduler(Groups):
         return step
 
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
-        left = self._goal(sequence) - sequence.num_computed
+        """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
+        left = self._prefill_end(sequence) - sequence.num_computed
         count = min(left, budget)
         if count:
-            # The last chunk of a leader lets the others fork, also those of beams that draw later.
-            draws = sequence.group.needs_fork or not _is_resumed_beam(sequence)
-            step.chunks.append(PrefillChunk(sequence, count, is_sampled=count == left and draws))
+            # The last chunk of a leader lets the other sequences fork, also those of beams that are sampled later.
+            samples = sequence.group.needs_fork or not _is_resumed_beam(sequence)
+            step.chunks.append(PrefillChunk(sequence, count, is_sampled=count == left and samples))
         return count
 
     @staticmethod
-    def _goal(sequence: Sequence) -> int:
-        """Tokens up to which a sequence computes in chunks.
+    def _prefill_end(sequence: Sequence) -> int:
+        """Number of tokens that a sequence computes in chunks before it decodes.
 
-        A leader stops where the others fork. A beam stops before its last token: beams draw in one step, all together.
+        A leader stops where the other sequences fork. A beam stops before its last token, because the beams of a group
+        are sampled in one step, all together.
         """
         if sequence.group.needs_fork:
             return sequence.num_prompt_tokens
         return len(sequence.token_ids) - _is_resumed_beam(sequence)
 
-    # --- running groups take blocks -----------------------------------------------------------------------------------
+    # --- blocks of running groups -------------------------------------------------------------------------------------
 
-    def _make_room(self, step: Step) -> None:
-        """Give every running sequence the blocks for the tokens it knows; preempt the newest until they suffice."""
-        self._refresh()
-        rows, at = self.rows, self.decodes.rows
-        is_full = rows.lengths[at] > rows.capacities[at]
-        shares = rows.shares_tail[at]
-        hungry = [self.decodes.sequences[i] for i in np.flatnonzero(is_full | shares)]
+    def _allocate_blocks(self, step: Step) -> None:
+        """Give every running sequence blocks for its known tokens. Preempts the newest groups until blocks suffice."""
+        self.groups.refresh()
+        batch, decodes = self.input_batch, self.groups.decodes
+        rows = decodes.rows
+        is_full = batch.lengths[rows] > batch.capacities[rows]
+        shares = batch.shares_tail[rows]
+        short = [decodes.sequences[i] for i in np.flatnonzero(is_full | shares)]
         resumed = [
             sequence
-            for sequence in self._prefills
-            if rows.lengths[sequence.row] > rows.capacities[sequence.row] or rows.shares_tail[sequence.row]
+            for sequence in self.groups.prefills
+            if batch.lengths[sequence.row] > batch.capacities[sequence.row] or batch.shares_tail[sequence.row]
         ]
-        if not hungry and not resumed:
+        if not short and not resumed:
             return
-        if not resumed and len(hungry) <= self.blocks.num_free and not shares.any():
-            # The ordinary case: each of them has filled its last block and gets one more.
-            rows.add_blocks(at[is_full], self.blocks.append_to(hungry))
+        if not resumed and len(short) <= self.blocks.num_free and not shares.any():
+            # The common case: each of these sequences has filled its last block and gets one more.
+            batch.add_blocks(rows[is_full], self.blocks.append_to(short))
             return
-        hungry += resumed
-        if self._blocks_needed(hungry) <= self.blocks.num_free:
-            for sequence in hungry:
+        short += resumed
+        if self._num_blocks_short(short) <= self.blocks.num_free:
+            for sequence in short:
                 self._extend(step, sequence)
             return
         by_group: dict[SequenceGroup, list[Sequence]] = {}
-        for sequence in hungry:
+        for sequence in short:
             by_group.setdefault(sequence.group, []).append(sequence)
-        # Oldest first: whoever has been served in this step is never preempted in it.
+        # Oldest first: a group that has got its blocks in this step is not preempted in this step.
         for group in sorted(by_group, key=in_order):
-            while group.state is GroupState.RUNNING and self._blocks_needed(by_group[group]) > self.blocks.num_free:
-                self._preempt(step, self.running[-1])
+            while group.state is GroupState.RUNNING and self._num_blocks_short(by_group[group]) > self.blocks.num_free:
+                self.groups.preempt(step, self.groups.running[-1])
             if group.state is GroupState.RUNNING:
                 for sequence in by_group[group]:
                     self._extend(step, sequence)
 
-    def _blocks_needed(self, sequences: list[Sequence]) -> int:
-        """Blocks that `_extend` takes for these sequences together."""
+    def _num_blocks_short(self, sequences: list[Sequence]) -> int:
+        """Free blocks that `_extend` takes for these sequences together."""
         needed = 0
         writers: dict[int, int] = {}
         for sequence in sequences:
             table = sequence.block_table
             needed += max(0, self.blocks.blocks_for(len(sequence.token_ids)) - len(table))
             index = sequence.num_computed // self.limits.block_size
-            if self.rows.shares_tail[sequence.row] and index < len(table):
+            if self.input_batch.shares_tail[sequence.row] and index < len(table):
                 writers[table[index]] = writers.get(table[index], 0) + 1
         # The last owner of a block writes in place.
         return needed + sum(min(count, self.blocks.ref_counts[block] - 1) for block, count in writers.items())
 
     def _extend(self, step: Step, sequence: Sequence) -> None:
-        """Give a sequence what `_blocks_needed` counted for it."""
-        blocks, rows, table = self.blocks, self.rows, sequence.block_table
+        """Allocate blocks for all known tokens of a sequence, and make the block of its next token writable."""
+        blocks, batch, table = self.blocks, self.input_batch, sequence.block_table
         index = sequence.num_computed // self.limits.block_size
-        if rows.shares_tail[sequence.row]:
-            rows.shares_tail[sequence.row] = False
+        if batch.shares_tail[sequence.row]:
+            batch.shares_tail[sequence.row] = False
             if index < len(table) and (copy := blocks.make_writable(sequence, index)) is not None:
                 step.copies.append(copy)
-                rows.replace_block(sequence, index)
+                batch.replace_block(sequence, index)
         for _ in range(blocks.blocks_for(len(sequence.token_ids)) - len(table)):
             blocks.append(sequence)
-            rows.add_block(sequence)
+            batch.add_block(sequence)
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _admit(self, step: Step, priority: int, budget: int) -> tuple[int, bool]:
-        """Start whoever is next of a class, swapped groups before waiting ones, while they fit.
+        """Start the next groups of a class while they fit, swapped groups before waiting ones.
 
-        Returns what is left of the budget, and whether lower classes may go on: not while one of these waits.
+        Returns the rest of the budget, and whether lower classes may be admitted: only if no group of this class is
+        left waiting.
         """
-        line = self.waiting[priority]
+        queue = self.groups.waiting[priority]
         blocked: SequenceGroup | None = None
-        for group in [group for group in self.swapped if group.priority == priority]:
-            # One that gave way after it, for want of host memory, is its elder.
-            while line and line[0].order < group.order:
-                prefix = self._startable(line[0]) if budget > 0 else None
+        for group in [group for group in self.groups.swapped if group.priority == priority]:
+            # A waiting group may be older than a swapped one: host memory did not suffice when it was preempted.
+            while queue and queue[0].order < group.order:
+                prefix = self._can_start(queue[0]) if budget > 0 else None
                 if prefix is None:
                     return budget, False
-                budget -= self._start(step, line.popleft(), prefix, budget)
+                budget -= self._start(step, queue.popleft(), prefix, budget)
             if not self._can_swap_in(group):
                 blocked = group
                 break
-            self._swap_in(step, group)
-        while line and budget > 0:
-            prefix = self._startable(line[0])
-            if prefix is None or (blocked is not None and not self._may_pass(line[0], blocked)):
+            self.groups.swap_in(step, group)
+        while queue and budget > 0:
+            prefix = self._can_start(queue[0])
+            if prefix is None or (blocked is not None and not self._may_pass(queue[0], blocked)):
                 break
-            budget -= self._start(step, line.popleft(), prefix, budget)
-        return budget, not line and blocked is None
+            budget -= self._start(step, queue.popleft(), prefix, budget)
+        return budget, not queue and blocked is None
 
-    def _startable(self, group: SequenceGroup) -> CachedPrefix | None:
-        """What the cache has of the group, if it can start now."""
-        if self.rows.num_free < group.num_rows:
+    def _can_start(self, group: SequenceGroup) -> CachedPrefix | None:
+        """Return the group's cached prefix, which may be empty, if the group can start now; else None."""
+        if self.input_batch.num_free < group.num_rows:
             return None
-        if _is_under_way(group):
+        if _has_pending_tokens(group):
             return None
         leader = group.unfinished[0]
-        prefix = self.blocks.find_prefix(leader, self._goal(leader))
-        return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._reserve_for(group)) else None
+        prefix = self.blocks.find_prefix(leader, self._prefill_end(leader))
+        return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._num_reserved(group)) else None
 
-    def _reserve_for(self, group: SequenceGroup) -> int:
-        """Blocks that must stay free beside a group that starts; it will need some of them when it forks."""
-        # An empty engine takes anything that fits at all.
-        return self._reserve + group.num_rows - 1 if self.running else 0
+    def _num_reserved(self, group: SequenceGroup) -> int:
+        """Blocks that must stay free when a group starts. It will need some of them when it forks."""
+        # An empty engine admits any group that fits at all.
+        return self._watermark_blocks + group.num_rows - 1 if self.groups.running else 0
 
     def _start(self, step: Step, group: SequenceGroup, prefix: CachedPrefix, budget: int) -> int:
-        """Admit a group and compute the first tokens of its leader. Returns how many."""
+        """Admit a group, and add the first chunk of its leader to the step. Returns the number of tokens added."""
         leader = group.unfinished[0]
-        goal = self._goal(leader)
+        end = self._prefill_end(leader)
         self.blocks.start(leader, prefix, len(leader.token_ids))
-        # Of a prompt that is there already the last token is computed again, for its logits.
-        leader.num_computed = min(prefix.num_tokens, goal - 1)
-        self.blocks.counters.prefix_queries += goal
+        # If the whole prompt is cached, its last token is computed again for its logits.
+        leader.num_computed = min(prefix.num_tokens, end - 1)
+        self.blocks.counters.prefix_queries += end
         self.blocks.counters.prefix_hits += prefix.num_tokens
         group.is_forked = False
-        self._run(group, [leader])
+        self.groups.run(group, [leader])
         if prefix.num_tokens % self.limits.block_size:
-            self.rows.shares_tail[leader.row] = True
+            self.input_batch.shares_tail[leader.row] = True
             if len(leader.token_ids) > prefix.num_tokens:
                 self._extend(step, leader)
         return self._add_chunk(step, leader, budget)
 
     def _can_swap_in(self, group: SequenceGroup) -> bool:
-        if _is_under_way(group):
+        if _has_pending_tokens(group):
             return False
-        needed = self.blocks.blocks_to_swap_in(group.unfinished) + self._reserve_for(group)
-        return needed <= self.blocks.num_free and group.num_rows <= self.rows.num_free
+        needed = self.blocks.blocks_to_swap_in(group.unfinished) + self._num_reserved(group)
+        return needed <= self.blocks.num_free and group.num_rows <= self.input_batch.num_free
 
     def _may_pass(self, group: SequenceGroup, swapped: SequenceGroup) -> bool:
         """Whether a waiting group can be admitted without delaying a swapped one that does not fit yet.
 
-        EASY backfilling (Lifka, The ANL/IBM SP Scheduling System, 1995): the swapped group comes back, at the latest,
-        once enough of its elders have ended at their longest. What has ended by then, or needs no more than is left
-        over beside it, may go first.
+        EASY backfilling (Lifka, The ANL/IBM SP Scheduling System, 1995). The swapped group comes back, at the latest,
+        once enough older groups have reached their maximum length. A waiting group may go first if it has ended by
+        then, or if it needs no more than what the swapped group leaves free.
         """
-        free, rows = self.blocks.num_free, self.rows.num_free
-        needed = self.blocks.blocks_to_swap_in(swapped.unfinished) + self._reserve_for(swapped)
-        elders = sorted((one for one in self.running if one.order < swapped.order), key=_steps_left)
-        wait = 0
-        for elder in elders:
+        free, rows = self.blocks.num_free, self.input_batch.num_free
+        needed = self.blocks.blocks_to_swap_in(swapped.unfinished) + self._num_reserved(swapped)
+        older = sorted((one for one in self.groups.running if one.order < swapped.order), key=_steps_left)
+        steps = 0
+        for one in older:
             if needed <= free and swapped.num_rows <= rows:
                 break
-            free += len({block for sequence in elder.sequences for block in sequence.block_table})
-            rows += elder.num_rows
-            wait = _steps_left(elder)
+            free += len({block for sequence in one.sequences for block in sequence.block_table})
+            rows += one.num_rows
+            steps = _steps_left(one)
         if needed > free or swapped.num_rows > rows:
-            return False  # those who passed before must end first
-        if _steps_left(group) + -(-len(group.prompt) // self.max_prefill_tokens) <= wait:
+            return False  # newer groups that have passed already must end first
+        if _steps_left(group) + -(-len(group.prompt) // self.max_prefill_tokens) <= steps:
             return True
-        return self._blocks_at_most(group) <= free - needed and group.num_rows <= rows - swapped.num_rows
+        return self._max_blocks(group) <= free - needed and group.num_rows <= rows - swapped.num_rows
 
-    # --- a lower class gives way --------------------------------------------------------------------------------------
+    # --- preemption by class ------------------------------------------------------------------------------------------
 
-    def _displace(self, step: Step) -> None:
-        """Let the first waiting group take the place of lower classes if it fits no other way."""
-        group = next(self.all_waiting(), None)
-        if group is None or not self.running or self.running[-1].priority <= group.priority:
+    def _preempt_lower_classes(self, step: Step) -> None:
+        """Preempt groups of lower classes for the first waiting group if it fits in no other way."""
+        running, ref_counts = self.groups.running, self.blocks.ref_counts
+        group = next(self.groups.all_waiting(), None)
+        if group is None or not running or running[-1].priority <= group.priority:
             return
-        if any(swapped.priority <= group.priority for swapped in self.swapped) or self._startable(group) is not None:
+        if any(one.priority <= group.priority for one in self.groups.swapped) or self._can_start(group) is not None:
             return
-        lower = [one for one in self.running if one.priority > group.priority]
+        lower = [one for one in running if one.priority > group.priority]
         held = Counter(block for one in lower for sequence in one.sequences for block in sequence.block_table)
-        freed = sum(1 for block, count in held.items() if self.blocks.ref_counts[block] == count)
+        freed = sum(1 for block, count in held.items() if ref_counts[block] == count)
         leader = group.unfinished[0]
-        prefix = self.blocks.find_prefix(leader, self._goal(leader))
-        needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._reserve_for(group)
-        # What the group would find in blocks of the lower ones is freed by them and taken by it.
-        needed += sum(1 for block in prefix.blocks if held[block] and self.blocks.ref_counts[block] == held[block])
-        rows = self.rows.num_free + sum(one.num_rows for one in lower)
+        prefix = self.blocks.find_prefix(leader, self._prefill_end(leader))
+        needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._num_reserved(group)
+        # Blocks of the prefix that only lower classes hold count as freed, but the group takes them again.
+        needed += sum(1 for block in prefix.blocks if held[block] and ref_counts[block] == held[block])
+        rows = self.input_batch.num_free + sum(one.num_rows for one in lower)
         if needed > self.blocks.num_free + freed or group.num_rows > rows:
             return
-        while self.running and self.running[-1].priority > group.priority and self._startable(group) is None:
-            self._preempt(step, self.running[-1])
-            self.counters.displaced += 1
+        while running and running[-1].priority > group.priority and self._can_start(group) is None:
+            self.groups.preempt(step, running[-1])
+            self.groups.counters.for_higher_class += 1
 
 
 def _is_resumed_beam(sequence: Sequence) -> bool:
     return sequence.group.beams is not None and sequence.num_output_tokens > 0
 
 
-def _is_under_way(group: SequenceGroup) -> bool:
-    """Whether the group was preempted in this step: only its old rows on the device have the tokens that it goes on
-    with."""
+def _has_pending_tokens(group: SequenceGroup) -> bool:
+    """Whether a token of the group is still on the device only: the group was preempted while a step was in flight.
+
+    It cannot be resumed before the token is known, since only its former rows on the device hold it.
+    """
     return any(sequence.token_ids[-1] == PENDING for sequence in group.unfinished)
 
 
 def _steps_left(group: SequenceGroup) -> int:
-    """Decode steps until the group ends at its longest."""
+    """Decode steps until the group reaches its maximum length."""
     return group.sampling.max_tokens - min(sequence.num_output_tokens for sequence in group.unfinished)

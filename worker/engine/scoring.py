@@ -1,27 +1,27 @@
-"""Log-probabilities of drawn tokens: for requests that ask for them, and for the ranking of best_of.
+"""Log-probabilities of sampled tokens, for requests that ask for them and for the ranking of best_of.
 
-They are those of the model itself, before penalties, bans, temperature and truncation change its logits.
+They come from the logits of the model, before penalties, bans, temperature and truncation change these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
 
 import numpy as np
 import torch
 
+from quire.kernels import Ops
 from quire.worker.engine.input_batch import NO_LOGPROBS
 from quire.worker.engine.sequence import Sequence
 
 
 def score(
-    ops: Any, logits: torch.Tensor, tokens: torch.Tensor, sequences: SequenceOf[Sequence], tops: np.ndarray
+    ops: Ops, logits: torch.Tensor, tokens: torch.Tensor, sequences: SequenceOf[Sequence], tops: np.ndarray
 ) -> None:
-    """Note with each sequence the log-probability of the token that it has drawn.
+    """Record the log-probability of each sequence's new token with the sequence.
 
-    logits: [S, V] float32; tokens: [S] integers. tops: [S], of how many of the most probable tokens a request wants the
-    log-probabilities too, or NO_LOGPROBS where it wants none, and best_of does.
+    logits: [S, V] float32. tokens: [S] integers. tops: [S] integers, the number of most probable tokens whose
+    log-probabilities the request asks for too, or NO_LOGPROBS if only the ranking of best_of needs the token's own.
     """
     logprobs = ops.logprobs_of(logits, tokens).cpu().numpy()
     count = min(int(tops.max()), logits.shape[1])

@@ -4,9 +4,9 @@
                 | computed: K and V in the cache      | remaining: this and later steps |
                 0                                     ^ num_computed                    ^ len
 
-A decoding sequence has one remaining token, the last one drawn. The sequences of a group begin as one: the leader
-computes the prompt, then the others fork from it and share its blocks. After preemption by recomputation nothing is
-computed, prompt and output are one new prompt (paper section 4.5), and a group forks again behind the prompt.
+A decoding sequence has one remaining token, the newest. The sequences of a group begin as one: the leader computes the
+prompt, then the other sequences fork from it and share its blocks. After preemption by recomputation nothing is
+computed; prompt and output are one new prompt (paper section 4.5), and a group forks again at the end of its prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.worker.engine.grammars import Matcher
 
 
-# A token that is drawn and not yet known to the host.
+# Placeholder for a token that the device has not returned to the host yet.
 PENDING = -1
 
 
@@ -61,32 +61,33 @@ class Sequence:
         self.token_ids: list[int] = [*prompt, *output]
         self.num_prompt_tokens = len(prompt)
         self._num_computed = 0
-        # Tokens whose K and V were in the blocks when the sequence got them. More than num_computed only where a whole
-        # prompt was found in the prefix cache: its last token is computed once more for its logits, and not written.
+        # Tokens whose K and V were in the blocks when the sequence got the blocks. It exceeds num_computed only if the
+        # prefix cache had the whole prompt: the last token is then computed again for its logits, and not written.
         self.num_stored = 0
         self.block_table: list[int] = []
-        # Blocks in host memory that hold the sequence while it is swapped out.
+        # Blocks in host memory, while the sequence is swapped out.
         self.host_table: list[int] = []
-        # The hash chain over the full blocks of token_ids, computed as far as it was needed. The prefix cache knows the
-        # first `num_cached_blocks` blocks of the table.
+        # Hash chain over the full blocks of token_ids, computed on demand. The prefix cache knows the first
+        # `num_cached_blocks` blocks of the table.
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
-        # Index of this sequence in the persistent arrays while it runs, else -1.
+        # Row of the input batch while the sequence runs, else -1.
         self.row = -1
         self.is_decoding = False
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
-        # Sum of the log-probabilities of the drawn tokens; kept only where best_of or the request asks for them.
+        # Sum of the log-probabilities of the output; kept only for best_of and requests that ask for log-probabilities.
         self.logprob = 0.0
-        # The records (`quire.shared.logprobs`) of drawn tokens that have not left, where the request asks for them.
+        # Records (`quire.shared.logprobs`) of output tokens that no result has carried yet, if the request asks for
+        # log-probabilities.
         self.logprobs = bytearray()
-        # Which tokens may come next, where the request asks for a grammar.
+        # State of the grammar, if the request has a JSON schema.
         self.matcher: Matcher | None = None
-        # How often each token was drawn; kept only where a penalty asks for it.
+        # Count of each output token; kept only for requests with a penalty.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
 
     def copy(self, choice: int) -> Sequence:
-        """A sequence with the same tokens and no blocks: the data half of a fork."""
+        """Return a sequence with the same tokens and no blocks. `BlockManager.fork` shares the blocks."""
         child = Sequence(self.group, choice, ())
         child.token_ids = self.token_ids.copy()
         child.num_prompt_tokens = self.num_prompt_tokens
@@ -97,7 +98,7 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose K and V the model has computed; of a decoding sequence, between steps, all but the last."""
+        """Tokens whose K and V the model has computed. Between steps, all but the last for a decoding sequence."""
         return len(self.token_ids) - 1 if self.is_decoding else self._num_computed
 
     @num_computed.setter
@@ -109,11 +110,6 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_remaining(self) -> int:
-        """Tokens that are not computed yet."""
-        return len(self.token_ids) - self.num_computed
-
-    @property
     def output(self) -> tuple[int, ...]:
         return tuple(self.token_ids[self.num_prompt_tokens :])
 
@@ -122,7 +118,7 @@ class Sequence:
         return self.finish_reason is not None
 
     def take_logprobs(self) -> bytes | None:
-        """The records of tokens that leave now; None where the request does not ask for them."""
+        """Return and clear the records for the next result; None if the request does not ask for log-probabilities."""
         if not self.group.sampling.logprobs:
             return None
         records = bytes(self.logprobs)
@@ -137,12 +133,12 @@ class Sequence:
 
 
 class GroupState(Enum):
-    """Where a group is."""
+    """State of a group in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    SWAPPED = "swapped"
-    OUT = "out"
+    SWAPPED = "swapped"  # its blocks are in host memory
+    OUT = "out"  # not in the scheduler: not added yet, or removed
 
 
 @dataclass(eq=False, slots=True)
@@ -157,25 +153,25 @@ class SequenceGroup:
     sampling: SamplingParams
     arrival: int = 0
     priority: int = 0
-    # Where the hash chain of the prefix cache starts: model, adapter and salt.
+    # Root of the group's hash chain in the prefix cache (`blocks.cache_root`).
     cache_root: bytes = b""
     sequences: list[Sequence] = field(default_factory=list)
     state: GroupState = GroupState.OUT
-    # Whether every sequence has blocks of its own; before that only the leader has.
+    # Whether every sequence has a block table; before that only the leader has one.
     is_forked: bool = False
-    # Rows of the persistent arrays that are kept free for sequences of this group that are yet to fork.
+    # Free rows of the input batch reserved for sequences of this group that have not forked yet.
     num_reserved_rows: int = 0
     beams: BeamSearch | None = None
-    # Name under which the blocks of the prompt stay in the cache for ever.
+    # Name of the pinned prefix that this group computes, if it does.
     pin_as: str | None = None
-    # Whether tokens leave step by step; and whether there is one sequence only, whose tokens do.
+    # Whether results carry tokens step by step; and whether the group streams a single sequence.
     is_streamed: bool = True
     is_single: bool = False
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
-        """Make one sequence per choice; `outputs` are the tokens that an earlier attempt drew, by choice.
+        """Create one sequence per choice, or a single one for a beam search, which forks at each step.
 
-        A beam search begins with one sequence and forks by itself.
+        outputs: tokens of an earlier attempt, by choice.
         """
         outputs = outputs or {}
         count = 1 if self.sampling.beam_width else self.sampling.num_sequences
@@ -185,13 +181,21 @@ class SequenceGroup:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first, and who gives way last."""
+        """Sort key: the first group is scheduled first and preempted last."""
         return self.priority, self.arrival
 
     @property
     def has_penalties(self) -> bool:
         s = self.sampling
         return bool(s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the host needs the tokens or logits of each step before the next one, which is then not launched
+        ahead."""
+        s = self.sampling
+        changes_logits = self.has_penalties or s.min_tokens or s.logit_bias or s.json_schema
+        return bool(not self.is_streamed or changes_logits or s.logprobs)
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -203,17 +207,17 @@ class SequenceGroup:
 
     @property
     def num_emitted(self) -> int:
-        """Tokens of all choices that left as results, between steps; those that are not known yet did not."""
+        """Tokens of all choices that results have carried, as of the end of a step. Pending tokens do not count."""
         if not self.is_streamed:
             return 0
         return sum(one.num_output_tokens - one.token_ids[-2:].count(PENDING) for one in self.sequences)
 
     @property
     def num_rows(self) -> int:
-        """Sequences that the group may run at once from now on."""
+        """Rows of the input batch that the group needs from now on, all its sequences running."""
         return self.sampling.beam_width or len(self.unfinished)
 
     @property
     def needs_fork(self) -> bool:
-        """Whether the leader computes the prompt for sequences that have no blocks yet."""
+        """Whether the leader computes the prompt for sequences that will fork from it."""
         return not self.is_forked and len(self.unfinished) > 1

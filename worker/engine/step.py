@@ -1,7 +1,9 @@
-"""What a step computes: the running sequences that decode, as columns, and chunks of prompts."""
+"""What a step computes: running sequences that decode, as columns, and chunks of prompts."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,15 +14,15 @@ from quire.worker.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class DecodeBatch:
-    """Sequences that take one token each, and what a step needs of them; made anew only when one comes or goes."""
+    """Sequences that get one token each, and their columns. Built anew only when a sequence joins or leaves."""
 
     sequences: list[Sequence]
-    rows: np.ndarray  # int64 [R], of the persistent arrays
-    token_ids: list[list[int]]  # their own lists
+    rows: np.ndarray  # int64 [R], rows of the input batch
+    token_ids: list[list[int]]  # the sequences' own lists
     request_ids: list[str]
-    # Whether each is the only sequence of a request whose tokens leave step by step.
+    # Whether each is the only sequence of a request that streams its tokens.
     are_single: bool
-    # Where those are whose requests ask for log-probabilities.
+    # Indices of the sequences whose requests ask for log-probabilities.
     with_logprobs: list[int]
 
     @classmethod
@@ -37,24 +39,32 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def append_tokens(self, token_ids: Iterable[int]) -> None:
+        """Append one token to each sequence."""
+        _call_each(list.append, self.token_ids, token_ids)
+
+    def set_tokens(self, positions: Iterable[int], token_ids: Iterable[int]) -> None:
+        """Write one token of each sequence at a position that it has already."""
+        _call_each(list.__setitem__, self.token_ids, positions, token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens of a sequence that are computed in one step: of a prompt, or of what preemption lost."""
+    """Tokens of one sequence that a step computes: a part of its prompt, or of what preemption discarded."""
 
     sequence: Sequence
     num_tokens: int
-    # Whether these are the last of its known tokens, so that their logits give the next one.
+    # Whether the sequence has no known tokens after these, so that their logits give the next one.
     is_sampled: bool
 
 
 @dataclass(slots=True)
 class Step:
-    """What the runner does in one iteration: moves of blocks, then decodes (one token each), then chunks."""
+    """One iteration of the engine: moves of blocks, then decodes (one token each), then chunks of prompts."""
 
     decodes: DecodeBatch
     chunks: list[PrefillChunk] = field(default_factory=list)
-    # In this order: what is swapped out makes room for what is swapped in, and both for copies.
+    # Done in this order: blocks swapped out make room for blocks swapped in, and both for copies.
     swap_out: list[Copy] = field(default_factory=list)
     swap_in: list[Copy] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -66,3 +76,12 @@ class Step:
     @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+def _call_each(function: Callable[..., object], *columns: Iterable[object]) -> None:
+    """Call a function with the elements of all columns, one row after the other.
+
+    The loop runs in C: a deque without room consumes `map` and keeps nothing. A Python loop would take several times as
+    long, and these loops are among the few costs of a step that grow with the number of sequences.
+    """
+    deque(map(function, *columns), maxlen=0)

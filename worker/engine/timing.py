@@ -1,12 +1,12 @@
-"""What steps cost and how full they are, noted on the engine's thread.
+"""Times and sizes of steps, noted on the engine's thread.
 
     |- schedule -|- execute ------------------|- sample -|- commit ----------------|
       who runs     inputs and the model;        logits to  counts, ends, the items of
-                   on a device that works on    tokens, or each request
-                   its own: the launch          the wait for them
+                   one step ahead: the          tokens, or each request
+                   launch                       the wait for them
 
-A step only leaves a row of numbers; every BATCH steps, and when somebody asks, the rows are sorted into histograms
-together, which is ten times cheaper than one by one.
+A step only appends one row of numbers. Every BATCH steps, and on each read, the rows go into histograms together, which
+takes a tenth of the time of adding them one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 256
 
 
 class StepTimes:
-    """Histograms over all steps that computed something. `clock` gives seconds."""
+    """Histograms over all steps that computed something. `clock` returns seconds."""
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
@@ -34,31 +34,52 @@ class StepTimes:
         self.phases = {phase: Histogram(STEP_S) for phase in PHASES}
         self.sequences = Histogram(COUNTS)
         self.tokens = {phase: Histogram(COUNTS) for phase in ("prefill", "decode")}
-        # Seconds of the step under way that went into drawing tokens.
+        # The current step: clock times, and seconds spent on sampling.
+        self._began = self._schedule_began = self._schedule_ended = self._execute_ended = 0.0
         self._sampling_s = 0.0
-        # Of each step that is in no histogram yet: five times, the drawing of tokens, decodes, prompt tokens, chunks.
+        # Steps that are in no histogram yet: five clock times, seconds of sampling, decodes, prompt tokens, chunks.
         self._rows: list[tuple[float, ...]] = []
 
-    def begin(self) -> float:
-        """A step begins; the time. What was drawn between steps does not count."""
+    def begin_step(self) -> None:
+        # Sampling between two steps, for a request that is cancelled, belongs to no step.
         self._sampling_s = 0.0
-        return self.clock()
+        self._began = self.clock()
 
-    def sampled(self, since: float) -> None:
-        """Tokens were drawn, or waited for, since then."""
+    def begin_schedule(self) -> None:
+        self._schedule_began = self.clock()
+
+    def end_schedule(self) -> None:
+        self._schedule_ended = self.clock()
+
+    def end_execute(self) -> None:
+        self._execute_ended = self.clock()
+
+    def add_sampling(self, since: float) -> None:
+        """Count the time since then as sampling."""
         self._sampling_s += self.clock() - since
 
-    def note(self, step: Step, began: float, to_schedule: float, scheduled: float, executed: float) -> None:
-        """A step is over. Times of the clock: its beginning, when it began to schedule, and the ends of phases."""
+    def end_step(self, step: Step) -> None:
+        """Note a step that computed something."""
         chunks = len(step.chunks)
         prompt_tokens = step.num_prefill_tokens if chunks else 0
-        times = (began, to_schedule, scheduled, executed, self.clock(), self._sampling_s)
-        self._rows.append((*times, len(step.decodes), prompt_tokens, chunks))
+        self._rows.append(
+            (
+                self._began,
+                self._schedule_began,
+                self._schedule_ended,
+                self._execute_ended,
+                self.clock(),
+                self._sampling_s,
+                len(step.decodes),
+                prompt_tokens,
+                chunks,
+            )
+        )
         if len(self._rows) >= BATCH:
             self._sort()
 
     def read(self) -> StepTimes:
-        """What was noted until now, in histograms of its own."""
+        """Return a copy of the histograms with all steps until now."""
         self._sort()
         copied = StepTimes()
         copied.seconds = {name: one.copy() for name, one in self.seconds.items()}
@@ -72,12 +93,13 @@ class StepTimes:
             return
         columns = np.array(self._rows).T
         self._rows.clear()
-        began, to_schedule, scheduled, executed, end, sampling_s, decodes, prompt_tokens, chunks = columns
-        _observe(self.phases["schedule"], scheduled - to_schedule)
-        _observe(self.phases["execute"], executed - scheduled)
+        began, schedule_began, schedule_ended, execute_ended, end = columns[:5]
+        sampling_s, decodes, prompt_tokens, chunks = columns[5:]
+        _observe(self.phases["schedule"], schedule_ended - schedule_began)
+        _observe(self.phases["execute"], execute_ended - schedule_ended)
         _observe(self.phases["sample"], sampling_s)
-        # What is left: also what was found out before there was anything to schedule.
-        rest = (end - executed) + (to_schedule - began) - sampling_s
+        # The rest of the step, which includes results that were collected before scheduling.
+        rest = (end - execute_ended) + (schedule_began - began) - sampling_s
         _observe(self.phases["commit"], np.maximum(0.0, rest))
         _observe(self.sequences, decodes + chunks)
         _observe(self.tokens["prefill"], prompt_tokens[prompt_tokens > 0])
@@ -89,7 +111,7 @@ class StepTimes:
 
 
 def _observe(histogram: Histogram, values: np.ndarray) -> None:
-    at = np.searchsorted(histogram.bounds, values)  # the first bound that is not below
+    at = np.searchsorted(histogram.bounds, values)  # the first bound that is not below the value
     for bucket, count in enumerate(np.bincount(at, minlength=len(histogram.counts)).tolist()):
         histogram.counts[bucket] += count
     histogram.sum += float(values.sum())

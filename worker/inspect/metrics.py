@@ -146,7 +146,7 @@ class WorkerMetrics:
         lag: LoopLag,
         info: Mapping[str, str],
     ) -> None:
-        """info: labels that say how this worker computes (`devices.arithmetic`), and the model's name."""
+        """info: labels that say how this worker computes (`backend.arithmetic_labels`), and the model's name."""
         self._loop = loop
         self._broker = broker
         self._claims = claims

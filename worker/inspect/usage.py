@@ -67,9 +67,9 @@ class EngineUsage:
 
 def usage(engine: Engine) -> EngineUsage:
     """A snapshot of the engine's memory and counters."""
-    scheduler = engine.scheduler
+    scheduler, groups = engine.scheduler, engine.groups
     blocks, counters, size = scheduler.blocks, scheduler.blocks.counters, engine.limits.block_size
-    sequences = [sequence for group in scheduler.running for sequence in group.sequences if sequence.block_table]
+    sequences = [sequence for group in groups.running for sequence in group.sequences if sequence.block_table]
     owners = Counter(chain.from_iterable(sequence.block_table for sequence in sequences))
     entries = sum(len(sequence.block_table) for sequence in sequences)
     pinned = {block for prefix in blocks.pinned for block in prefix.blocks}
@@ -95,8 +95,8 @@ def usage(engine: Engine) -> EngineUsage:
         host_blocks_used=blocks.num_host_blocks - blocks.num_free_host,
         host_blocks_free=blocks.num_free_host,
         sequences_running=len(sequences),
-        sequences_waiting=sum(len(group.unfinished) for group in scheduler.all_waiting()),
-        sequences_swapped=sum(len(group.unfinished) for group in scheduler.swapped),
+        sequences_waiting=sum(len(group.unfinished) for group in groups.all_waiting()),
+        sequences_swapped=sum(len(group.unfinished) for group in groups.swapped),
         forks=counters.forks,
         copies=counters.copies,
         swapped_out_blocks=counters.swapped_out,
@@ -104,9 +104,9 @@ def usage(engine: Engine) -> EngineUsage:
         evictions=counters.evictions,
         prefix_query_tokens=counters.prefix_queries,
         prefix_hit_tokens=counters.prefix_hits,
-        preemptions_recompute=scheduler.counters.recomputed,
-        preemptions_swap=scheduler.counters.swapped,
-        displaced=scheduler.counters.displaced,
+        preemptions_recompute=groups.counters.recomputed,
+        preemptions_swap=groups.counters.swapped,
+        displaced=groups.counters.for_higher_class,
         steps=engine.num_steps,
         prefill_tokens=engine.num_prefill_tokens,
         decode_tokens=engine.num_decode_tokens,
@@ -201,7 +201,7 @@ def snapshot(engine: Engine) -> BlockSnapshot:
             sequence.block_table.copy(),
             sequence.host_table.copy(),
         )
-        for group in engine.scheduler.all_groups()
+        for group in engine.groups.all_groups()
         for sequence in group.unfinished
     ]
     pinned = [(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]

@@ -207,7 +207,7 @@ def read(engine: Engine, log: StepLog) -> EngineCopy:
             sequence.block_table.copy(),
             len(sequence.host_table),
         )
-        for group in scheduler.all_groups()
+        for group in engine.groups.all_groups()
         for sequence in group.unfinished
     ]
     counters = blocks.counters
@@ -227,8 +227,8 @@ def read(engine: Engine, log: StepLog) -> EngineCopy:
         "evictions": counters.evictions,
         "prefix_query_tokens": counters.prefix_queries,
         "prefix_hit_tokens": counters.prefix_hits,
-        "preemptions_recompute": scheduler.counters.recomputed,
-        "preemptions_swap": scheduler.counters.swapped,
+        "preemptions_recompute": engine.groups.counters.recomputed,
+        "preemptions_swap": engine.groups.counters.swapped,
         "steps": engine.num_steps,
         "prefill_tokens": engine.num_prefill_tokens,
         "decode_tokens": engine.num_decode_tokens,

@@ -167,7 +167,7 @@ class Decoder(PagedModel):
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         elements = 2 * len(self._layers) * self.config.kv_size * block_size
-        return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
+        return elements * self.ops.kv_dtype.itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Of several ranks all are called with the same batch, and only the first has the logits."""

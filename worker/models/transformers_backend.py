@@ -114,7 +114,7 @@ class TransformersModel(PagedModel):
         if found.shape[1] != config.vocab_size:
             what = f"{config.architecture} gives logits of {found.shape[1]} tokens, and has {config.vocab_size}"
             raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
-        share, cache_dtype = apart(found, expected), getattr(ops, "kv_dtype", ops.dtype)
+        share, cache_dtype = apart(found, expected), ops.kv_dtype
         if not share < FAR[cache_dtype]:
             what = f"{config.architecture} gives other logits over pages than without, by {share:.0%}"
             raise NotSupported(path, what, KINDS)
@@ -162,7 +162,7 @@ class TransformersModel(PagedModel):
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         elements = sum(2 * one.num_kv_heads * one.cache_dim for one in self._asked) * block_size
-        return elements * getattr(self.ops, "kv_dtype", self.dtype).itemsize
+        return elements * self.ops.kv_dtype.itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         paged = PagedAttention(self.ops, self._asked, batch, kv_cache.layers, self._identity)

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from quire.shared.broker import StepCommit
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
 from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
-from quire.worker.engine.engine import STANDARD, Engine
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import RequestRefused
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class EngineThread(threading.Thread):
         self._asked = 0
         self._known = 0
         self._adding = 0
-        self._room = engine.room()
+        self._room = engine.groups.num_free_rows()
         self._displaceable = (0, 0)
         self._slowest_step = Fading(SLOW_STEP_HALF_LIFE_S)
         self.failure: BaseException | None = None
@@ -105,7 +106,7 @@ class EngineThread(threading.Thread):
         return time.monotonic() - self.ticked_at > LONG_STEP_S
 
     def add(
-        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = STANDARD
+        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = DEFAULT_PRIORITY
     ) -> None:
         """Start a request, behind what earlier attempts emitted. An older attempt at it here is dropped."""
         self._asked += request.sampling.num_sequences
@@ -202,8 +203,9 @@ class EngineThread(threading.Thread):
         return commits
 
     def _look_for_room(self) -> None:
-        self._room = self._engine.room()
-        self._displaceable = (self._engine.displaceable(0), self._engine.displaceable(1))
+        self._room = self._engine.groups.num_free_rows()
+        groups = self._engine.groups
+        self._displaceable = (groups.num_preemptible_rows(0), groups.num_preemptible_rows(1))
 
     def _answer(self) -> None:
         while self._calls:
@@ -243,7 +245,7 @@ class EngineThread(threading.Thread):
         try:
             return self._engine.step()
         except Exception:
-            log.exception("step failed with %d requests", len(self._engine.groups))
+            log.exception("step failed with %d requests", len(self._engine.requests))
             # If the device is lost this raises, and ends the thread and the process: others take the requests over.
             self._engine.runner.check()
             # Else a defect or exhausted memory. Which request is to blame is not known: all that run end with an error,
@@ -259,11 +261,11 @@ class EngineThread(threading.Thread):
         return StepCommit(attempt, item)
 
     def _read_status(self) -> EngineStatus:
-        scheduler = self._engine.scheduler
+        groups = self._engine.groups
         return EngineStatus(
-            free_blocks=scheduler.blocks.num_free,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            free_blocks=groups.blocks.num_free,
+            running=groups.num_running,
+            waiting=groups.num_waiting,
             steps=self._engine.num_steps,
             slowest_step_s=self._slowest_step.at(time.monotonic()),
         )

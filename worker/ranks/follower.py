@@ -23,7 +23,7 @@ import torch
 
 from quire import kernels
 from quire.shared.telemetry.logs import setup_logging
-from quire.worker.device import devices
+from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.errors import WorkerStartError
 from quire.worker.interpreter import leave
@@ -130,8 +130,8 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dtype = devices.DTYPES[settings.dtype]
-    ops = devices.make_ops(settings, device, dtype)
-    devices.set_threads(settings, ops)
+    ops = backend.make_ops(settings, device, dtype)
+    backend.set_threads(settings, ops)
     ranks = meet(rank, size, file, ops)
     model = Decoder.load(Path(settings.model), ops, dtype, device, settings.max_model_len, ranks=ranks)
     if isinstance(ops, kernels.CpuOps):

@@ -17,9 +17,9 @@ from quire import kernels
 from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.worker.device import devices
+from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_rooms
+from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import GREEDY, GraphBucket
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -72,20 +72,20 @@ def make_engine(
     graphs: bool = True,
     fp8: bool = False,
     invariant: bool = False,
-    rooms: SequenceOf[GraphBucket] | None = None,
+    buckets: SequenceOf[GraphBucket] | None = None,
 ) -> Engine:
-    """The engine over a random model, with all memory that is left as its cache. rooms: of its CUDA graphs, those of a
-    worker if None."""
+    """The engine over a random model, with all memory that is left as its cache. buckets: of its CUDA graphs, those
+    of a worker if None."""
     settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     ops = (
         kernels.triton_ops(device, dtype, fp8, invariant) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
     )
     model = random_decoder(name, ops, dtype, longest)
-    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
     room = 1 << 26
     if device.type == "cuda":
-        room, _, tokens = devices.plan_cuda_memory(settings, model, longest)
+        room, _, tokens = memory_plan.plan_cuda_memory(settings, model, longest)
     limits = EngineLimits(
         num_blocks=room // model.kv_bytes_per_block(BLOCK_SIZE),
         block_size=BLOCK_SIZE,
@@ -94,11 +94,11 @@ def make_engine(
         max_model_len=longest,
         prefix_caching=False,
     )
-    if rooms is None:
-        rooms = graph_rooms(sequences, tokens)
+    if buckets is None:
+        buckets = graph_buckets(sequences, tokens)
     if not graphs or device.type != "cuda":
-        rooms = []
-    return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_rooms=rooms))
+        buckets = []
+    return Engine(model, limits, (), None, name, runner=partial(DeviceRunner, graph_buckets=buckets))
 
 
 def measure(
@@ -176,7 +176,7 @@ def run(engine: Engine, load: Load) -> dict[str, Any]:
         "floor": load.floor,
         "least": load.least,
         "aim": load.aim,
-        "preemptions": engine.scheduler.num_preemptions,
+        "preemptions": engine.groups.num_preemptions,
         "used_percent": 100 * sum(used) / len(used) if used else None,
         "wasted_percent": 100 * sum(wasted) / len(wasted) if wasted else None,
     }
@@ -191,7 +191,7 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
         prompt = tuple((7 * index + i) % (engine.vocab_size - 2) + 2 for i in range(context))
         params = SamplingParams(steps + 200, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"d{index}", "bench", prompt, params))
-    while len(engine.scheduler.decodes) < sequences:
+    while len(engine.groups.decodes) < sequences:
         engine.step()
     for _ in range(20):
         engine.step()
@@ -207,7 +207,7 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
         torch.cuda.synchronize()
     wall = (time.perf_counter() - started) / steps
     mixed = _mixed_launch_ms(engine) if sequences < engine.limits.max_num_seqs else None
-    for name in list(engine.groups):
+    for name in list(engine.requests):
         engine.drop(name)
     busy: float | None = None
     if found := runner.graphs.find(GREEDY, sequences, sequences):
@@ -250,7 +250,7 @@ def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> flo
             prompt = tuple((11 * index + i) % (engine.vocab_size - 2) + 2 for i in range(length))
             params = SamplingParams(2, temperature=0.0, ignore_eos=True)
             engine.add(GenerationRequest(f"m{index}", "bench", prompt, params))
-            while f"m{index}" in engine.groups:
+            while f"m{index}" in engine.requests:
                 engine.step()
     finally:
         del runner.execute  # type: ignore[method-assign]

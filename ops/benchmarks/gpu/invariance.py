@@ -26,7 +26,7 @@ def measure(
     found: dict[str, Any] = {"modes": []}
     for invariant in (False, True):
         engine = make_engine(
-            name, device, longest, invariant=invariant, rooms=[GraphBucket(GREEDY, sequences, sequences)]
+            name, device, longest, invariant=invariant, buckets=[GraphBucket(GREEDY, sequences, sequences)]
         )
         while engine.prepare():
             pass

@@ -36,7 +36,7 @@ def simulated(job: tuple[str, int, float, int]) -> dict[str, Any]:
         "block_size": size,
         "latency": outcome.latency,
         "batched": outcome.batched,
-        "preemptions": engine.scheduler.num_preemptions,
+        "preemptions": engine.groups.num_preemptions,
         "rate": rate,
     }
 

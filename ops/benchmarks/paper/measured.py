@@ -76,7 +76,7 @@ class Stopwatch:
 
         def scheduled() -> Any:
             step = schedule()
-            self.work = work_of(step, engine.rows)
+            self.work = work_of(step, engine.input_batch)
             return step
 
         engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
@@ -94,13 +94,13 @@ def begin_decoding(engine: Engine, sequences: int, context: int, steps: int) -> 
     for index in range(sequences):
         params = SamplingParams(steps + 2, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"{index}", "paper", (2 + index,) * context, params))
-    while not all(one.is_decoding for group in engine.groups.values() for one in group.sequences):
+    while not all(one.is_decoding for group in engine.requests.values() for one in group.sequences):
         engine.step()
     runner.model = model
 
 
 def drop_all(engine: Engine) -> None:
-    for request_id in list(engine.groups):
+    for request_id in list(engine.requests):
         engine.drop(request_id)
 
 

@@ -34,16 +34,16 @@ class SlotUsage:
     worst_waste: int = 0
 
     def __call__(self, engine: Engine, seconds: float) -> None:
-        scheduler = engine.scheduler
-        is_paged = not isinstance(scheduler.blocks, OrcaManager)
-        sequences = [sequence for group in scheduler.running for sequence in group.sequences if sequence.row >= 0]
+        groups = engine.groups
+        is_paged = not isinstance(groups.blocks, OrcaManager)
+        sequences = [sequence for group in groups.running for sequence in group.sequences if sequence.row >= 0]
         if is_paged and sequences:
             size = engine.limits.block_size
             waste = max(len(one.block_table) * size - len(one.token_ids) for one in sequences)
             # The claim of section 4.3, at every step and for every sequence.
             assert waste < size, f"a sequence wastes {waste} slots with blocks of {size}"
             self.worst_waste = max(waste, self.worst_waste)
-        if not any(scheduler.waiting):
+        if not any(groups.waiting):
             return
         stored = kept = reserved = 0
         for sequence in sequences:
@@ -55,7 +55,7 @@ class SlotUsage:
             reserved += held
         pool = engine.limits.num_blocks * engine.limits.block_size
         self.seconds += seconds
-        self.requests += len(scheduler.running) * seconds
+        self.requests += len(groups.running) * seconds
         for part, slots in zip(PARTS, (stored, kept - stored, reserved - kept, pool - reserved), strict=True):
             self.parts[part] += slots / pool * seconds
 
@@ -77,7 +77,7 @@ def measure(job: tuple[str, str, float, int]) -> dict[str, Any]:
         "worst_waste_slots": usage.worst_waste if allocator == QUIRE else None,
         "batched_while_waiting": usage.requests / usage.seconds if usage.seconds else None,
         "batched": outcome.batched,
-        "preemptions": engine.scheduler.num_preemptions,
+        "preemptions": engine.groups.num_preemptions,
         "share_of_time_waiting": usage.seconds / outcome.seconds,
     }
 

@@ -64,7 +64,7 @@ def end_to_end(model: Decoder, block_size: int, mode: str) -> dict[str, Any]:
         "mode": mode,
         "latency": sum(latencies) / len(latencies),
         "seconds": time.perf_counter() - started,
-        "preemptions": engine.scheduler.num_preemptions,
+        "preemptions": engine.groups.num_preemptions,
     }
 
 

@@ -47,9 +47,9 @@ def measure(job: tuple[str, str, int, int, int, list[list[int]]]) -> dict[str, A
     shares = []
     ended = 0
     while True:
-        for request in islice(waiting, AT_ONCE - len(engine.groups)):
+        for request in islice(waiting, AT_ONCE - len(engine.requests)):
             engine.add(request)
-        if len(engine.groups) < AT_ONCE:
+        if len(engine.requests) < AT_ONCE:
             break
         ended += sum(item.outcome is not None for item in engine.step())
         if ended >= AT_ONCE and (share := saved(engine)) is not None:
@@ -69,7 +69,7 @@ def measure(job: tuple[str, str, int, int, int, list[list[int]]]) -> dict[str, A
 
 def saved(engine: Engine) -> float | None:
     """The part of the block-table entries that sharing saves now; None if nobody has blocks."""
-    tables = [sequence.block_table for group in engine.groups.values() for sequence in group.sequences]
+    tables = [sequence.block_table for group in engine.requests.values() for sequence in group.sequences]
     entries = sum(map(len, tables))
     return 1 - len({block for one in tables for block in one}) / entries if entries else None
 

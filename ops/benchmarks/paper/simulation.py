@@ -54,6 +54,7 @@ class NullModel:
 
     def __init__(self, max_rows: int, spread: float = 1.0, seed: int = 0) -> None:
         self.ops = self
+        self.device = torch.device("cpu")
         self._logits = torch.zeros(max_rows, VOCAB)
         self._tokens = torch.ones(max_rows, dtype=torch.int32)
         generator = torch.Generator().manual_seed(seed)
@@ -86,15 +87,15 @@ class NullRunner:
 
     def __init__(self, model: NullModel, engine: Engine) -> None:
         self.model = model
-        self.rows = engine.rows
+        self.input_batch = engine.input_batch
         self.work = StepWork()
 
     def execute(self, step: Step) -> torch.Tensor:
-        self.work = work_of(step, self.rows)
+        self.work = work_of(step, self.input_batch)
         return self.model.logits(self.work.samples)
 
 
-def work_of(step: Step, rows: InputBatch) -> StepWork:
+def work_of(step: Step, input_batch: InputBatch) -> StepWork:
     """What the step does, before it is done."""
     prefill = attended = chunk_context = sampled = 0
     for chunk in step.chunks:
@@ -104,7 +105,7 @@ def work_of(step: Step, rows: InputBatch) -> StepWork:
         chunk_context += first + count
         sampled += chunk.is_sampled
     decodes = len(step.decodes)
-    context = int(rows.lengths[step.decodes.rows].sum()) if decodes else 0
+    context = int(input_batch.lengths[step.decodes.rows].sum()) if decodes else 0
     return StepWork(decodes, context, len(step.chunks), prefill, attended, chunk_context, decodes + sampled)
 
 
@@ -187,12 +188,12 @@ def simulate(
             engine.add(GenerationRequest(str(at), "null", prompt, params))
             due[str(at)] = one
             at += 1
-        running = len(engine.scheduler.running)
+        running = len(engine.groups.running)
         items = engine.step()
         seconds = profile.seconds(runner.work)
         clock += seconds
         outcome.steps += 1
-        outcome.batched += max(running, len(engine.scheduler.running)) * seconds
+        outcome.batched += max(running, len(engine.groups.running)) * seconds
         for item in items:
             if item.outcome is not None:
                 one = due.pop(item.request_id)
@@ -204,7 +205,7 @@ def simulate(
             outcome.gave_up = ended + sum((clock - one.arrival) / one.output_tokens for one in due.values()) > bound
             if outcome.gave_up:
                 break
-        if not until_drained and at == len(requests) and not any(engine.scheduler.waiting):
+        if not until_drained and at == len(requests) and not any(engine.groups.waiting):
             break
     outcome.seconds = clock
     outcome.batched /= max(clock, 1e-9)

@@ -48,6 +48,7 @@ class NoModel:
 
     def __init__(self, max_num_seqs: int, vocab_size: int = VOCAB, token: int = 1) -> None:
         self.ops = self
+        self.device = torch.device("cpu")
         self.vocab_size = vocab_size
         self._logits = torch.zeros(max_num_seqs, vocab_size)
         self._tokens = torch.full((max_num_seqs,), token, dtype=torch.int32)
@@ -67,11 +68,12 @@ class NoTimes(StepTimes):
 
     clock = staticmethod(lambda: 0.0)
 
-    def begin(self) -> float:
-        return 0.0
-
-    def sampled(self, since: float) -> None: ...
-    def note(self, step: Step, began: float, to_schedule: float, scheduled: float, executed: float) -> None: ...
+    def begin_step(self) -> None: ...
+    def begin_schedule(self) -> None: ...
+    def end_schedule(self) -> None: ...
+    def end_execute(self) -> None: ...
+    def add_sampling(self, since: float) -> None: ...
+    def end_step(self, step: Step) -> None: ...
 
 
 def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
@@ -89,7 +91,7 @@ def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
         # Different lengths, so that blocks are filled at different times.
         ids = tuple((index * 7 + i) % VOCAB for i in range(prompt - index % 16))
         engine.add(GenerationRequest(str(index), "none", ids, params))
-    while len(engine.scheduler.decodes) < sequences:
+    while len(engine.groups.decodes) < sequences:
         engine.step()
     gc.collect()
     gc.freeze()
@@ -127,9 +129,9 @@ def measure(sequences: int, steps: int) -> dict[str, list[float]]:
         built = clock()
         logits = engine.runner.model.forward(batch, engine.runner.kv_cache)
         forward = clock()
-        sampled = engine._book(step, logits)
+        inputs = engine._sampling_inputs(step, logits)
         booked = clock()
-        items = engine._commit(sampled)
+        items = engine._sample(inputs)
         end = clock()
         assert len(items) == sequences
         parts["schedule"].append(scheduled - start)

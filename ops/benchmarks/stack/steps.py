@@ -66,7 +66,7 @@ def decode_time(engine: Engine, name: str, params: SamplingParams) -> float:
     """Median seconds of a decode step of one request with a prompt of 128 tokens."""
     prompt = tuple((17 * i + 3) % (engine.vocab_size - 8) + 4 for i in range(128))
     engine.add(GenerationRequest(name, "bench", prompt, params))
-    while engine.groups[name].sequences[0].num_output_tokens < 2:
+    while engine.requests[name].sequences[0].num_output_tokens < 2:
         engine.step()
     seconds = []
     for _ in range(STEPS):

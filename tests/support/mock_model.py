@@ -1,0 +1,316 @@
+"""A model whose every token depends on every token before it, read through the block tables as attention would read
+them; and what tests need to drive an engine over it.
+
+A slot of its cache holds a token and the state behind it, a hash of all tokens up to there, as keys and values depend
+on all tokens up to theirs. A step that reads a slot which is stale, unwritten or another sequence's fails at once; a
+sequence that reads another's whole past gets another text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.kernels.reference import penalise
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graph_capture import graph_buckets
+from quire.worker.device.graphs import Graph, Record
+from quire.worker.device.runner import NOWHERE, Runner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.models.batch import ForwardBatch
+
+VOCAB = 97
+EOS = 0
+START, PRIME = 7, 1_000_003
+UNWRITTEN = -1
+
+
+def advance(state: int, token: int) -> int:
+    """The state behind one more token."""
+    return (state * 31 + token + 1) % PRIME
+
+
+def next_token(token_ids: list[int]) -> int:
+    """The token that the mock model draws greedily after `token_ids`: a hash of all of them, in order."""
+    state = START
+    for token in token_ids:
+        state = advance(state, token)
+    return state % VOCAB
+
+
+def continuation(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = False) -> list[int]:
+    """What the engine must produce greedily: up to EOS or `max_tokens`."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == EOS and not ignore_eos:
+            break
+    return tokens[len(prompt) :]
+
+
+def log_softmax(logits: torch.Tensor) -> np.ndarray:
+    """As torch has it, without its threads, which cost more here than they give."""
+    values = logits.numpy()
+    values = values - values.max(axis=-1, keepdims=True)
+    return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+
+
+@cache
+def spread_logits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Random logits by the two halves of a state, where ending is a little likelier than anything else."""
+    draw = torch.Generator().manual_seed(1)
+    low, high = (torch.randn(1009, VOCAB, generator=draw) * 1.5 for _ in range(2))
+    low[:, EOS] += 3.0
+    return low, high
+
+
+class MockOps:
+    """Greedy, and drawing from a distribution that is flat over three tokens around the greedy one."""
+
+    name = "mock"
+    device = torch.device("cpu")
+    penalise = staticmethod(penalise)
+
+    def top_logprobs(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = log_softmax(logits)
+        ids = np.argsort(-logprobs, axis=-1, kind="stable")[:, :count]
+        return torch.from_numpy(np.take_along_axis(logprobs, ids, -1)), torch.from_numpy(ids.astype(np.int32))
+
+    def logprobs_of(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.take_along_axis(log_softmax(logits), ids.long().numpy()[:, None], -1)[:, 0])
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(dim=-1).to(torch.int32)
+
+    def sample(self, logits: torch.Tensor, temperature: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any) -> Any:
+        return ((logits.argmax(dim=-1) + (uniform * 3).long()) % VOCAB).to(torch.int32)
+
+
+class MockCache:
+    """Blocks of (token, state), on the device and on the host. What is freed keeps its contents, as memory does."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
+        self.device = np.full((num_blocks, block_size, 2), UNWRITTEN, dtype=np.int64)
+        self.host = np.full((num_host_blocks, block_size, 2), UNWRITTEN, dtype=np.int64)
+        self.num_swapped = 0
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        assert not set(src) & set(dst)
+        self.device[dst] = self.device[src]
+
+    def swap_out(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        self.host[dst] = self.device[src]
+
+    def swap_in(self, src: list[int], dst: list[int]) -> None:
+        assert len(set(dst)) == len(dst)
+        self.device[dst] = self.host[src]
+        self.num_swapped += len(dst)
+
+
+class MockModel:
+    """Stands where a decoder stands, and counts what it computes.
+
+    branches: its logits are not one-hot but spread over all tokens at random, each context's its own, so that beams
+    branch and scores differ.
+    fits: tokens of a step that there is memory for.
+    """
+
+    vocab_size = VOCAB
+
+    def __init__(self, ops: Any = None, branches: bool = False, fits: int = 1 << 30) -> None:
+        self.ops = ops or MockOps()
+        self.fits = fits
+        self.num_computed = 0
+        self.num_written = 0
+        self.branches = branches
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
+        return MockCache(num_blocks, block_size, num_host_blocks)
+
+    def check(self) -> None:
+        """Its steps can always succeed."""
+
+    def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
+        if len(batch.token_ids) > self.fits:
+            raise torch.OutOfMemoryError
+        size = cache.device.shape[1]
+        slots_of_cache = cache.device.reshape(-1, 2)
+        slots, token_ids = batch.slot_mapping.tolist(), batch.token_ids.tolist()
+        written = [slot for slot in slots if slot >= 0]
+        assert len(set(written)) == len(written), "two tokens of a step share a slot"
+        self.num_written += len(written)
+        starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+        # What fills a step up to the room of a graph: tokens of no sequence, and sequences without tokens; if it only
+        # decodes, sequences of one token that is not kept.
+        fillers = len(token_ids) - starts[-1]
+        assert slots[starts[-1] :] == [NOWHERE] * fillers, "a token of no sequence is kept"
+        is_padding = [one == 1 and slots[at] == NOWHERE for one, at in zip(lengths, starts, strict=False)]
+        self.num_computed += starts[-1] - sum(is_padding)
+        contexts = []
+        for index, length in enumerate(lengths):
+            blocks = batch.block_tables[index, : -(-length // size)].numpy().astype(np.int64)
+            contexts.append(((blocks[:, None] * size + np.arange(size)).ravel())[:length])
+        # All that is there before anything is written, as the layers below a token have it.
+        states: list[int] = []
+        for index, length in enumerate(lengths):
+            first = length - (starts[index + 1] - starts[index])
+            state = self._check(slots_of_cache[contexts[index][:first]])
+            assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
+            for at in range(starts[index], starts[index + 1]):
+                state = advance(state, token_ids[at])
+                states.append(state)
+        states += [START] * fillers
+        for slot, token, state in zip(slots, token_ids, states, strict=True):
+            if slot >= 0:
+                slots_of_cache[slot] = token, state
+        for index, length in enumerate(lengths):
+            if not length or is_padding[index]:
+                continue
+            assert self._check(slots_of_cache[contexts[index]]) == states[starts[index + 1] - 1], "reads another's past"
+        return self._logits([states[row] for row in batch.logits_rows.tolist()])
+
+    @staticmethod
+    def _check(slots: np.ndarray) -> int:
+        """The state behind these slots; each must go on from the one before."""
+        tokens, states = slots[:, 0], slots[:, 1]
+        before = np.concatenate([[START], states[:-1]])
+        assert ((before * 31 + tokens + 1) % PRIME == states).all(), "a slot does not hold what comes behind its past"
+        return int(states[-1]) if len(states) else START
+
+    def _logits(self, states: list[int]) -> torch.Tensor:
+        if not self.branches:
+            logits = torch.zeros(len(states), VOCAB)
+            logits[range(len(states)), [state % VOCAB for state in states]] = 1.0
+            return logits
+        low, high = spread_logits()
+        return low[[state % 1009 for state in states]] + high[[state // 1009 for state in states]]
+
+
+# --- an engine over it ------------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
+        return SimpleNamespace(ids=[ord(character) - 97 for character in text])
+
+
+class CalledAgain:
+    """Stands where a CUDA graph stands: does again what was launched, and reads the static buffers as they are then."""
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self._launch = launch
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        with torch.inference_mode():
+            self._launch()
+
+
+def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
+    launch()
+    return CalledAgain(launch), pool
+
+
+def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: Record = record) -> DeviceRunner:
+    """A runner ahead of the device that has all its graphs."""
+    buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
+    runner = DeviceRunner(model, limits, input_batch, buckets, record)
+    while runner.capture_next():
+        pass
+    return runner
+
+
+def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel | None = None, **limits: Any) -> Engine:
+    """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
+    roomy = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 128,
+        "prefix_caching": False,
+    }
+    model = model or MockModel(branches=branches)
+    engine = Engine(model, EngineLimits(**(roomy | limits)), (EOS,), Letters(), runner=runner)
+    engine.checks_itself = True
+    return engine
+
+
+def request(name: str, prompt: Iterable[int], salt: str = "", **params: Any) -> GenerationRequest:
+    """Greedy, 8 tokens, unless `params` say otherwise."""
+    sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | params))
+    return GenerationRequest(name, "mock", tuple(prompt), sampling, salt)
+
+
+def steps(engine: Engine, count: int) -> list[StepItem]:
+    return [item for _ in range(count) for item in engine.step()]
+
+
+def run(engine: Engine) -> list[StepItem]:
+    """Step to the end; nothing may be held there but what is pinned."""
+    items = []
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        items += engine.step()
+    assert not engine.has_work, "the engine does not come to an end"
+    assert_idle(engine)
+    return items
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing is held but what is pinned."""
+    blocks = engine.scheduler.blocks
+    engine.check_integrity()
+    assert blocks.num_free + blocks.num_pinned == engine.limits.num_blocks
+    assert blocks.num_free_host == engine.limits.num_host_blocks
+    assert engine.input_batch.num_free == engine.limits.max_num_seqs
+
+
+def final(items: list[StepItem], name: str) -> list[Delta]:
+    """The last word on each choice, by choice, with all its tokens. Its items must be contiguous, and exactly the last
+    one terminal."""
+    mine = [item for item in items if item.request_id == name]
+    at = 0
+    tokens: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    last: dict[int, Delta] = {}
+    for item in mine:
+        assert item.start == at
+        at = item.end
+        for delta in item.deltas:
+            assert delta.choice not in last or last[delta.choice].finish_reason is None
+            tokens[delta.choice] += delta.token_ids
+            last[delta.choice] = delta
+    assert [item.outcome is not None for item in mine] == [False] * (len(mine) - 1) + [True]
+    return [last[choice]._replace(token_ids=tokens[choice]) for choice in sorted(last)]
+
+
+def text(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
+    """The tokens of a choice; none if it had no turn."""
+    return [token for delta in final(items, name) if delta.choice == choice for token in delta.token_ids]
+
+
+def alone(asked: GenerationRequest, branches: bool = False) -> list[Delta]:
+    """What a roomy engine without caching gives for one request that nothing disturbs."""
+    engine = make_engine(
+        branches, num_blocks=512, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=256, block_size=8
+    )
+    engine.add(asked)
+    return final(run(engine), asked.id)

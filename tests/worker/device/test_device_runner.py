@@ -1,0 +1,224 @@
+"""The engine on a device that does everything as late as it may gives what it gives anywhere."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from quire.kernels.reference import penalise
+from quire.worker.device import staging
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.graphs import DRAWN, GraphBucket
+from quire.worker.device.runner import Runner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.models.batch import ForwardBatch
+from tests.support.late_device import CUDA, LateDevice, late_device
+from tests.support.mock_model import (
+    VOCAB,
+    MockCache,
+    MockModel,
+    MockOps,
+    continuation,
+    graphed,
+    make_engine,
+    record,
+    request,
+    run,
+    text,
+)
+from tests.worker.engine.test_engine_random import EngineUnderLoad
+
+
+class LateOps(MockOps):
+    """Each operation is one launch."""
+
+    device = CUDA
+
+    def __init__(self, late: LateDevice) -> None:
+        self._late = late
+
+    def argmax(self, logits: Any) -> Any:
+        return self._late.call(self._late.empty(len(logits), dtype=torch.int32), super().argmax, logits)
+
+    def sample(self, logits: Any, *columns: Any) -> Any:
+        return self._late.call(self._late.empty(len(logits), dtype=torch.int32), super().sample, logits, *columns)
+
+    def logprobs_of(self, logits: Any, ids: Any) -> Any:
+        return self._late.call(self._late.empty(len(logits)), super().logprobs_of, logits, ids)
+
+    def top_logprobs(self, logits: Any, count: int) -> Any:
+        best, late = super().top_logprobs, self._late
+        values, ids = late.empty(len(logits), count), late.empty(len(logits), count, dtype=torch.int32)
+        late.call(values, lambda memory: best(memory, count)[0], logits)
+        return values, late.call(ids, lambda memory: best(memory, count)[1], logits)
+
+    def penalise(self, logits: Any, *seen: Any) -> None:
+        memory = [one.memory for one in seen]
+        self._late.submit(lambda: penalise(logits.memory, *memory))
+
+
+class LateCache(MockCache):
+    """What is moved is known when the move is launched (kernels/gpu/blocks.py takes a copy)."""
+
+    def __init__(self, late: LateDevice, *shape: int) -> None:
+        super().__init__(*shape)
+        for name in ("copy_blocks", "swap_out", "swap_in"):
+            setattr(self, name, partial(self._submit, late, getattr(self, name)))
+
+    @staticmethod
+    def _submit(late: LateDevice, move: Callable[..., None], src: list[int], dst: list[int]) -> None:
+        late.submit(partial(move, list(src), list(dst)))
+
+
+class LateModel(MockModel):
+    """A step is one launch."""
+
+    def __init__(self, late: LateDevice, branches: bool = False) -> None:
+        super().__init__(LateOps(late), branches)
+        self.late = late
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> MockCache:
+        return LateCache(self.late, num_blocks, block_size, num_host_blocks)
+
+    def forward(self, batch: ForwardBatch, cache: MockCache) -> Any:
+        parts = {field.name: getattr(batch, field.name) for field in fields(ForwardBatch)}
+        memory = ForwardBatch(**{name: part.memory for name, part in parts.items()})
+        forward = super().forward
+        return self.late.call(self.late.empty(len(batch.logits_rows), VOCAB), lambda: forward(memory, cache))
+
+
+def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRunner, **limits: Any) -> Engine:
+    if runner is graphed:
+        runner = partial(graphed, record=model.late.record)
+    return make_engine(runner=DeviceRunner if runner is Runner else runner, model=model, **limits)
+
+
+@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
+def test_texts_are_unchanged_and_a_steady_step_waits_for_the_one_before_only(runner: Callable[..., Runner]) -> None:
+    prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(6)}
+    with late_device() as late:
+        engine = make_late_engine(LateModel(late), runner)
+        for name, prompt in prompts.items():
+            engine.add(request(name, prompt, max_tokens=40, ignore_eos=True))
+        items = [item for _ in range(12) for item in engine.step()]
+        before = late.num_waits
+        items += [item for _ in range(10) for item in engine.step()]
+        assert late.num_waits - before == 10, "the host waits for more than the tokens of the step before"
+        items += run(engine)
+        assert bool(late.num_replays) is (runner is graphed)
+    for name, prompt in prompts.items():
+        assert text(items, name) == continuation(prompt, 40, ignore_eos=True)
+
+
+def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
+    send = staging.Staging.send
+
+    def hasty(self: staging.Staging, columns: dict[str, np.ndarray]) -> None:
+        self._hosts = deque([(self._hosts[0][0], staging.StreamMark(torch.device("cpu")))])
+        send(self, columns)
+
+    patch.setattr(staging.Staging, "send", hasty)
+
+
+def looks_at_tokens_too_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        staging.SampledTokens,
+        "wait",
+        lambda tokens: np.clip(tokens._host[: tokens._count].numpy(), 0, VOCAB - 1).copy(),
+    )
+
+
+@pytest.mark.parametrize("mistake", [reuses_a_buffer_at_once, looks_at_tokens_too_early])
+def test_a_runner_that_does_not_wait_where_it_must_is_found_out(
+    mistake: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """The mistakes that it is for."""
+    with late_device() as late, pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        engine = make_late_engine(LateModel(late))
+        with pytest.raises(AssertionError):
+            two_alike(engine)
+
+
+def two_alike(engine: Engine) -> None:
+    for name in ("r", "s"):
+        engine.add(request(name, (1, 2, 3), max_tokens=20, ignore_eos=True))
+    items = run(engine)
+    assert text(items, "r") == text(items, "s") == continuation((1, 2, 3), 20, ignore_eos=True)
+
+
+class Watched(MockModel):
+    """Notes the parameters of all draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_ps: list[list[float]] = []
+        sample = self.ops.sample
+
+        def noted(logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, *rest: Any) -> Any:
+            self.top_ps.append(top_ps.tolist())
+            return sample(logits, temperatures, top_ks, top_ps, *rest)
+
+        self.ops.sample = noted
+
+
+def test_a_row_of_padding_takes_the_draw_that_costs_least() -> None:
+    limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
+
+    def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
+        return DeviceRunner(model, limits, rows, [GraphBucket(DRAWN, 8, 8)], record)
+
+    model = Watched()
+    engine = Engine(model, limits, (), None, runner=runner)
+    assert engine.prepare()
+    assert model.top_ps == [[1.0] * 8] * 3
+    engine.add(request("r", (1, 2, 3), temperature=1.0, top_p=0.5, ignore_eos=True))
+    run(engine)
+    assert model.top_ps[-1] == [0.5, *[1.0] * 7]
+
+
+def test_a_lost_device_is_found_out_by_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(device: torch.device) -> None:
+        raise RuntimeError(f"{device} is lost")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    runner = make_engine(runner=DeviceRunner).runner
+    assert isinstance(runner, DeviceRunner)
+    runner.check()
+    runner.device = torch.device("cuda")
+    with pytest.raises(RuntimeError, match="cuda is lost"):
+        runner.check()
+
+
+class EngineOnALateDevice(EngineUnderLoad):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+
+    def make_engine(self, runner: Callable[..., Runner], **limits: Any) -> Engine:
+        draw = random.Random(limits["num_blocks"]) if limits["num_blocks"] % 2 else None
+        late = self.stack.enter_context(late_device(draw))
+        return make_late_engine(LateModel(late, branches=True), runner, **limits)
+
+    def teardown(self) -> None:
+        with self.stack:
+            super().teardown()
+
+
+TestEngineOnALateDevice = pytest.mark.slow(EngineOnALateDevice.TestCase)
+TestEngineOnALateDevice.settings = settings(
+    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+del EngineUnderLoad  # it runs where it is defined

@@ -1,0 +1,240 @@
+"""The memory of a GPU is planned by what a step takes, and what does not fit is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.kernels.cuda import pinned_bytes
+from quire.worker import build
+from quire.worker.build import check_weights, choose_limits
+from quire.worker.device import memory_plan
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.errors import WorkerStartError
+from quire.worker.models.decoder import Decoder
+from quire.worker.ranks.leader import OutOfStep
+from quire.worker.settings import WorkerSettings
+from tests.kernels.conftest import HAS_TRITON
+from tests.worker.checkpoints import make_checkpoint
+
+GIB = 1 << 30
+CUDA = torch.device("cuda", 0)
+MODEL = SimpleNamespace(
+    ops=SimpleNamespace(device=CUDA),
+    max_model_len=4096,
+    kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
+    least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
+)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB, of which others use 2, the weights 16, and torch has set 1 aside beside these."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - 2 * GIB - 17 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 1 * GIB)
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
+    """Steps of more than `fits` tokens raise; returns the sizes that are tried."""
+    tried: list[int] = []
+
+    def measure(model: object, tokens: int, rows: int, longest: int, block_size: int) -> int:
+        tried.append(tokens)
+        if tokens > fits:
+            raise error
+        return 3 * GIB
+
+    monkeypatch.setattr(memory_plan, "measure_step", measure)
+    return tried
+
+
+def out_of_step(error: Exception) -> OutOfStep:
+    """How an error in a step is seen where there are several ranks."""
+    failure = OutOfStep("a step failed on one rank")
+    failure.__cause__ = error
+    return failure
+
+
+def plan(**settings: object) -> memory_plan.CudaMemory:
+    return memory_plan.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("card")
+def test_the_cache_takes_what_weights_step_graphs_and_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 8192, RuntimeError())
+    assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB, (80 - 2 - 16 - 3 - 1) * GIB, 8192)
+    assert plan(cuda_graphs=False).cache == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
+
+
+@pytest.mark.usefixtures("card")
+def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = steps(monkeypatch, 2500, torch.OutOfMemoryError("no"))
+    assert plan(max_num_seqs=8).tokens == 2048
+    assert tried == [8192, 4096, 2048]
+
+
+@pytest.mark.usefixtures("card")
+def test_where_no_step_fits_the_settings_to_lower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 0, torch.OutOfMemoryError("no"))
+    with pytest.raises(WorkerStartError, match=r"a step of 512 tokens .*--max-num-batched-tokens and --max-num-seqs"):
+        plan(max_num_seqs=300)
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    monkeypatch.setattr(build, "make_engine", lambda *_: plan())
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    error = OutOfResources(172160, 101376, "shared memory")
+    for raised in (error, out_of_step(error)):
+        steps(monkeypatch, 0, raised)
+        with pytest.raises(
+            WorkerStartError, match=r"Required: 172160, Hardware limit: 101376.*--kernels reference"
+        ) as refused:
+            build.build_engine(settings, "llama")
+        assert "\n" not in str(refused.value)
+    steps(monkeypatch, 0, ValueError("a fault of ours"))
+    with pytest.raises(ValueError, match="ours"):
+        build.build_engine(settings, "llama")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
+    has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a kernel is first launched by the warm-up: penalties, or the likeliest tokens."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    for error, said in (
+        (OutOfResources(172160, 101376, "shared memory"), "Required: 172160, Hardware limit: 101376"),
+        (
+            PTXASError("`ptxas` failed\nptxas fatal   : Unsupported .version 9.5\nRepro command: ptxas a"),
+            "TRITON_PTXAS_PATH",
+        ),
+    ):
+
+        def fails(*_: object, error: Exception = error) -> None:
+            raise out_of_step(error) if has_ranks else error
+
+        monkeypatch.setattr(build, "warm_up", fails)
+        with pytest.raises(WorkerStartError, match=f"a Triton kernel .*{said}.*--kernels reference") as refused:
+            build.build_engine(settings, "llama")
+        assert "\n" not in str(refused.value)
+
+
+def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the next power of two nor more than --swap-gb."""
+    pinned: list[int] = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: pinned.append(size) or 0, cudaHostUnregister=lambda address: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    ops = kernels.ReferenceOps("cpu", torch.float32)
+    model = Decoder.load(make_checkpoint(tmp_path / "llama", "llama"), ops, torch.float32, "cpu")
+    asked, block = WorkerSettings(swap_gb=0.6), model.kv_bytes_per_block(16)
+    monkeypatch.setattr(build, "available_memory", lambda: 100 * GIB)
+    count = build.choose_num_host_blocks(asked, block, 0, 10**6, 4096)
+    stack = model.alloc_kv_cache(2, 16).stack
+    ops.device = CUDA
+    host = ops.alloc_host_blocks(stack, count)
+    ops.device = torch.device("cpu")
+    assert host.nbytes == count * block
+    assert pinned == [-(-count * block // 4096) * 4096]
+    assert 0.59 * GIB < pinned[0] <= 0.6 * GIB + 4096
+
+
+def test_swapped_blocks_that_cannot_be_pinned_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        pinned_bytes(20 * GIB, SimpleNamespace(cudaHostRegister=lambda *_: 2))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build, "make_engine", fails)
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu", swap_gb=20)
+    with pytest.raises(WorkerStartError, match=r"--swap-gb 20: 20.00 GiB of host memory cannot be pinned .*; lower it"):
+        build.build_engine(settings, "llama")
+
+
+def limits(**settings: object) -> EngineLimits:
+    return choose_limits(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, CUDA)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("card")
+def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 8192, RuntimeError())
+    assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 49 * GIB)
+    with pytest.raises(WorkerStartError, match=r"128 blocks .*--kv-cache-dtype fp8.*--max-model-len to 2048"):
+        limits()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 60 * GIB)
+    with pytest.raises(WorkerStartError, match="a KV cache of 0 blocks") as none:
+        limits()
+    assert "fp8" not in str(none.value)
+    assert "--max-model-len" not in str(none.value)
+
+
+@pytest.mark.usefixtures("card")
+def test_a_cache_that_is_asked_for_must_fit_beside_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 8192, RuntimeError())
+    assert limits(kv_cache_gb=58).num_blocks == 58 * 64
+    with pytest.raises(WorkerStartError, match=r"--kv-cache-gb 59: that takes 59.00 GiB, and 58.00 GiB are free"):
+        limits(kv_cache_gb=59)
+    with pytest.raises(WorkerStartError, match=r"--num-blocks 6400: that takes 100.00 GiB, and 58.00 GiB are free"):
+        limits(num_blocks=6400)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
+    needed = model.config.least_weight_bytes(torch.float32)
+    assert needed == model.weight_bytes
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed)
+    check_weights(path, model.config, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed - 1)
+    with pytest.raises(
+        WorkerStartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"
+    ):
+        check_weights(path, model.config, torch.float32, torch.device("cpu"))
+    check_weights(path, model.config, torch.float16, torch.device("cpu"))
+
+
+def test_the_log_says_of_what_the_memory_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = SimpleNamespace(weight_bytes=3 << 20, kv_bytes_per_block=lambda block_size: 1 << 20)
+    with caplog.at_level("INFO"):
+        for ranks in (1, 2):
+            build.log_limits(model, EngineLimits(10, 16, 4, 64, 64), ranks)  # type: ignore[arg-type]
+    alone, shared = caplog.messages
+    assert alone.startswith("3 MiB of weights; KV cache of 10 blocks of 16 tokens, 10 MiB;")
+    assert shared == f"on each of 2 ranks {alone}"
+
+
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_memory_that_runs_out_at_start_is_one_line(
+    has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
+
+    def fails(*_: object) -> None:
+        raise out_of_step(error) if has_ranks else error
+
+    monkeypatch.setattr(build, "make_engine", fails)
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    with pytest.raises(
+        WorkerStartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
+    ):
+        build.build_engine(settings, "llama")

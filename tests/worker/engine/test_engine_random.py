@@ -1,0 +1,249 @@
+"""The engine under random requests, shortages, cancels and limits: every text is the one that its request determines.
+
+Requests of every decoding method meet in an engine that is too small for them, in every mode of preemption, with and
+without prefix caching. Nobody starves, nothing leaks, and what is undisturbed elsewhere comes out the same here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.sequence import GroupState
+from quire.worker.engine.step import Step
+from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
+
+MAX_MODEL_LEN = 48
+# Prompts begin alike, so that prefixes are found; they differ from somewhere on.
+BEGINNINGS = [tuple((7 * start + i) % 96 + 1 for i in range(40)) for start in range(3)]
+
+PROMPTS = st.builds(
+    lambda beginning, shared, tail: beginning[:shared] + tail,
+    st.sampled_from(BEGINNINGS),
+    st.sampled_from([0, 1, 4, 7, 8, 9, 12, 16, 20, 24]),
+    st.lists(st.integers(1, 96), min_size=1, max_size=6).map(tuple),
+)
+METHODS = st.one_of(
+    st.fixed_dictionaries({"n": st.integers(1, 4)}),
+    st.fixed_dictionaries({"n": st.integers(1, 4), "temperature": st.just(1.0), "seed": st.integers(0, 3)}),
+    st.fixed_dictionaries(
+        {"n": st.integers(1, 2), "best_of": st.integers(3, 4), "temperature": st.just(1.0), "seed": st.integers(0, 3)}
+    ),
+    st.integers(1, 4).flatmap(
+        lambda width: st.fixed_dictionaries(
+            {
+                "beam_width": st.just(width),
+                "n": st.integers(1, width),
+                "length_penalty": st.sampled_from([0.0, 1.0, 2.0]),
+                "early_stopping": st.sampled_from(["false", "true", "never"]),
+            }
+        )
+    ),
+)
+EXTRAS = st.one_of(
+    st.just({}),
+    st.just({}),
+    st.just({"ignore_eos": True}),
+    st.just({"min_tokens": 6}),
+    st.just({"presence_penalty": 0.7, "frequency_penalty": 0.5}),
+    st.just({"repetition_penalty": 1.4}),
+)
+STOPS = st.sampled_from([(), (), ("a",), ("b", "cd")])
+
+
+@lru_cache(maxsize=4096)
+def undisturbed(prompt: tuple[int, ...], params: SamplingParams) -> tuple[Delta, ...]:
+    """What a request gives where nothing else runs."""
+    return tuple(alone(GenerationRequest("alone", "mock", prompt, params), branches=True))
+
+
+class Stumbling(DeviceRunner):
+    """Finds no memory for a step at every other try."""
+
+    num_tries = 0
+
+    def execute(self, step: Step) -> torch.Tensor | None:
+        self.num_tries += 1
+        if self.num_tries % 2:
+            return super().execute(step)
+        self.move_blocks(step)
+        return None
+
+
+class EngineUnderLoad(RuleBasedStateMachine):
+    engine: Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: dict[str, GenerationRequest] = {}
+        self.items: list[StepItem] = []
+        self.ended: set[str] = set()  # from outside
+        self.num_asked = 0
+        self.num_pinned = 0
+
+    @initialize(
+        slots=st.integers(40, 90),
+        block_size=st.sampled_from([1, 2, 4, 4, 8]),
+        num_host_blocks=st.sampled_from([0, 4, 8, 16, 40]),
+        max_num_seqs=st.integers(4, 8),
+        extra_budget=st.integers(0, 16),
+        max_prefill_tokens=st.sampled_from([0, 0, 1, 5]),
+        preemption=st.sampled_from(["auto", "swap", "recompute"]),
+        prefix_caching=st.booleans(),
+        pinned=st.sampled_from([(), (), (5,), (8, 11)]),
+        runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling]),
+    )
+    def start(
+        self,
+        slots: int,
+        block_size: int,
+        num_host_blocks: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        max_prefill_tokens: int,
+        preemption: str,
+        prefix_caching: bool,
+        pinned: tuple[int, ...],
+        runner: Callable[..., Runner],
+    ) -> None:
+        self.engine = self.make_engine(
+            runner,
+            num_blocks=-(-slots // block_size),
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_budget,
+            max_model_len=MAX_MODEL_LEN,
+            max_prefill_tokens=max_prefill_tokens,
+            preemption=preemption,
+            prefix_caching=prefix_caching,
+        )
+        for i, length in enumerate(pinned):
+            try:
+                self.engine.pin(f"p{i}", BEGINNINGS[i][:length])
+            except RequestRefused:
+                continue
+            self.num_pinned += 1
+
+    def make_engine(self, runner: Callable[..., Runner], **limits: object) -> Engine:
+        return make_engine(True, runner, **limits)
+
+    @rule(
+        prompt=PROMPTS,
+        method=METHODS,
+        extras=EXTRAS,
+        stop=STOPS,
+        max_tokens=st.integers(1, 20),
+        salt=st.sampled_from(["", "", "s"]),
+        priority=st.integers(0, 2),
+    )
+    def ask(
+        self,
+        prompt: tuple[int, ...],
+        method: dict,
+        extras: dict,
+        stop: tuple[str, ...],
+        max_tokens: int,
+        salt: str,
+        priority: int,
+    ) -> None:
+        params = method | extras | {"max_tokens": max_tokens}
+        if "beam_width" not in params:
+            params["stop"] = stop
+        self.num_asked += 1
+        asked = request(f"r{self.num_asked}", prompt, salt, **params)
+        try:
+            self.engine.add(asked, priority=priority)
+        except RequestRefused:
+            return
+        self.requests[asked.id] = asked
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.step_once()
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(which=st.integers(0, 50), is_cancelled=st.booleans())
+    def leave(self, which: int, is_cancelled: bool) -> None:
+        """A client goes, or another worker takes the request over."""
+        name = sorted(self.engine.requests)[which % len(self.engine.requests)]
+        if is_cancelled:
+            item = self.engine.finish(name, "cancelled")
+            if item is None:
+                assert self.engine.runner.looks_ahead, "only a step under way can have ended it"
+                return
+            self.items.append(item)
+            self.ended.add(name)
+        else:
+            self.engine.drop(name)
+            del self.requests[name]
+        self.engine.check_integrity()
+
+    def step_once(self) -> None:
+        if not self.engine.requests:
+            self.items += self.engine.step()
+            return
+        first = min(self.engine.requests.values(), key=lambda group: group.order)
+        was_running, had = first.state is GroupState.RUNNING, progress(self.engine, first.request_id)
+        self.items += self.engine.step()
+        self.engine.check_integrity()
+        if was_running:
+            assert progress(self.engine, first.request_id) > had, "the first in line had no turn"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        # One token of one sequence per step at the very least.
+        for _ in range(3_000):
+            if not self.engine.has_work:
+                break
+            self.step_once()
+        assert not self.engine.has_work, "somebody starves"
+        assert_idle(self.engine)
+        assert len(self.engine.scheduler.blocks.pinned) == self.num_pinned
+        for name, asked in self.requests.items():
+            expected = undisturbed(asked.prompt, asked.sampling)
+            mine = [item for item in self.items if item.request_id == name]
+            got = final(mine, name)
+            if name in self.ended:
+                for delta in got:
+                    assert delta.token_ids == expected[delta.choice].token_ids[: len(delta.token_ids)]
+                continue
+            assert [plain(delta) for delta in got] == [plain(delta) for delta in expected]
+            assert [delta.score for delta in got] == pytest.approx([delta.score for delta in expected], abs=1e-4)
+
+
+def progress(engine: Engine, name: str) -> tuple[int, int, int]:
+    """Grows whenever a request had a turn: choices ended, then tokens drawn, then tokens computed."""
+    group = engine.requests.get(name)
+    if group is None:
+        return 10**9, 0, 0
+    ended = sum(sequence.is_finished for sequence in group.sequences)
+    drawn = max(sequence.num_output_tokens for sequence in group.sequences)
+    total = sum(sequence.num_output_tokens for sequence in group.sequences)
+    computed = sum(sequence.num_computed + bool(sequence.block_table) for sequence in group.sequences)
+    return ended, total * 100 + drawn, computed
+
+
+def plain(delta: Delta) -> Delta:
+    """Without the score, which depends on the order of additions."""
+    return delta._replace(score=None)
+
+
+TestEngineUnderLoad = EngineUnderLoad.TestCase
+TestEngineUnderLoad.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,267 @@
+"""An engine that launches a step before it knows the tokens of the one before gives what any other engine gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from quire.shared.messages import Delta, Outcome, StepItem
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.inspect.usage import usage
+from tests.support.mock_model import (
+    EOS,
+    MockModel,
+    assert_idle,
+    continuation,
+    graphed,
+    make_engine,
+    request,
+    run,
+    steps,
+)
+
+
+@pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
+def ahead(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    """Makes an engine that looks ahead, kernel by kernel or by graphs."""
+    return partial(make_engine, runner=request.param)
+
+
+def tokens(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
+    """The tokens of a choice, whose items must follow each other without a gap."""
+    mine = [item for item in items if item.request_id == name]
+    at = 0
+    for item in mine:
+        assert item.start == at
+        at += sum(len(delta.token_ids) for delta in item.deltas)
+    deltas = [delta for item in mine for delta in item.deltas if delta.choice == choice]
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def last(items: list[StepItem], name: str) -> StepItem:
+    ended = [item for item in items if item.request_id == name and item.outcome is not None]
+    assert len(ended) == 1
+    return ended[0]
+
+
+def ends_early(least: int = 2, most: int = 10) -> tuple[int, ...]:
+    """A prompt whose text ends by itself after some tokens, and not with the last that is asked for."""
+    for first in range(1, 97):
+        found = continuation((first, 5), 16)
+        if found[-1] == EOS and least <= len(found) <= most:
+            return first, 5
+    raise AssertionError("no such prompt")
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2, 3), ignore_eos=True))
+    assert engine.step() == []  # the prompt is under way
+    first = engine.step()
+    assert engine.num_steps == 2
+    assert first == [StepItem("r", 0, (Delta(0, (continuation((1, 2, 3), 1)[0],), None, None, None),), None)]
+    items = first + run(engine)
+    assert tokens(items, "r") == continuation((1, 2, 3), 8, ignore_eos=True)
+    # The length of a text is known before its last token is: no step is computed in vain.
+    assert engine.runner.model.num_computed == 3 + 7
+
+
+def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped(ahead: Callable[..., Engine]) -> None:
+    prompt = ends_early()
+    engine = ahead(prefix_caching=True)
+    engine.add(request("r", prompt, max_tokens=16))
+    items = run(engine)
+    text = continuation(prompt, 16)
+    assert tokens(items, "r") == text
+    assert last(items, "r").outcome.name == "stop"
+    assert engine.runner.model.num_computed == len(prompt) + len(text) - 1 + 1
+    engine.add(request("again", (*prompt, *text), max_tokens=4))
+    assert tokens(run(engine), "again") == continuation((*prompt, *text), 4)
+
+
+def test_who_is_displaced_waits_for_the_token_under_way_also_where_there_is_room_at_once(
+    ahead: Callable[..., Engine],
+) -> None:
+    engine = ahead(max_num_seqs=4, num_host_blocks=64)
+    engine.add(request("wide", (1, 2, 3), n=3, max_tokens=30, ignore_eos=True), priority=2)
+    engine.add(request("narrow", (4, 5, 6), max_tokens=12, ignore_eos=True), priority=2)
+    items = steps(engine, 5)
+    engine.add(request("urgent", (7, 8), n=2, max_tokens=20, ignore_eos=True), priority=0)
+    items += run(engine)
+    assert engine.groups.counters.for_higher_class == 2
+    assert tokens(items, "narrow") == continuation((4, 5, 6), 12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_texts_are_unchanged_where_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
+    engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)
+    prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(12)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=20))
+    items = run(engine)
+    assert engine.groups.num_preemptions > 0
+    for name, prompt in prompts.items():
+        assert tokens(items, name) == continuation(prompt, 20)
+
+
+def test_choices_that_stream_together_end_one_by_one(ahead: Callable[..., Engine]) -> None:
+    plain, other = make_engine(), ahead()
+    for engine in (plain, other):
+        engine.add(request("r", (4, 5, 6, 7, 8), n=3, temperature=1.0, seed=5, max_tokens=30))
+    expected, items = run(plain), run(other)
+    assert [tokens(items, "r", choice) for choice in range(3)] == [tokens(expected, "r", i) for i in range(3)]
+    assert last(items, "r").outcome == last(expected, "r").outcome
+
+
+def test_stop_strings_end_a_text_where_they_are_complete(ahead: Callable[..., Engine]) -> None:
+    plain, other = make_engine(), ahead()
+    for engine in (plain, other):
+        engine.add(request("r", (9, 5, 6), stop=("e", "xy"), max_tokens=40, ignore_eos=True))
+        engine.add(request("s", (2, 5, 6), max_tokens=40, ignore_eos=True))
+    expected, items = run(plain), run(other)
+    for name in ("r", "s"):
+        assert tokens(items, name) == tokens(expected, name)
+        assert last(items, name).deltas[-1].matched_stop == last(expected, name).deltas[-1].matched_stop
+
+
+def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_again(
+    ahead: Callable[..., Engine],
+) -> None:
+    plain, other = make_engine(branches=True), ahead(branches=True)
+    for engine in (plain, other):
+        engine.add(request("long", (3, 4), max_tokens=40, ignore_eos=True))
+    items = steps(other, 3)
+    for engine in (plain, other):
+        engine.add(request("beams", (5, 6, 7), beam_width=3, n=2, max_tokens=6))
+        engine.add(request("penalty", (5, 6, 8), presence_penalty=1.0, max_tokens=6))
+    items += steps(other, 2)
+    assert other._in_flight is None
+    items += steps(other, 12)
+    assert other._in_flight is not None
+    items += run(other)
+    expected = run(plain)
+    for name in ("long", "beams", "penalty"):
+        assert tokens(items, name) == tokens(expected, name)
+
+
+def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_for(
+    ahead: Callable[..., Engine],
+) -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), presence_penalty=1.0, max_tokens=60, ignore_eos=True))
+    for _ in range(50):
+        engine.step()
+        assert len(engine.input_batch.changes or ()) <= 1
+    run(engine)
+
+
+def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
+    engine.add(request("s", (1, 3), max_tokens=6, ignore_eos=True))
+    items = steps(engine, 4)
+    ended = engine.finish("r", "cancelled")
+    assert ended is not None
+    assert engine._in_flight is None
+    items += [ended, *run(engine)]
+    assert last(items, "r") is ended
+    # Four steps: the prompt, and three tokens behind the one that it gave.
+    assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
+    assert tokens(items, "s") == continuation((1, 3), 6, ignore_eos=True)
+    assert_idle(engine)
+
+
+def test_a_request_that_is_dropped_says_no_more_and_others_lose_nothing(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    for name in ("dropped", "other"):
+        engine.add(request(name, (1, 2), max_tokens=20, ignore_eos=True))
+    items = steps(engine, 4)
+    engine.drop("dropped")
+    later = run(engine)
+    assert {item.request_id for item in later} == {"other"}
+    assert tokens(items + later, "other") == continuation((1, 2), 20, ignore_eos=True)
+
+
+def test_no_step_is_in_flight_after_a_step_with_a_synchronous_request(ahead: Callable[..., Engine]) -> None:
+    engine = ahead()
+    engine.add(request("scored", (1, 2), logprobs=True, max_tokens=60, ignore_eos=True))
+    for index in range(10):
+        engine.add(request(f"r{index}", (3, 4), max_tokens=2, ignore_eos=True))
+        steps(engine, 4)
+        assert engine._in_flight is None
+    run(engine)
+
+
+def test_steps_are_smaller_once_device_memory_has_run_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: handled.append(sys.exc_info()[0]))
+    model = MockModel(fits=9)
+    engine = make_engine(runner=DeviceRunner, model=model, max_num_batched_tokens=64, max_num_seqs=4)
+    prompts = {name: tuple(range(1, length)) for name, length in (("r", 60), ("s", 31), ("t", 7))}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=12, ignore_eos=True))
+    items = run(engine)
+    for name, prompt in prompts.items():
+        assert tokens(items, name) == continuation(prompt, 12, ignore_eos=True)
+    sizes = [record.args for record in caplog.records if record.name == "quire.worker.engine.engine"]
+    assert sizes == [(64, 32), (32, 16), (16, 8)]
+    assert usage(engine).max_prefill_tokens == 8
+    assert handled == [None] * 3  # while an error is handled, what its traceback holds cannot be freed
+
+    model.fits = 3  # fewer than one for each sequence: nothing can be done
+    for name in ("a", "b", "c", "d"):
+        engine.add(request(name, (1, 2), max_tokens=12))
+    with pytest.raises(torch.OutOfMemoryError):
+        run(engine)
+
+
+def test_a_step_that_fails_loses_no_token_of_the_one_before(
+    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its requests end with follows what they had emitted: else it is a hole in their logs."""
+    engine = ahead()
+    for name in ("r", "s", "t"):
+        engine.add(request(name, (1, 2), max_tokens=50, ignore_eos=True))
+    items = steps(engine, 4)
+    items += filter(None, [engine.finish("t", "cancelled")])  # now the tokens of the step under way are known
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.runner, "decode", fails)
+    monkeypatch.setattr(engine.runner, "execute", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    items += engine.fail("failed")
+    for name in ("r", "s"):
+        assert tokens(items, name) == continuation((1, 2), 4, ignore_eos=True)
+        assert last(items, name).outcome == Outcome("error", "failed")
+    assert_idle(engine)
+
+
+def test_a_request_that_must_know_its_tokens_and_fails_loses_none_of_others(
+    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ahead()
+    engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
+    items = steps(engine, 4)
+    engine.add(request("scored", (1, 3), logprobs=True))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.runner, "execute", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    items += engine.fail("failed")
+    assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
+    assert last(items, "r").outcome == Outcome("error", "failed")
+    assert_idle(engine)

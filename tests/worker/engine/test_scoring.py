@@ -1,0 +1,233 @@
+"""Log-probabilities that the engine gives with its tokens are those of the model, whatever happens to the request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire import kernels
+from quire.shared.logprobs import TokenLogprobs, read_records
+from quire.shared.messages import Delta, SamplingParams, StepItem
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.runner import Runner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import Completion, complete
+from quire.worker.models.decoder import Decoder
+from tests.support.mock_model import (
+    START,
+    VOCAB,
+    MockModel,
+    advance,
+    final,
+    graphed,
+    log_softmax,
+    make_engine,
+    request,
+    run,
+    steps,
+)
+from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MAX_TOKENS = 16
+TOP = 5
+
+
+# --- the real model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama", initializer_range=0.1)
+
+
+def prompts() -> list[tuple[int, ...]]:
+    draw = random.Random(6)
+    return [tuple(draw.randrange(VOCAB_SIZE - 3) for _ in range(length)) for length in (1, 7, 16, 17, 40, 75)]
+
+
+def engine_of(checkpoint: Path, **limits: Any) -> Engine:
+    model = Decoder.load(checkpoint, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    sizes = {"num_blocks": 200, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
+    engine = Engine(model, EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits)), (), None)
+    engine.checks_itself = True
+    return engine
+
+
+def by_hugging_face(checkpoint: Path, asked: list[tuple[tuple[int, ...], Completion]]) -> list[np.ndarray]:
+    """For each prompt with its output: log(softmax) of the logits that each output token was drawn from."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    )
+    found = []
+    with torch.inference_mode():
+        for prompt, one in asked:
+            logits = model(torch.tensor([[*prompt, *one.token_ids]])).logits[0]
+            found.append(torch.log_softmax(logits[len(prompt) - 1 : -1].double(), dim=-1).numpy())
+    return found
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 4},
+    "penalised": {"temperature": 1.0, "seed": 5, "presence_penalty": 1.5, "repetition_penalty": 1.3},
+    "several": {"temperature": 1.0, "seed": 6, "n": 3},
+    "ranked": {"temperature": 1.0, "seed": 7, "n": 2, "best_of": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
+    """Of requests in one batch that is preempted, some with and some without."""
+    engine = engine_of(checkpoint, num_blocks=34)
+    params = SamplingParams(max_tokens=MAX_TOKENS, logprobs=True, top_logprobs=TOP, **KINDS[kind])
+    plain = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+    found = complete(engine, prompts() * 2, [params] * len(prompts()) + [plain] * len(prompts()))
+    assert engine.groups.num_preemptions > 0
+    asked = [(prompt, one) for prompt, choices in zip(prompts(), found, strict=False) for one in choices]
+    assert len(asked) == len(prompts()) * params.n
+    for (_, one), expected in zip(asked, by_hugging_face(checkpoint, asked), strict=True):
+        assert len(one.logprobs) == len(one.token_ids) == MAX_TOKENS
+        own = [logprobs.logprob for logprobs in one.logprobs]
+        assert own == pytest.approx(expected[np.arange(MAX_TOKENS), list(one.token_ids)], abs=1e-4)
+        for logprobs, row in zip(one.logprobs, expected, strict=True):
+            token_ids, values = zip(*logprobs.top, strict=True)
+            assert values == pytest.approx(np.sort(row)[::-1][:TOP], abs=1e-4)
+            assert row[list(token_ids)] == pytest.approx(values, abs=1e-4)
+            assert len(set(token_ids)) == TOP
+        assert one.score is None or one.score == pytest.approx(np.mean(own), abs=1e-5)
+    assert all(one.logprobs == [] for choices in found[len(prompts()) :] for one in choices)
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_their_bits_do_not_depend_on_the_batch(checkpoint: Path) -> None:
+    """The kernels for CPUs are batch-invariant in every mode."""
+    params = [
+        SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, seed=seed, logprobs=True, top_logprobs=seed)
+        for seed in range(len(prompts()))
+    ]
+    crowd = engine_of(checkpoint, num_blocks=18)
+    together = complete(crowd, prompts(), params)
+    assert crowd.groups.num_preemptions > 0
+    alone = engine_of(checkpoint, max_num_batched_tokens=100)
+    assert together == [complete(alone, [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
+    assert [len(choices[0].logprobs[0].top) for choices in together] == list(range(len(prompts())))
+
+
+# --- what becomes of a request ----------------------------------------------------------------------------------------
+
+RUNNERS: dict[str, Any] = {"known": Runner, "launched": DeviceRunner, "replayed": graphed}
+
+
+@pytest.fixture(params=RUNNERS)
+def make(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    return partial(make_engine, True, RUNNERS[request.param])
+
+
+def read(items: list[StepItem], name: str) -> list[list[TokenLogprobs]]:
+    """Of each choice, in items that have the records of their own tokens only."""
+    found: dict[int, list[TokenLogprobs]] = {}
+    for delta in (delta for item in items if item.request_id == name for delta in item.deltas):
+        assert delta.logprobs is not None
+        found.setdefault(delta.choice, []).extend(read_records(delta.logprobs, len(delta.token_ids)))
+    return [found[choice] for choice in sorted(found)]
+
+
+def expected(prompt: tuple[int, ...], output: tuple[int, ...], top: int) -> list[TokenLogprobs]:
+    model, state, found = MockModel(branches=True), START, []
+    for at, token in enumerate((*prompt, *output)):
+        if at >= len(prompt):
+            row = log_softmax(model._logits([state]))[0]
+            best = np.argsort(-row, kind="stable")[:top].tolist()
+            found.append(TokenLogprobs(float(row[token]), tuple((token_id, float(row[token_id])) for token_id in best)))
+        state = advance(state, token)
+    return found
+
+
+def assert_right(items: list[StepItem], name: str, prompt: tuple[int, ...], top: int) -> None:
+    for delta, found in zip(final(items, name), read(items, name), strict=True):
+        assert found == expected(prompt, delta.token_ids, top)
+
+
+def test_each_token_has_them_beside_requests_without(make: Callable[..., Engine]) -> None:
+    engine = make()
+    engine.add(request("plain", (1, 2, 3), ignore_eos=True))
+    steps(engine, 2)
+    engine.add(request("few", (4, 5), logprobs=True, temperature=1.0, seed=3))
+    engine.add(request("many", (6, 7, 8), logprobs=True, top_logprobs=4, n=2, temperature=1.0, seed=4))
+    engine.add(request("stopped", (3, 4), logprobs=True, top_logprobs=1, stop=("q", "x"), max_tokens=40))
+    items = run(engine)
+    assert_right(items, "few", (4, 5), 0)
+    assert_right(items, "many", (6, 7, 8), 4)
+    assert_right(items, "stopped", (3, 4), 1)
+    assert {delta.logprobs for item in items if item.request_id == "plain" for delta in item.deltas} == {None}
+
+
+def test_a_ranked_choice_has_them_all_at_its_end(make: Callable[..., Engine]) -> None:
+    engine = make(num_blocks=14)
+    engine.add(request("ranked", (6, 7, 8), logprobs=True, top_logprobs=3, n=2, best_of=4, temperature=1.0, seed=4))
+    engine.add(request("other", (9, 8, 7, 6, 5), max_tokens=20, ignore_eos=True))
+    items = run(engine)
+    [item] = [item for item in items if item.request_id == "ranked"]
+    assert len(item.deltas) == 2
+    assert_right(items, "ranked", (6, 7, 8), 3)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_another_attempt_goes_on_with_them(make: Callable[..., Engine], cut: int) -> None:
+    asked = request("r", (6, 7, 8), logprobs=True, top_logprobs=2, n=2, temperature=1.0, seed=4, ignore_eos=True)
+    first, second, whole = make(), make(), make()
+    whole.add(asked)
+    undisturbed = run(whole)
+    first.add(asked)
+    begun: list[StepItem] = []
+    while sum(len(delta.token_ids) for item in begun for delta in item.deltas) < 2 * cut:
+        begun += first.step()
+    second.add(asked, tuple(begun))
+    items = begun + run(second)
+    assert final(items, "r") == final(undisturbed, "r")
+    assert read(items, "r") == read(undisturbed, "r")
+    assert_right(items, "r", (6, 7, 8), 2)
+
+
+def test_more_than_the_vocabulary_has_are_all_there_are() -> None:
+    assert VOCAB > 20
+    logits = torch.tensor([[0.0, 1.0, -1.0]])
+    found = logprobs_of(logits, [1], tops=[20])
+    assert [token_id for token_id, _ in found[0].top] == [1, 0, 2]
+
+
+def test_tokens_that_cannot_be_drawn_have_the_probability_that_the_model_gives_them() -> None:
+    never = float("-inf")
+    found = logprobs_of(torch.tensor([[never, 2.0, float("nan")], [0.5, 0.5, 0.5]]), [1, 2], tops=[3, 1])
+    assert found[0].logprob == 0.0
+    assert found[0].top == ((1, 0.0), (0, never), (2, never))
+    assert found[1].top == ((0, pytest.approx(np.log(1 / 3))),)
+
+
+def logprobs_of(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> list[TokenLogprobs]:
+    """What is noted with sequences that drew these tokens."""
+    from quire.worker.engine.scoring import score
+    from quire.worker.engine.sequence import SequenceGroup
+
+    sequences = []
+    for top in tops:
+        group = SequenceGroup("r", (0,), SamplingParams(max_tokens=1, logprobs=True, top_logprobs=top))
+        group.start()
+        sequences += group.sequences
+    ops = kernels.select_ops("cpu", torch.float32)
+    score(ops, logits, torch.tensor(drawn, dtype=torch.int32), sequences, np.array(tops, dtype=np.int8))
+    deltas = [Delta(0, (token,), logprobs=one.take_logprobs()) for one, token in zip(sequences, drawn, strict=True)]
+    assert all(one.take_logprobs() == b"" for one in sequences)
+    return [read_records(delta.logprobs or b"", 1)[0] for delta in deltas]
