@@ -15,7 +15,7 @@ from aiohttp import web
 from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
-from quire.gateway.api.call import request_id
+from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown

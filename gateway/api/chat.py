@@ -22,11 +22,11 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
     """Check and tokenize a call. Raises ApiError."""
     options = read_options(body, CHAT, limits.sampling_defaults)
     limits.check_model(options.model)
-    limits.check_choices(1, options)
+    limits.check_choices(1, options.counts)
     await renderer.check_schema(options.sampling.json_schema)
     messages = read_messages(body["messages"])
     token_ids = await renderer.chat(messages, limits.max_model_len)
-    return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
+    return Call.of(options, [("messages", token_ids)], limits, default_max_tokens=None)
 
 
 class ChatDialect:

@@ -24,11 +24,11 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
     options = read_options(body, COMPLETIONS, limits.sampling_defaults)
     limits.check_model(options.model)
     prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
-    limits.check_choices(len(prompts), options)
+    limits.check_choices(len(prompts), options.counts)
     await renderer.check_schema(options.sampling.json_schema)
     token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
     named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
-    return limits.call(options, named, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
+    return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
 
 
 def read_prompts(value: Any, max_prompts: int, vocab_size: int) -> list[tuple[str, Prompt]]:

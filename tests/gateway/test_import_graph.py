@@ -18,8 +18,8 @@ from quire.ops.paths import PROJECT_ROOT
 
 PACKAGE = "quire.gateway"
 # These numbers may only fall.
-MAX_LAYERS = 10
-MAX_ARROWS = 140
+MAX_LAYERS = 8
+MAX_ARROWS = 139
 
 
 def modules(folder: Path) -> dict[str, Path]:
