@@ -243,6 +243,13 @@ class SamplingParams:
         read=OneOrMoreTexts(Texts(MAX_STOP_STRINGS, 1, MAX_STOP_LENGTH)),
         excludes=NO_BEAMS,
     )
+    include_stop_str_in_output: bool = parameter(
+        Flag(),
+        "extension, as in vLLM: the answer ends with the stop string or stop token that ended it, instead of before "
+        "it. Special tokens and the model's end token have no text. Not with `use_beam_search`",
+        default=False,
+        excludes=NO_BEAMS,
+    )
     # A message has room for one more token for each stop string that is a special token.
     stop_token_ids: tuple[int, ...] = parameter(
         TokenIds(MAX_STOP_TOKENS + MAX_STOP_STRINGS),

@@ -82,6 +82,7 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             requests=len(self.prompts),
             is_background=options.background,
+            include_stop_str_in_output=options.sampling.include_stop_str_in_output,
         )
 
     def requests(self, call_id: str) -> list[GenerationRequest]:

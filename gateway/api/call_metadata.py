@@ -43,6 +43,7 @@ class CallMetadata:
     prompt_tokens: int = checked(Integer(0, MAX_REQUESTS * MAX_PROMPT_TOKENS))
     requests: int = checked(Integer(1, MAX_REQUESTS))
     is_background: bool = checked(Flag())
+    include_stop_str_in_output: bool = checked(Flag(), default=False)
 
     @property
     def choices(self) -> int:

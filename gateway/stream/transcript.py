@@ -85,13 +85,14 @@ _new = tuple.__new__
 class _ChoiceText:
     """The text of one choice as it grows."""
 
-    def __init__(self, model: ServedModel, stop: tuple[str, ...], is_message: bool) -> None:
+    def __init__(self, model: ServedModel, metadata: CallMetadata) -> None:
         self._eos_token_ids = model.eos_token_ids
         # The worker uses the same classes, so that both find the same stop strings.
         self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context)
-        self._filter = StopStringFilter(stop)
+        self._includes_stop = metadata.include_stop_str_in_output
+        self._filter = StopStringFilter(metadata.stop, self._includes_stop)
         # A message begins a text of its own, a completion continues one. Cleared by the first character.
-        self._drops_space = is_message and model.drops_first_space
+        self._drops_space = metadata.dialect == "chat" and model.drops_first_space
         # Characters of the text so far; counted for log-probabilities only.
         self._length = 0
         self.finish_reason: str | None = None
@@ -114,13 +115,14 @@ class _ChoiceText:
         return self._strip_first_space(text), ScoredTokens(delta.token_ids, records, tuple(offsets))
 
     def _text_ids(self, delta: Delta) -> tuple[int, ...]:
-        """Returns the tokens of a delta without the token that ended the choice."""
+        """Returns the tokens of a delta without the token that ended the choice, unless the call wants it as text."""
         token_ids = delta.token_ids
         if delta.finish_reason != "stop" or delta.matched_stop or not token_ids:
             return token_ids
-        # Neither end tokens nor stop tokens are text, even if the tokenizer does not list them as special tokens.
-        is_end = delta.matched_stop == BY_TOKEN or token_ids[-1] in self._eos_token_ids
-        return token_ids[:-1] if is_end else token_ids
+        if delta.matched_stop == BY_TOKEN:
+            return token_ids if self._includes_stop else token_ids[:-1]
+        # An end token is not text, even if the tokenizer does not list it as a special token.
+        return token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
 
     def finish(self, reason: str) -> str:
         """Ends the choice; returns the text that was held back."""
@@ -138,8 +140,7 @@ class _RequestText:
     """The text of one request. Its choices are numbered from `first_choice`."""
 
     def __init__(self, model: ServedModel, metadata: CallMetadata, first_choice: int) -> None:
-        is_message = metadata.dialect == "chat"
-        self.choices = [_ChoiceText(model, metadata.stop, is_message) for _ in range(metadata.n)]
+        self.choices = [_ChoiceText(model, metadata) for _ in range(metadata.n)]
         self._first_choice = first_choice
         self.tokens = 0
 

@@ -11,13 +11,14 @@ class StopStringFilter:
     """Passes text through, holding back what may yet become a stop string.
 
     After a match `matched` is the string, and nothing more comes out. When several match, the one that is complete
-    first wins, and of those the one that starts first.
+    first wins, and of those the one that starts first. With `includes_match` the string itself comes out, too.
     """
 
-    def __init__(self, stop: tuple[str, ...] | list[str]) -> None:
+    def __init__(self, stop: tuple[str, ...] | list[str], includes_match: bool = False) -> None:
         # Of two that end at the same character the longer one starts first.
         self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
+        self._includes_match = includes_match
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -42,7 +43,7 @@ class StopStringFilter:
         for stop in self._stop:
             if self._held.endswith(stop):
                 self.matched = stop
-                released, self._held = self._held[: -len(stop)], ""
+                released, self._held = self._held if self._includes_match else self._held[: -len(stop)], ""
                 return released
         keep = self._longest_prefix_held()
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

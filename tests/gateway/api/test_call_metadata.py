@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -17,6 +18,11 @@ ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, T
 
 def test_what_is_noted_about_a_call_survives_the_way() -> None:
     assert CallMetadata.decode(ABOUT.encode()) == ABOUT
+
+
+def test_whether_the_stop_string_is_text_survives_the_way() -> None:
+    metadata = replace(ABOUT, include_stop_str_in_output=True)
+    assert CallMetadata.decode(metadata.encode()) == metadata != ABOUT
 
 
 @given(st.binary(max_size=64))

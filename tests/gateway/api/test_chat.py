@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
-from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
 from tests.gateway.running import (
@@ -213,6 +214,53 @@ async def test_a_stop_string_is_cut_exactly_however_it_was_tokenized(gateway: Ru
         whole = (await gateway.chat(stop="<stop>")).json
     assert "".join(texts(events)) == "Hello "
     assert whole["choices"][0]["message"]["content"] == "Hello "
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_a_stop_string_stays_in_the_text_if_it_is_asked_for(
+    start_gateway: Start, step: int, logprobs: bool
+) -> None:
+    """Nothing behind it does; and another gateway, which knows the call from Redis only, says the same."""
+    here, there = await start_gateway(), await start_gateway()
+    ids = tokens("Hello <stop> and more")
+    asked: dict[str, Any] = {"stop": "<stop>", "include_stop_str_in_output": True, "n": 2, "logprobs": logprobs}
+
+    async def script(request: GenerationRequest) -> Steps:
+        for at in range(0, len(ids), step):
+            last = at + step >= len(ids)
+            some = tuple(ids[at : at + step])
+            records = struct.pack("<f", -1.0) * len(some) if request.sampling.logprobs else None
+            end = ("stop", "<stop>") if last else (None, None)
+            yield (
+                tuple(Delta(choice, some, *end, None, records) for choice in range(2)),
+                (Outcome("stop") if last else None),
+            )
+
+    async with here.worker(script) as worker:
+        whole = (await here.chat(**asked)).json
+        headers = {"Idempotency_Key": "key"}
+        async with here.stream("/v1/chat/completions", chat_body(stream=True, **asked), **headers) as stream:
+            events = await stream.rest()
+        async with there.stream("/v1/chat/completions", chat_body(stream=True, **asked), **headers) as stream:
+            assert await stream.rest() == events
+    assert len(worker.claimed) == 2
+    assert [request.sampling.include_stop_str_in_output for request in worker.claimed] == [True, True]
+    assert [choice["message"]["content"] for choice in whole["choices"]] == 2 * ["Hello <stop>"]
+    for choice in (0, 1):
+        assert "".join(texts(events, choice)) == "Hello <stop>"
+
+
+async def test_a_stop_token_is_text_if_it_is_asked_for_and_the_end_token_is_not(gateway: RunningGateway) -> None:
+    ids = tokens("abc!")
+    for last, stop in ((ids[-1], BY_TOKEN), (2, None)):
+
+        async def script(request: GenerationRequest, last: int = last, stop: str | None = stop) -> Steps:
+            yield (Delta(0, (*ids[:-1], last), "stop", stop),), Outcome("stop")
+
+        async with gateway.worker(script):
+            answer = (await gateway.chat(stop_token_ids=[ids[-1]], include_stop_str_in_output=True)).json
+        assert answer["choices"][0]["message"]["content"] == ("abc!" if stop is not None else "abc")
 
 
 @pytest.mark.parametrize(
