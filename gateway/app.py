@@ -8,9 +8,7 @@ from aiohttp import web
 
 from quire.gateway import calls
 from quire.gateway.api import error_responses
-from quire.gateway.api.errors import REQUEST_ID
-from quire.gateway.calls import CHAT, COMPLETIONS
-from quire.gateway.http_server import add_common_headers
+from quire.gateway.http_server import add_headers
 from quire.gateway.pages import engine_page, static_files
 from quire.gateway.pages.status import Status
 from quire.gateway.service import GATEWAY, Gateway
@@ -24,16 +22,17 @@ def create_app(gateway: Gateway) -> web.Application:
         client_max_size=gateway.settings.max_body_bytes,
     )
     app[GATEWAY] = gateway
+    app.on_startup.append(_start)
     status = Status(gateway)
-    # Before the static files: where the engine view is off, its routes replace the page.
+    # Before the static files: if the engine view is off, its routes replace the page.
     engine_page.add_to(app, gateway)
-    for path, endpoint in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETIONS)):
+    for path, dialect in calls.DIALECTS.items():
         app.add_routes(
             [
-                web.post(path, partial(calls.serve, gateway, endpoint)),
+                web.post(path, partial(calls.serve, gateway, dialect)),
                 # Without HEAD, which would attach to the request.
-                web.get(f"{path}/{{id}}/stream", partial(calls.resume, gateway, endpoint), allow_head=False),
-                web.post(f"{path}/{{id}}/cancel", partial(calls.cancel, gateway, endpoint)),
+                web.get(f"{path}/{{id}}/stream", partial(calls.resume, gateway, dialect), allow_head=False),
+                web.post(f"{path}/{{id}}/cancel", partial(calls.cancel, gateway, dialect)),
             ]
         )
     app.add_routes(
@@ -46,10 +45,9 @@ def create_app(gateway: Gateway) -> web.Application:
             *static_files.routes(),
         ]
     )
-    app.on_startup.append(_start)
     app.on_shutdown.append(gateway.drain)
     app.on_cleanup.append(_close)
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(add_headers)
     return app
 
 
@@ -59,9 +57,3 @@ async def _start(app: web.Application) -> None:
 
 async def _close(app: web.Application) -> None:
     await app[GATEWAY].close()
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    if request_id := request.get(REQUEST_ID):
-        response.headers["x-request-id"] = request_id
-    add_common_headers(response)

@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import down
-from quire.gateway.api import chat, completions
 from quire.gateway.api import resume as stored
-from quire.gateway.api.call import Call, request_id
+from quire.gateway.api.call_metadata import request_id
+from quire.gateway.api.chat import ChatDialect
+from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown
 from quire.gateway.api.parsing import read_object
-from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
-from quire.gateway.model.renderer import Renderer
 from quire.gateway.service import Gateway
-from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
-from quire.gateway.stream.writer import Dialect, EventRenderer, StreamWriter, collect, write_body
+from quire.gateway.stream.writer import AnswerFormat, EventRenderer, StreamWriter, collect, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.gateway.telemetry.tracing import SPAN
 from quire.shared.messages import MessageError
@@ -36,38 +34,29 @@ log = logging.getLogger("gateway")
 # Characters of a prompt that are logged with --log-prompts.
 MAX_LOGGED_PROMPT = 4096
 
-Reader = Callable[[dict[str, Any], RequestLimits, Renderer], Awaitable[Call]]
+# One of the two APIs: how it reads calls, and how it writes answers.
+Dialect = type[ChatDialect] | type[CompletionDialect]
+DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect, "/v1/completions": CompletionDialect}
 
 
-class Endpoint(NamedTuple):
-    """One of the two APIs: how it reads calls, and how it writes answers."""
-
-    read: Reader
-    dialect: type[chat.ChatDialect] | type[completions.CompletionDialect]
-
-
-CHAT = Endpoint(chat.read, chat.ChatDialect)
-COMPLETIONS = Endpoint(completions.read, completions.CompletionDialect)
-
-
-async def serve(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
+async def serve(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions, /v1/completions: generates an answer."""
-    settings, dialect = gateway.settings, endpoint.dialect
-    meter = request[METER] = gateway.meters.open(dialect.dialect, "new", request[BEGAN])
+    settings = gateway.settings
+    meter = request[METER] = gateway.meters.open(dialect.name, "new", request[BEGAN])
     # 1) Read the call: parse, check and tokenize it.
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
     if settings.log_prompts:
         _log_prompt(request[REQUEST_ID], body)
-    call = await endpoint.read(body, gateway.limits, gateway.renderer)
+    call = await dialect.read(body, gateway.limits, gateway.renderer)
     options = read_admission_options(
         request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
     )
     if (span := request.get(SPAN)) is not None:
-        span.asks(dialect.dialect, call)
+        span.asks(dialect.name, call)
         options = replace(options, traceparent=str(span.context))
     call_id = request[REQUEST_ID]
     requests = call.requests(call_id)
-    metadata = call.metadata(dialect.dialect, int(time.time()))
+    metadata = call.metadata(dialect.name, int(time.time()))
     # 2) Listen before the requests are submitted, so that no frame is missed.
     can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return=can_return) as buffer:
@@ -87,7 +76,7 @@ async def serve(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> w
     with gateway.listening(ids) as buffer:
         # The submission may have added requests that the earlier call lacked, or listeners to its requests.
         buffer.is_responsible = not options.is_background
-        known = await _look_up(gateway, ids, dialect.dialect)
+        known = await _look_up(gateway, ids, dialect.name)
         if known is None or not await _attach(gateway, buffer, known):
             raise down(f"request {first} of an idempotency key is gone")
         request[REQUEST_ID] = first
@@ -97,10 +86,9 @@ async def serve(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> w
         return await _answer(gateway, request, buffer, transcript, form, call.options.stream)
 
 
-async def resume(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
+async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
     """GET /v1/chat/completions/{id}/stream, /v1/completions/{id}/stream: goes on after the client's last event."""
-    dialect = endpoint.dialect
-    meter = request[METER] = gateway.meters.open(dialect.dialect, "resumed", request[BEGAN])
+    meter = request[METER] = gateway.meters.open(dialect.name, "resumed", request[BEGAN])
     # 1) Read which event the client has.
     after = stored.read_event_id(request)
     meter.tokens = after.tokens
@@ -108,12 +96,12 @@ async def resume(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> 
     await gateway.retry.check_subscribed()
     with gateway.listening([call_id]) as buffer:
         # 2) Find the call in Redis.
-        known = await _look_up(gateway, [call_id], dialect.dialect)
+        known = await _look_up(gateway, [call_id], dialect.name)
         if known is None:
             raise stored.not_found()
         transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
         form = dialect(call_id, gateway.model, known.about)
-        events = EventRenderer(transcript, form, sse.takes_ids(request.headers), after)
+        events = EventRenderer(transcript, form, request.headers, after)
         buffer.accept(known.left_s, is_logged=True)
         # All other listeners of this gateway may leave during the reads. A listener at another gateway keeps the
         # request alive.
@@ -131,16 +119,16 @@ async def resume(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> 
         )
 
 
-async def cancel(gateway: Gateway, endpoint: Endpoint, request: web.Request) -> web.Response:
+async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
     """POST /v1/chat/completions/{id}/cancel, /v1/completions/{id}/cancel: ends a call, also one in the background.
 
     A call that has ended stays as it is.
     """
-    dialect, broker = endpoint.dialect, gateway.broker
+    broker = gateway.broker
     call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
     try:
         known = await gateway.retry(partial(stored.look_up, broker, call_id))
-        if known is None or known.about.dialect != dialect.dialect:
+        if known is None or known.about.dialect != dialect.name:
             raise stored.not_found()
         ids = [request_id(call_id, index) for index in range(known.about.requests)]
         found = [await gateway.retry(partial(broker.cancel, id_)) for id_ in ids]
@@ -156,7 +144,7 @@ async def _answer(
     request: web.Request,
     buffer: OutputBuffer,
     transcript: Transcript,
-    dialect: Dialect,
+    form: AnswerFormat,
     is_stream: bool,
 ) -> web.StreamResponse:
     """Writes the answer to an accepted call."""
@@ -165,8 +153,8 @@ async def _answer(
     if not is_stream:
         choices = await collect(buffer, transcript)
         meter.collected(transcript.tokens)
-        return await write_body(request, dialect.full(choices, transcript.usage), meter, write_timeout_s)
-    events = EventRenderer(transcript, dialect, sse.takes_ids(request.headers))
+        return await write_body(request, form.full(choices, transcript.usage), meter, write_timeout_s)
+    events = EventRenderer(transcript, form, request.headers)
     return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
 
 

@@ -12,8 +12,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from quire.gateway.api import error_responses, errors
-from quire.gateway.service import GATEWAY
-from quire.gateway.telemetry.request_meter import RequestMeters
+from quire.gateway.service import GATEWAY, Gateway
 from quire.shared.validators import shown
 
 log = logging.getLogger("gateway")
@@ -23,8 +22,14 @@ MAX_HEADER_BYTES = 8190
 MAX_HEADERS = 64
 
 
-def add_common_headers(response: web.StreamResponse) -> None:
-    """Adds the headers that every response has."""
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Adds the headers of every response that the application prepares."""
+    if request_id := request.get(errors.REQUEST_ID):
+        response.headers["x-request-id"] = request_id
+    _add_common_headers(response)
+
+
+def _add_common_headers(response: web.StreamResponse) -> None:
     response.headers["Server"] = "quire"  # aiohttp's default names the versions of aiohttp and Python
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
@@ -54,7 +59,7 @@ class _Connection(RequestHandler):
         assert isinstance(self._manager, HttpServer)
         self._manager.meters.refused("other", str(error.status), error_responses.reason(error))
         response = error_responses.response(error)
-        add_common_headers(response)
+        _add_common_headers(response)
         response.force_close()
         return response
 
@@ -78,10 +83,10 @@ class _Connection(RequestHandler):
 class HttpServer(web.Server):
     """aiohttp's server with connections of this module."""
 
-    def __init__(self, handler: Any, *, meters: RequestMeters, write_timeout_s: float, **options: Any) -> None:
+    def __init__(self, handler: Any, gateway: Gateway, **options: Any) -> None:
         super().__init__(handler, **options)
-        self.meters = meters
-        self.write_timeout_s = write_timeout_s
+        self.meters = gateway.meters
+        self.write_timeout_s = gateway.settings.write_timeout_s
 
     def __call__(self) -> RequestHandler:
         """Returns the protocol for a new connection."""
@@ -112,14 +117,7 @@ class GatewayRunner(web.AppRunner):
         # Starts the application. The server that this returns is not used: aiohttp lets only a subclass of its server
         # choose the class of connections, and has no way to pass one in.
         await super()._make_server()
-        gateway = self.app[GATEWAY]
-        return HttpServer(
-            self._handle,
-            request_factory=self.app._make_request,
-            meters=gateway.meters,
-            write_timeout_s=gateway.settings.write_timeout_s,
-            **self._kwargs,
-        )
+        return HttpServer(self._handle, self.app[GATEWAY], request_factory=self.app._make_request, **self._kwargs)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-import quire.gateway.pages.engine_view
+import quire.gateway.pages.engine_page
 from quire.gateway.admission.admission_options import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
 from quire.gateway.api.errors import ApiError, InvalidRequest
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
@@ -137,7 +137,7 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def codes_of_the_source() -> dict[str, int]:
     """Every code that a gateway's source names, with its status."""
-    assert quire.gateway.pages.engine_view  # its class is one of them
+    assert quire.gateway.pages.engine_page  # its class is one of them
     found = {
         cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("quire.gateway.")
     }

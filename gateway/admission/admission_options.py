@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from multidict import CIMultiDictProxy
 
+from quire.gateway.admission.submission import AdmissionOptions
+from quire.gateway.api.call import Options
 from quire.gateway.api.errors import refused
-from quire.gateway.api.options import Options
 from quire.shared.validators import shown
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -21,23 +21,6 @@ REQUEST_TIMEOUT = "X-Request-Timeout"
 
 _VISIBLE = re.compile(r"[!-~]{1,255}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionOptions:
-    """The options with which the requests of a call are admitted.
-
-    is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
-    idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
-    traceparent: the span of the call; empty without tracing.
-    """
-
-    priority_class: str
-    is_background: bool
-    deadline_ms: int
-    idempotency_key: str
-    fingerprint: str
-    traceparent: str = ""
 
 
 def read_admission_options(

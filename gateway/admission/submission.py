@@ -5,22 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from redis.exceptions import WatchError
 
-from quire.gateway.admission.admission_options import AdmissionOptions
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.api.call import request_id
+from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.messages import GenerationRequest
 
 # Attempts with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """How the requests of a call are admitted.
+
+    is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
+    idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
+    traceparent: the span of the call; empty without tracing.
+    """
+
+    priority_class: str
+    is_background: bool
+    deadline_ms: int
+    idempotency_key: str
+    fingerprint: str
+    traceparent: str = ""
 
 
 class Submission:

@@ -1,17 +1,39 @@
-"""A call that was read and tokenized: one request to the queue for each of its prompts."""
+"""A call that was read and tokenized: its options, and one request to the queue for each of its prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.options import Options
+from quire.gateway.api.call_metadata import CallMetadata, request_id
+from quire.gateway.api.request_limits import RequestLimits
 from quire.shared.messages import GenerationRequest, SamplingParams
 
 
-def request_id(call_id: str, index: int) -> str:
-    """The id of a call's request for the prompt `index`; the first request has the id of the call."""
-    return f"{call_id}-{index}" if index else call_id
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one call.
+
+    max_tokens: None if the call does not say. seed: None for a random one. Both follow for each prompt, so `sampling`
+    has them only in part. timeout_s: None for the default of the server.
+    """
+
+    model: str
+    stream: bool
+    include_usage: bool
+    cache_salt: str
+    background: bool
+    priority: str
+    timeout_s: float | None
+    max_tokens: int | None
+    seed: int | None
+    sampling: SamplingParams
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The parameters that say how many choices are returned or, if more, how many sequences run."""
+        counts = {name: getattr(self.sampling, name) for name in ("n", "best_of", "beam_width")}
+        return {name: count for name, count in counts.items() if count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +43,27 @@ class Call:
     options: Options
     prompts: tuple[tuple[int, ...], ...]
     sampling: tuple[SamplingParams, ...]
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        prompts: Sequence[tuple[str, list[int]]],
+        limits: RequestLimits,
+        default_max_tokens: int | None,
+    ) -> Call:
+        """The call for these prompts, each with its name for errors. Raises InvalidRequest.
+
+        default_max_tokens: for calls without max_tokens; None: the rest of the context.
+        """
+        sampling = limits.sampling(
+            options.sampling,
+            prompts,
+            max_tokens=options.max_tokens,
+            default_max_tokens=default_max_tokens,
+            seed=options.seed,
+        )
+        return cls(options, tuple(tuple(token_ids) for _, token_ids in prompts), sampling)
 
     @property
     def prompt_tokens(self) -> int:

@@ -22,6 +22,11 @@ MAX_BYTES = 4 * MAX_STOP_STRINGS * MAX_STOP_LENGTH + 4096
 MAX_REQUESTS = 1024
 
 
+def request_id(call_id: str, index: int) -> str:
+    """The id of a call's request for the prompt `index`; the first request has the id of the call."""
+    return f"{call_id}-{index}" if index else call_id
+
+
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
     """One call, with a request for each prompt.

@@ -8,31 +8,32 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.logprobs import ScoredTokens, of_chat
+from quire.gateway.api.logprobs import of_chat
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import CHAT
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.transcript import Choice, ScoredTokens
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
     options = read_options(body, CHAT, limits.sampling_defaults)
     limits.check_model(options.model)
-    limits.check_choices(1, options)
+    limits.check_choices(1, options.counts)
     await renderer.check_schema(options.sampling.json_schema)
     messages = read_messages(body["messages"])
     token_ids = await renderer.chat(messages, limits.max_model_len)
-    return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
+    return Call.of(options, [("messages", token_ids)], limits, default_max_tokens=None)
 
 
 class ChatDialect:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    dialect = "chat"
+    read = staticmethod(read)
+    name = "chat"
     prefix = "chatcmpl-"
 
     def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:

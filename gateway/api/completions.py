@@ -9,14 +9,14 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import invalid, refused
-from quire.gateway.api.logprobs import ScoredTokens, of_completion
+from quire.gateway.api.logprobs import of_completion
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETION_DEFAULT_TOKENS, COMPLETIONS
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Prompt, Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.transcript import Choice, ScoredTokens
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
@@ -24,11 +24,11 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
     options = read_options(body, COMPLETIONS, limits.sampling_defaults)
     limits.check_model(options.model)
     prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
-    limits.check_choices(len(prompts), options)
+    limits.check_choices(len(prompts), options.counts)
     await renderer.check_schema(options.sampling.json_schema)
     token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
     named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
-    return limits.call(options, named, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
+    return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
 
 
 def read_prompts(value: Any, max_prompts: int, vocab_size: int) -> list[tuple[str, Prompt]]:
@@ -70,7 +70,8 @@ def _check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
 class CompletionDialect:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    dialect = "completion"
+    read = staticmethod(read)
+    name = "completion"
     prefix = "cmpl-"
 
     def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:

@@ -6,45 +6,16 @@ the end token. So there are as many entries as `usage.completion_tokens` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from quire.gateway.model.token_texts import TokenTexts
-from quire.shared.logprobs import TokenLogprobs, read_records, record_size
+from quire.gateway.stream.transcript import ScoredTokens
 
 # Stands for minus infinity, which JSON cannot express (OpenAI API reference, `logprobs`).
 LEAST = -9999.0
 # Tokens per piece of JSON.
 PORTION = 64
-
-
-class ScoredTokens(NamedTuple):
-    """Tokens of a choice with their records (`shared/logprobs.py`).
-
-    offsets: the number of characters of the text before each token.
-    """
-
-    token_ids: tuple[int, ...]
-    records: bytes
-    offsets: tuple[int, ...]
-
-    @classmethod
-    def join(cls, parts: Sequence[ScoredTokens]) -> ScoredTokens:
-        """Parts of a choice, in order, as one."""
-        return cls(
-            tuple(token_id for part in parts for token_id in part.token_ids),
-            b"".join(part.records for part in parts),
-            tuple(offset for part in parts for offset in part.offsets),
-        )
-
-    def rows(self) -> Iterator[tuple[int, TokenLogprobs]]:
-        """Each token with its log-probabilities, decoded lazily."""
-        size = PORTION * record_size(self.records, len(self.token_ids))
-        for at in range(0, len(self.token_ids), PORTION):
-            token_ids = self.token_ids[at : at + PORTION]
-            records = self.records[at // PORTION * size : (at // PORTION + 1) * size]
-            yield from zip(token_ids, read_records(records, len(token_ids)), strict=True)
 
 
 def of_chat(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from quire.gateway.api.call import Options
 from quire.gateway.api.errors import refused
 from quire.gateway.api.parameters import OF_THE_CALL, read
 from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter, SamplingParams
 
 # The default of `beam_width`, unless `n` is more.
 DEFAULT_BEAM_WIDTH = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of one call.
-
-    max_tokens: None if the call does not say. seed: None for a random one. Both follow for each prompt, so `sampling`
-    has them only in part. timeout_s: None for the default of the server.
-    """
-
-    model: str
-    stream: bool
-    include_usage: bool
-    cache_salt: str
-    background: bool
-    priority: str
-    timeout_s: float | None
-    max_tokens: int | None
-    seed: int | None
-    sampling: SamplingParams
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The parameters that say how many choices are returned or, if more, how many sequences run."""
-        counts = {name: getattr(self.sampling, name) for name in ("n", "best_of", "beam_width")}
-        return {name: count for name, count in counts.items() if count}
 
 
 def read_options(body: Mapping[str, Any], table: Mapping[str, Parameter], defaults: Mapping[str, float]) -> Options:

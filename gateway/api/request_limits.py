@@ -6,9 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quire.gateway.api.call import Call
 from quire.gateway.api.errors import InvalidRequest, ModelNotFound, refused
-from quire.gateway.api.options import Options
 from quire.shared.logprobs import record_bytes
 from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams
 from quire.shared.validators import shown
@@ -36,9 +34,9 @@ class RequestLimits:
         if name != self.model:
             raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
 
-    def check_choices(self, prompts: int, options: Options) -> None:
-        """Check how many sequences the call asks for with this many prompts. Raises InvalidRequest."""
-        for name, count in options.counts.items():
+    def check_choices(self, prompts: int, counts: Mapping[str, int]) -> None:
+        """Check the sequences per prompt of a call with this many prompts, by parameter. Raises InvalidRequest."""
+        for name, count in counts.items():
             if count > self.max_n:
                 raise refused(
                     name, f"{name} is {count}; this server allows at most {self.max_n} (its setting --max-n)."
@@ -56,14 +54,23 @@ class RequestLimits:
                     f"{self.max_choices} in one call (its setting --max-choices).",
                 )
 
-    def call(self, options: Options, prompts: Sequence[tuple[str, list[int]]], default_max_tokens: int | None) -> Call:
-        """The call for these prompts, each with its name for errors. Raises InvalidRequest.
+    def sampling(
+        self,
+        common: SamplingParams,
+        prompts: Sequence[tuple[str, Sequence[int]]],
+        *,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        seed: int | None,
+    ) -> tuple[SamplingParams, ...]:
+        """The final sampling parameters for each of these prompts, which have names for errors. Raises InvalidRequest.
 
-        default_max_tokens: for calls without max_tokens; None: the rest of the context.
+        common: those that all prompts share. max_tokens: None if the call does not say; then default_max_tokens holds,
+        or, if that is None, the rest of the context. seed: None for a random one.
         """
-        self._check_token_ids("logit_bias", [token_id for token_id, _ in options.sampling.logit_bias])
-        self._check_token_ids("stop_token_ids", options.sampling.stop_token_ids)
-        common = replace(options.sampling, stop_token_ids=self._stop_token_ids(options.sampling))
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in common.logit_bias])
+        self._check_token_ids("stop_token_ids", common.stop_token_ids)
+        common = replace(common, stop_token_ids=self._stop_token_ids(common))
         sampling = []
         for name, token_ids in prompts:
             if token_ids and max(token_ids) >= self.vocab_size:
@@ -72,13 +79,15 @@ class RequestLimits:
                     f"{name} has a token that the model lacks (id {max(token_ids)}, vocabulary {self.vocab_size}): the "
                     "tokenizer knows more tokens than the model. Leave special tokens out of the text.",
                 )
-            max_tokens = self._max_tokens(name, len(token_ids), options.max_tokens, default_max_tokens)
-            seed = options.seed if options.seed is not None else secrets.randbits(64)
-            params = replace(common, max_tokens=max_tokens, seed=seed)
+            params = replace(
+                common,
+                max_tokens=self._max_tokens(name, len(token_ids), max_tokens, default_max_tokens),
+                seed=seed if seed is not None else secrets.randbits(64),
+            )
             _check_min_tokens(params)
             _check_size(params)
             sampling.append(params)
-        return Call(options, tuple(tuple(token_ids) for _, token_ids in prompts), tuple(sampling))
+        return tuple(sampling)
 
     def _stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
         """The stop tokens with those of stop strings that are special tokens: such tokens have no text in an answer."""

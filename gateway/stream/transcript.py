@@ -3,18 +3,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from aiohttp import web
 
 from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.logprobs import ScoredTokens
 from quire.gateway.model.served_model import ServedModel
+from quire.shared.logprobs import TokenLogprobs, read_records, record_size
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
 from quire.shared.text.detokenizer import IncrementalDetokenizer
 from quire.shared.text.stop_strings import StopStringFilter
+
+# Tokens whose records are decoded at once: with 20 alternatives each is large.
+RECORDS_READ = 64
+
+
+class ScoredTokens(NamedTuple):
+    """Tokens of a choice with their log-probabilities.
+
+    `records`: as in `shared/logprobs.py`. `offsets`: characters of the choice's text before each token.
+    """
+
+    token_ids: tuple[int, ...]
+    records: bytes
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def join(cls, parts: Sequence[ScoredTokens]) -> ScoredTokens:
+        """Concatenates parts of one choice."""
+        return cls(
+            tuple(token_id for part in parts for token_id in part.token_ids),
+            b"".join(part.records for part in parts),
+            tuple(offset for part in parts for offset in part.offsets),
+        )
+
+    def rows(self) -> Iterator[tuple[int, TokenLogprobs]]:
+        """Yields each token with its log-probabilities, decoded lazily."""
+        size = RECORDS_READ * record_size(self.records, len(self.token_ids))
+        for at in range(0, len(self.token_ids), RECORDS_READ):
+            token_ids = self.token_ids[at : at + RECORDS_READ]
+            records = self.records[at // RECORDS_READ * size : (at // RECORDS_READ + 1) * size]
+            yield from zip(token_ids, read_records(records, len(token_ids)), strict=True)
 
 
 class TextDelta(NamedTuple):

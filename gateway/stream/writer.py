@@ -11,18 +11,17 @@ connection is closed when nothing could be written to it for the write timeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
 from quire.gateway.api import error_responses, errors
-from quire.gateway.api.logprobs import ScoredTokens
 from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import split
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Choice, Transcript
+from quire.gateway.stream.transcript import Choice, ScoredTokens, Transcript
 from quire.shared.messages import StepItem
 
 # Bytes in the write buffer of a socket above which its client counts as slow. After that tokens are buffered, which are
@@ -32,8 +31,8 @@ BUFFER_BYTES = 16 * 1024
 PART_CHARACTERS = 64 * 1024
 
 
-class Dialect(Protocol):
-    """How one of the two APIs writes an answer. Events are complete except for their ids."""
+class AnswerFormat(Protocol):
+    """How a dialect writes the answer to one call. Events are complete except for their ids."""
 
     def opening(self) -> list[str]: ...
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
@@ -57,10 +56,13 @@ class EventRenderer:
     Rendering always begins at token 0: only then do detokenizer and stop-string filter repeat the first stream exactly.
     """
 
-    def __init__(self, transcript: Transcript, dialect: Dialect, with_ids: bool, after: EventId = BEGINNING) -> None:
+    def __init__(
+        self, transcript: Transcript, dialect: AnswerFormat, headers: Mapping[str, str], after: EventId = BEGINNING
+    ) -> None:
+        """`headers`: of the client's request; they tell whether it can parse ids."""
         self._transcript = transcript
         self._dialect = dialect
-        self._with_ids = with_ids
+        self._with_ids = sse.takes_ids(headers)
         self._after = after
         self._is_skipping = True
         # The id of the last event.

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.gateway.api import chat, completions
+from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, of_chat, of_completion
@@ -262,7 +263,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
         transcript = Transcript(about, model(model_folder), ["r"])
-        text = EventRenderer(transcript, form, True, last).feed(portions(cuts, n))
+        text = EventRenderer(transcript, form, {}, last).feed(portions(cuts, n))
         return parse_events(text) if text else []
 
     first = events(before, BEGINNING)
@@ -367,7 +368,7 @@ def test_what_would_not_fit_into_one_message_is_refused() -> None:
 
     def call(**asked: Any) -> None:
         options = read_options({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS, {})
-        limits.call(options, [("prompt", [5])], None)
+        Call.of(options, [("prompt", [5])], limits, None)
 
     ranked = {"n": 4, "best_of": 5, "logprobs": 20}
     call(**ranked, max_tokens=99_000)

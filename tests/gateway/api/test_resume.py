@@ -20,7 +20,7 @@ from quire.gateway.api import resume as joining
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.model.served_model import ServedModel, load_model
-from quire.gateway.stream.cursor import SILENCE_S, split
+from quire.gateway.stream.cursor import SILENCE_S
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
@@ -585,7 +585,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
         dialect = CompletionDialect("r", model(model_folder), about)
-        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, True, last)
+        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, {}, last)
         text = events.feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []
 
@@ -598,15 +598,3 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 @cache
 def model(folder: Path) -> ServedModel:
     return load_model(str(folder), MODEL)
-
-
-def test_an_item_is_cut_in_two_only_inside() -> None:
-    item = StepItem("r", 3, (Delta(0, (1, 2)), Delta(1, (3,), "stop")), Outcome("stop"))
-    for at in (0, 3, 6, 9):
-        assert split(item, at) == (item,)
-    for at in (4, 5):
-        first, second = split(item, at)
-        assert (first.start, first.end, second.start, second.end) == (3, at, at, 6)
-        assert (first.outcome, second.outcome) == (None, item.outcome)
-        assert all(delta.finish_reason is None for delta in first.deltas)
-        assert second.deltas[-1].finish_reason == "stop"

@@ -8,7 +8,7 @@ from typing import Any
 from quire.gateway.pages.status import REDIS_TIMEOUT_S, summary
 from quire.shared.broker import LastBeat
 from tests.gateway.conftest import Start
-from tests.gateway.pages.test_engine_view import worker
+from tests.gateway.pages.test_engine_page import worker
 from tests.gateway.running import RunningGateway, until
 from tests.support.redis_server import running_redis
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.gateway.stream.buffer import MAX_TAKEN
-from quire.gateway.stream.cursor import Cursor, cut
+from quire.gateway.stream.cursor import Cursor, cut, split
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.support.hand_worker import IDS, one_each
 
@@ -85,3 +85,15 @@ def test_a_long_item_costs_each_of_its_parts_the_same() -> None:
     assert sum(copied) < 20 * len(SCORED) * count
     assert [token for part in parts for token in part.deltas[0].token_ids] == list(range(count))
     assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
+
+
+def test_an_item_is_cut_in_two_only_inside() -> None:
+    item = StepItem("r", 3, (Delta(0, (1, 2)), Delta(1, (3,), "stop")), Outcome("stop"))
+    for at in (0, 3, 6, 9):
+        assert split(item, at) == (item,)
+    for at in (4, 5):
+        first, second = split(item, at)
+        assert (first.start, first.end, second.start, second.end) == (3, at, at, 6)
+        assert (first.outcome, second.outcome) == (None, item.outcome)
+        assert all(delta.finish_reason is None for delta in first.deltas)
+        assert second.deltas[-1].finish_reason == "stop"

@@ -1,4 +1,4 @@
-"""What a gateway shows of workers: one subscription for all, the newest view first, and nothing by accident."""
+"""The engine page: who may see it, and how its streams begin and end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.pages import engine_view
-from quire.gateway.pages.engine_page import is_on
-from quire.gateway.pages.engine_view import EngineViewer
+from quire.gateway.pages import engine_page
 from quire.gateway.settings import GatewaySettings
-from quire.shared.broker import VIEW_TTL_S
-from quire.shared.messages import Delta, Outcome
-from quire.shared.views import View
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import FakeWorker
-from tests.gateway.running import RunningGateway, chat_body, until
+from tests.gateway.running import RunningGateway, until
 from tests.shared.test_views import VIEW
 
 
@@ -99,108 +94,6 @@ async def subscribed(fake: FakeWorker, count: int = 1, name: str = "w1") -> None
     await until(there)
 
 
-async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, Lookers() as lookers:
-        await sees_workers(gateway)
-        assert await fake.broker.is_looked_at("w1") is False
-        open_ = [await lookers.look(gateway) for _ in range(3)]
-        await subscribed(fake)
-        assert await fake.broker.is_looked_at("w1")
-        await fake.broker.publish_view("w1", VIEW.encode())
-        seen = await asyncio.gather(*(looker.next() for looker in open_))
-        assert seen[0] == seen[1] == seen[2]
-        assert seen[0]["figures"] == VIEW.figures
-        assert seen[0]["limits"] == VIEW.limits._asdict()
-        assert [one["request"] for one in seen[0]["sequences"]] == ["0a1b2c3d", "0a1b2c3d"]
-        assert seen[0]["moves"] == [{"kind": "copy", "source": 2, "target": 3}]
-        assert seen[0]["queues"] == {"handed": 0, "interactive": 0, "standard": 0, "batch": 0}
-
-
-async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake:
-        await sees_workers(gateway)
-        async with Lookers() as lookers:
-            await lookers.look(gateway)
-            await subscribed(fake)
-        await subscribed(fake, 0)
-        left = await fake.broker.client.pttl(fake.broker.keys.view("w1"))
-        assert 0 < left <= 1000 * VIEW_TTL_S
-
-
-def view_of(name: str, number: int) -> bytes:
-    return replace(VIEW, worker=name, number=number).encode()
-
-
-async def test_a_viewer_follows_a_request_to_the_worker_that_claims_it_and_to_one_that_takes_it_over(
-    gateway: RunningGateway,
-) -> None:
-    """Whichever worker it looked at: with that worker's newest view at once, though it came before the claim."""
-    wait = asyncio.Event()
-
-    async def script(request: Any) -> Any:
-        await wait.wait()
-        yield (Delta(0, (5,), "length"),), Outcome("length")
-
-    async with gateway.worker(script, worker_id="w2") as claimer, Lookers() as lookers:
-        await sees_workers(gateway)
-        other = FakeWorker(gateway.settings.redis_url, gateway.gateway.model.name, silent, worker_id="w1")
-        other.broker = claimer.broker
-        await other.beat()  # it lives, and reads no requests
-        await sees_workers(gateway, 2)
-        looker = await lookers.look(gateway, "w1", follow="a-key")
-        await subscribed(claimer)
-        await subscribed(claimer, name="w2")
-        assert await claimer.broker.is_looked_at("w2"), "it publishes already when the request comes"
-        await claimer.broker.publish_view("w2", view_of("w2", 7))
-        await claimer.broker.publish_view("w1", view_of("w1", 1))
-        assert await looker.number(1) == "w1"
-        headers = {"Idempotency-Key": "a-key"}
-        call = asyncio.create_task(gateway.post("/v1/chat/completions", chat_body(max_tokens=1), **headers))
-        assert await looker.next() == {"follow": "a-key", "worker": "w2"}
-        assert await looker.number(7) == "w2"
-        await claimer.broker.publish_view("w1", view_of("w1", 2))
-        await claimer.broker.publish_view("w2", view_of("w2", 8))
-        assert await looker.number(8) == "w2"
-        [request] = claimer.claimed
-        await claimer.broker.client.hset(claimer.broker.keys.request(request.id), "owner", "w1")
-        assert await looker.next() == {"follow": "a-key", "worker": "w1"}
-        assert await looker.number(2) == "w1"
-        wait.set()
-        assert (await call).status == 200
-
-
-async def test_a_gateway_without_viewers_asks_no_worker_for_views(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, worker(gateway, "w2"):
-        await sees_workers(gateway, 2)
-        async with Lookers() as lookers:
-            await lookers.look(gateway)
-            await subscribed(fake, name="w2")
-        await subscribed(fake, 0)
-        await subscribed(fake, 0, name="w2")
-
-
-async def test_other_workers_than_the_one_that_is_looked_at_are_few(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_view, "MAX_SPARE", 1)
-    async with worker(gateway) as fake, worker(gateway, "w2"), worker(gateway, "w3"), Lookers() as lookers:
-        await sees_workers(gateway, 3)
-        await lookers.look(gateway, "w3")
-        await subscribed(fake, name="w3")
-        await subscribed(fake, name="w1")
-        assert await subscribers(fake, "w2") == 0
-
-
-async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, Lookers() as lookers:
-        await sees_workers(gateway)
-        looker = await lookers.look(gateway)
-        await subscribed(fake)
-        for data in (b"", b"\xc1", VIEW.encode()[:-1], VIEW.encode()):
-            await fake.broker.publish_view("w1", data)
-        assert (await looker.next())["number"] == VIEW.number
-
-
 async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: RunningGateway) -> None:
     large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
     async with worker(gateway) as fake, Lookers() as lookers:
@@ -248,16 +141,6 @@ async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> N
         writer.close()
 
 
-async def test_a_viewer_holds_one_view_at_the_most() -> None:
-    viewer = EngineViewer()
-    for number in range(1000):
-        viewer.show(b"%d" % number)
-    assert await viewer.next() == b"999"
-    assert viewer.skipped == 999
-    viewer.end()
-    assert await viewer.next() is None
-
-
 async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> None:
     assert (await gateway.get("/engine/workers")).json == {"model": "test-model", "workers": []}
     assert "there is none now" in (await gateway.get("/engine/stream")).error["message"]
@@ -280,7 +163,7 @@ async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> Non
 
 
 async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_view, "MAX_VIEWERS", 2)
+    monkeypatch.setattr(engine_page, "MAX_VIEWERS", 2)
     async with worker(gateway), Lookers() as lookers:
         await sees_workers(gateway)
         for _ in range(2):
@@ -316,7 +199,8 @@ async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str
     ],
 )
 def test_it_is_on_by_itself_only_where_no_other_machine_comes(settings: dict[str, Any], expected: bool) -> None:
-    assert is_on(GatewaySettings(**settings)) is expected
+    given = GatewaySettings(**settings)
+    assert engine_page.is_on(given.engine_view, given.host) is expected
 
 
 async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(start_gateway: Start) -> None:
@@ -343,10 +227,3 @@ async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: Runni
         assert b"innerHTML" not in reply.body
         total += len(reply.body)
     assert total <= 60_000
-
-
-def test_a_view_in_an_event_is_one_line() -> None:
-    event = engine_view.render(View.decode(VIEW.encode()), {})
-    assert event.startswith(b"data: {")
-    assert event.endswith(b"}\n\n")
-    assert event.count(b"\n") == 2
