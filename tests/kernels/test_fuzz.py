@@ -103,7 +103,7 @@ class Memory:
                 slots = self.slots(sequence, at)
                 for cache, x in zip(self.caches, (k, v), strict=True):
                     cache[slots // s.block_size, :, slots % s.block_size] = x
-        self.blocks.seal(sequence, end)
+        self.blocks.cache_full_blocks(sequence, end)
 
     def slots(self, sequence: Sequence, at: torch.Tensor) -> torch.Tensor:
         table, size = torch.tensor(sequence.block_table), self.shape.block_size

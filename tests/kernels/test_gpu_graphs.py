@@ -22,15 +22,15 @@ from tests.kernels.conftest import HAS_TRITON, ON_CUDA, make_triton_ops
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 
 
-ROOM = GraphBucket(MIXED, tokens=16, sequences=4)
+BUCKET = GraphBucket(MIXED, num_tokens=16, num_sequences=4)
 
 
 def mix(draw: random.Random) -> dict[str, torch.Tensor]:
     """A step of decodes, chunks behind a context and new prompts, at random, in blocks of their own."""
     lengths, queries = [], []
-    for kind in [draw.choice(["decode", "chunk", "new"]) for _ in range(draw.randint(1, ROOM.sequences))]:
+    for kind in [draw.choice(["decode", "chunk", "new"]) for _ in range(draw.randint(1, BUCKET.num_sequences))]:
         count = 1 if kind == "decode" else draw.randint(1, 9)
-        if sum(queries) + count <= ROOM.tokens:
+        if sum(queries) + count <= BUCKET.num_tokens:
             queries.append(count)
             lengths.append(count if kind == "new" else count + draw.randint(1, 40))
     blocks = iter(draw.sample(range(stacks.BLOCKS), stacks.BLOCKS))
@@ -58,15 +58,15 @@ def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
     ops.check_ids = False
     stack, caches = stacks.make_stack(ops, [0])
     static = {
-        "residual": torch.zeros(ROOM.tokens, stacks.HIDDEN),
-        "positions": torch.zeros(ROOM.tokens, dtype=torch.int32),
-        "slot_mapping": torch.full((ROOM.tokens,), -1, dtype=torch.int32),
-        "block_tables": torch.zeros(ROOM.sequences, 4, dtype=torch.int32),
-        "seq_lens": torch.zeros(ROOM.sequences, dtype=torch.int32),
-        "query_start_loc": torch.zeros(ROOM.sequences + 1, dtype=torch.int32),
-        "rows": torch.zeros(ROOM.sequences, dtype=torch.int64),
+        "residual": torch.zeros(BUCKET.num_tokens, stacks.HIDDEN),
+        "positions": torch.zeros(BUCKET.num_tokens, dtype=torch.int32),
+        "slot_mapping": torch.full((BUCKET.num_tokens,), -1, dtype=torch.int32),
+        "block_tables": torch.zeros(BUCKET.num_sequences, 4, dtype=torch.int32),
+        "seq_lens": torch.zeros(BUCKET.num_sequences, dtype=torch.int32),
+        "query_start_loc": torch.zeros(BUCKET.num_sequences + 1, dtype=torch.int32),
+        "rows": torch.zeros(BUCKET.num_sequences, dtype=torch.int64),
     }
-    result = torch.zeros(ROOM.sequences, stacks.HIDDEN)
+    result = torch.zeros(BUCKET.num_sequences, stacks.HIDDEN)
 
     def launch():
         # Layers work in the residual: it is a copy, as an embedding is.

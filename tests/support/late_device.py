@@ -1,9 +1,9 @@
-"""A device that does everything as late as it may, in place of a GPU: what is launched runs once somebody waits for it.
+"""A stand-in for a GPU that runs every operation as late as possible: only when the host waits for it.
 
-A runner that gives a buffer away too soon, or looks at a result too early, gives wrong texts on a GPU now and then, and
-here always. Tensors on it say that they are on CUDA and are memory of the host, poisoned until their operation has run.
-Host memory that is pinned is read and written when the copy runs, not when it is launched. Graphs keep what is launched
-while they are recorded, and do it again with the same memory.
+A runner that reuses a buffer too soon, or reads a result too early, gives wrong texts occasionally on a GPU, and always
+on this device. Tensors claim to be on CUDA and lie in host memory, poisoned until their operation has run. A copy reads
+and writes pinned host memory when it runs, not when it is launched. Graphs record launches and repeat them on the same
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POISON = 0x55
 
 
 class LateTensor(torch.Tensor):
-    """memory: where the values are, or will be."""
+    """A tensor of the late device. memory: holds the values once the operation has run."""
 
     memory: torch.Tensor
     late: LateDevice
@@ -38,7 +38,7 @@ class LateTensor(torch.Tensor):
             strides=memory.stride(),
             storage_offset=memory.storage_offset(),
             dtype=memory.dtype,
-            device="meta",  # a build of torch without CUDA makes none that is on CUDA
+            device="meta",  # torch built without CUDA creates no CUDA tensor
         )
         tensor.memory, tensor.late = memory, late
         return tensor
@@ -57,14 +57,14 @@ class LateTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         late = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, LateTensor)).late
-        with torch.inference_mode(False):  # views of what was made outside of that mode are made inside
+        with torch.inference_mode(False):  # the runner takes views of tensors created outside of it
             return late.launch(func, args, kwargs)
 
 
 class LateDevice(TorchFunctionMode):
-    """draw: when given, now and then some of what waits runs although nobody waits for it.
+    """The device. draw: if given, some operations run at random times before the host waits for them.
 
-    num_waits: how often the host waited for the device. num_replays: graphs that were replayed.
+    num_waits: how often the host waited for the device. num_replays: number of graphs replayed.
     """
 
     def __init__(self, draw: random.Random | None = None) -> None:
@@ -89,7 +89,7 @@ class LateDevice(TorchFunctionMode):
             self._run(self._draw.randint(self.num_done, self.num_submitted))
 
     def wait(self, until: int | None = None) -> None:
-        """The host waits for all that is submitted, or for the first `until`."""
+        """Run all submitted operations, or the first `until` of them, as the host waits."""
         assert self._recorded is None, "the host waits for the device while a graph is recorded"
         self.num_waits += 1
         self._run(self.num_submitted if until is None else until)
@@ -101,7 +101,7 @@ class LateDevice(TorchFunctionMode):
                 self.num_done += 1
 
     def record(self, launch: Callable[[], None], pool: Any) -> tuple[LateGraph, Any]:
-        """In place of `quire.worker.device.graphs.record_on_cuda`."""
+        """Record a graph; stands in for `quire.worker.device.graphs.record_on_cuda`."""
         self._recorded = []
         try:
             launch()
@@ -136,7 +136,7 @@ class LateDevice(TorchFunctionMode):
     # --- operations ---------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What makes tensors, on the device or pinned."""
+        """Intercept the functions that create tensors on the device or in pinned memory."""
         kwargs = dict(kwargs or {})
         if func in FACTORIES:
             is_pinned = kwargs.pop("pin_memory", False)
@@ -153,13 +153,13 @@ class LateDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def call(self, result: LateTensor, compute: Callable[..., torch.Tensor], *inputs: Any) -> LateTensor:
-        """Launch one kernel: what it computes from the memory of its inputs comes into that of the result."""
+        """Launch one kernel, which computes `result` from the memory of its inputs."""
         memory = [one.memory if isinstance(one, LateTensor) else one for one in inputs]
         self.submit(lambda: fill(result, compute(*memory)))
         return result
 
     def launch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One of torch's own operations."""
+        """Launch one of torch's own operations."""
         if func is torch.ops.aten.copy_.default:
             return self._copy(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -173,7 +173,7 @@ class LateDevice(TorchFunctionMode):
             return args[changes.index(True)]
         if any(one.alias_info is not None for one in func._schema.returns):
             found = func(*within, **options)
-            # A view reads nothing. What may be one and is not, such as `to`, is computed when its time comes.
+            # A view reads no values. An operation that may return a view but did not, such as `to`, runs later.
             if not isinstance(found, torch.Tensor) or share_memory(found, args[0].memory):
                 return tree_map(lambda one: LateTensor(one, self), found)
         shapes = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
@@ -215,7 +215,7 @@ class LateGraph:
 
 
 class LateEvent:
-    """In place of torch.cuda.Event."""
+    """Stands in for torch.cuda.Event."""
 
     late: LateDevice
 
@@ -234,7 +234,7 @@ class LateEvent:
 
 @contextmanager
 def late_device(draw: random.Random | None = None) -> Iterator[LateDevice]:
-    """All that torch makes on CUDA while this lasts is on a device of this kind."""
+    """Create a late device; torch puts all CUDA tensors on it inside this context."""
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         late = stack.enter_context(LateDevice(draw))
         patch.setattr(torch.cuda, "Event", type("Event", (LateEvent,), {"late": late}))

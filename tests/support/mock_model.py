@@ -1,9 +1,9 @@
-"""A model whose every token depends on every token before it, read through the block tables as attention would read
-them; and what tests need to drive an engine over it.
+"""A mock model whose every token depends on all tokens before it, and helpers to drive an engine over it.
 
-A slot of its cache holds a token and the state behind it, a hash of all tokens up to there, as keys and values depend
-on all tokens up to theirs. A step that reads a slot which is stale, unwritten or another sequence's fails at once; a
-sequence that reads another's whole past gets another text.
+The model reads earlier tokens through the block tables, as attention does. A slot of its cache holds a token and a
+state, which is a hash of all tokens up to this one, as keys and values depend on all tokens up to theirs. A step that
+reads a stale or unwritten slot, or one of another sequence, fails at once. A sequence that reads the whole context of
+another one gets another text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ UNWRITTEN = -1
 
 
 def advance(state: int, token: int) -> int:
-    """The state behind one more token."""
+    """Return the state after one more token."""
     return (state * 31 + token + 1) % PRIME
 
 
 def next_token(token_ids: list[int]) -> int:
-    """The token that the mock model draws greedily after `token_ids`: a hash of all of them, in order."""
+    """Return the token that the mock model gives after `token_ids`: a hash of all of them, in order."""
     state = START
     for token in token_ids:
         state = advance(state, token)
@@ -48,7 +48,7 @@ def next_token(token_ids: list[int]) -> int:
 
 
 def continuation(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = False) -> list[int]:
-    """What the engine must produce greedily: up to EOS or `max_tokens`."""
+    """Return the output that the engine must give greedily: up to EOS or `max_tokens`."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens))
@@ -58,7 +58,7 @@ def continuation(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = Fa
 
 
 def log_softmax(logits: torch.Tensor) -> np.ndarray:
-    """As torch has it, without its threads, which cost more here than they give."""
+    """Compute torch.log_softmax without torch's threads, which cost more here than they save."""
     values = logits.numpy()
     values = values - values.max(axis=-1, keepdims=True)
     return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
@@ -66,7 +66,7 @@ def log_softmax(logits: torch.Tensor) -> np.ndarray:
 
 @cache
 def spread_logits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random logits by the two halves of a state, where ending is a little likelier than anything else."""
+    """Return random logits by the two halves of a state. The end token is a little likelier than other tokens."""
     draw = torch.Generator().manual_seed(1)
     low, high = (torch.randn(1009, VOCAB, generator=draw) * 1.5 for _ in range(2))
     low[:, EOS] += 3.0
@@ -74,7 +74,7 @@ def spread_logits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class MockOps:
-    """Greedy, and drawing from a distribution that is flat over three tokens around the greedy one."""
+    """The operations of a sampler. `sample` draws evenly from three tokens around the greedy one."""
 
     name = "mock"
     device = torch.device("cpu")
@@ -96,7 +96,7 @@ class MockOps:
 
 
 class MockCache:
-    """Blocks of (token, state), on the device and on the host. What is freed keeps its contents, as memory does."""
+    """Blocks of (token, state), on the device and on the host. Freed blocks keep their contents, as memory does."""
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
         self.device = np.full((num_blocks, block_size, 2), UNWRITTEN, dtype=np.int64)
@@ -119,11 +119,10 @@ class MockCache:
 
 
 class MockModel:
-    """Stands where a decoder stands, and counts what it computes.
+    """Stands in for a decoder, and counts the tokens that it computes and writes.
 
-    branches: its logits are not one-hot but spread over all tokens at random, each context's its own, so that beams
-    branch and scores differ.
-    fits: tokens of a step that there is memory for.
+    branches: logits are spread over all tokens at random by context instead of being one-hot, so that beams branch and
+    scores differ. fits: the largest step, in tokens, for which there is memory.
     """
 
     vocab_size = VOCAB
@@ -139,7 +138,7 @@ class MockModel:
         return MockCache(num_blocks, block_size, num_host_blocks)
 
     def check(self) -> None:
-        """Its steps can always succeed."""
+        """Never raise: the mock device is never lost."""
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
         if len(batch.token_ids) > self.fits:
@@ -151,8 +150,8 @@ class MockModel:
         assert len(set(written)) == len(written), "two tokens of a step share a slot"
         self.num_written += len(written)
         starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
-        # What fills a step up to the room of a graph: tokens of no sequence, and sequences without tokens; if it only
-        # decodes, sequences of one token that is not kept.
+        # Padding up to the size of a graph: tokens of no sequence, and sequences without tokens; in a step that only
+        # decodes, sequences of one token that is not written.
         fillers = len(token_ids) - starts[-1]
         assert slots[starts[-1] :] == [NOWHERE] * fillers, "a token of no sequence is kept"
         is_padding = [one == 1 and slots[at] == NOWHERE for one, at in zip(lengths, starts, strict=False)]
@@ -161,7 +160,7 @@ class MockModel:
         for index, length in enumerate(lengths):
             blocks = batch.block_tables[index, : -(-length // size)].numpy().astype(np.int64)
             contexts.append(((blocks[:, None] * size + np.arange(size)).ravel())[:length])
-        # All that is there before anything is written, as the layers below a token have it.
+        # The states of all tokens are computed before any is written, because all tokens read the cache first.
         states: list[int] = []
         for index, length in enumerate(lengths):
             first = length - (starts[index + 1] - starts[index])
@@ -177,15 +176,16 @@ class MockModel:
         for index, length in enumerate(lengths):
             if not length or is_padding[index]:
                 continue
-            assert self._check(slots_of_cache[contexts[index]]) == states[starts[index + 1] - 1], "reads another's past"
+            state = self._check(slots_of_cache[contexts[index]])
+            assert state == states[starts[index + 1] - 1], "reads the context of another sequence"
         return self._logits([states[row] for row in batch.logits_rows.tolist()])
 
     @staticmethod
     def _check(slots: np.ndarray) -> int:
-        """The state behind these slots; each must go on from the one before."""
+        """Return the state after these slots. Each must continue the slot before it."""
         tokens, states = slots[:, 0], slots[:, 1]
         before = np.concatenate([[START], states[:-1]])
-        assert ((before * 31 + tokens + 1) % PRIME == states).all(), "a slot does not hold what comes behind its past"
+        assert ((before * 31 + tokens + 1) % PRIME == states).all(), "a slot does not continue the slot before it"
         return int(states[-1]) if len(states) else START
 
     def _logits(self, states: list[int]) -> torch.Tensor:
@@ -201,7 +201,7 @@ class MockModel:
 
 
 class Letters:
-    """A tokenizer of one letter per token."""
+    """A tokenizer with one letter per token."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + token % 26) for token in ids)
@@ -211,7 +211,7 @@ class Letters:
 
 
 class CalledAgain:
-    """Stands where a CUDA graph stands: does again what was launched, and reads the static buffers as they are then."""
+    """Stands in for a CUDA graph: a replay repeats the launch, and reads the static buffers again."""
 
     def __init__(self, launch: Callable[[], None]) -> None:
         self._launch = launch
@@ -229,7 +229,7 @@ def record(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
 
 
 def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: Record = record) -> DeviceRunner:
-    """A runner ahead of the device that has all its graphs."""
+    """Return a runner for a device that has captured all its graphs."""
     buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
     runner = DeviceRunner(model, limits, input_batch, buckets, record)
     while runner.capture_next():
@@ -238,7 +238,7 @@ def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: R
 
 
 def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel | None = None, **limits: Any) -> Engine:
-    """A small engine that checks itself after every step. `limits` are those of EngineLimits."""
+    """Return a small engine that checks itself after every step. limits: fields of EngineLimits."""
     roomy = {
         "num_blocks": 64,
         "block_size": 4,
@@ -254,7 +254,7 @@ def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel |
 
 
 def request(name: str, prompt: Iterable[int], salt: str = "", **params: Any) -> GenerationRequest:
-    """Greedy, 8 tokens, unless `params` say otherwise."""
+    """Return a request, greedy and of 8 tokens by default. params: fields of SamplingParams."""
     sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | params))
     return GenerationRequest(name, "mock", tuple(prompt), sampling, salt)
 
@@ -264,7 +264,7 @@ def steps(engine: Engine, count: int) -> list[StepItem]:
 
 
 def run(engine: Engine) -> list[StepItem]:
-    """Step to the end; nothing may be held there but what is pinned."""
+    """Step until the engine is idle, and check that it holds only pinned blocks."""
     items = []
     for _ in range(10_000):
         if not engine.has_work:
@@ -276,7 +276,7 @@ def run(engine: Engine) -> list[StepItem]:
 
 
 def assert_idle(engine: Engine) -> None:
-    """Nothing is held but what is pinned."""
+    """Check that the engine holds only pinned blocks."""
     blocks = engine.scheduler.blocks
     engine.check_integrity()
     assert blocks.num_free + blocks.num_pinned == engine.limits.num_blocks
@@ -285,8 +285,10 @@ def assert_idle(engine: Engine) -> None:
 
 
 def final(items: list[StepItem], name: str) -> list[Delta]:
-    """The last word on each choice, by choice, with all its tokens. Its items must be contiguous, and exactly the last
-    one terminal."""
+    """Return the last delta of each choice of a request, with all tokens of the choice.
+
+    Checks that the request's items are contiguous and that the last item, and no other, has an outcome.
+    """
     mine = [item for item in items if item.request_id == name]
     at = 0
     tokens: dict[int, tuple[int, ...]] = defaultdict(tuple)
@@ -303,12 +305,12 @@ def final(items: list[StepItem], name: str) -> list[Delta]:
 
 
 def text(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
-    """The tokens of a choice; none if it had no turn."""
+    """Return the tokens of a choice; none if it got no token."""
     return [token for delta in final(items, name) if delta.choice == choice for token in delta.token_ids]
 
 
 def alone(asked: GenerationRequest, branches: bool = False) -> list[Delta]:
-    """What a roomy engine without caching gives for one request that nothing disturbs."""
+    """Return the result of a request that runs alone in a large engine without prefix caching."""
     engine = make_engine(
         branches, num_blocks=512, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=256, block_size=8
     )

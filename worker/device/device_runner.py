@@ -194,8 +194,8 @@ class DeviceRunner(Runner):
     def execute(self, step: Step) -> torch.Tensor | None:
         """Launch a step of any kind. Returns the logits of its sampled rows, decodes first: float32 [R, V].
 
-        They are on the device, and valid until the next step. None if device memory does not suffice for so many
-        tokens; then only the blocks have moved.
+        The logits are on the device, and valid until the next step. Returns None if the step does not fit into device
+        memory; then only the blocks have moved.
         """
         self.move_blocks(step)
         self._send_tables()

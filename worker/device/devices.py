@@ -57,7 +57,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether a CUDA device converts 8-bit floats."""
+    """Return whether a CUDA device converts 8-bit floats."""
     return torch.cuda.get_device_capability(device) >= FP8_SINCE
 
 

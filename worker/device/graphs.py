@@ -61,7 +61,7 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
             launch()
     except Exception:  # errors of Triton are not RuntimeErrors
         # After a failed capture the allocator may believe that it is still running, and then never frees memory. If the
-        # capture did end, these calls raise a RuntimeError, which has no meaning.
+        # capture did end, these calls raise a RuntimeError, which is ignored.
         device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)

@@ -1,4 +1,4 @@
-"""The memory plan: how much device memory steps and CUDA graphs take, and what is left for the KV cache."""
+"""The memory plan: device memory for steps and CUDA graphs, and the rest for the KV cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> in
 
 
 def uses_graphs(settings: WorkerSettings) -> bool:
-    """Whether steps on a GPU are replayed as graphs.
+    """Return whether steps on a GPU are replayed as graphs.
 
     Reference kernels cannot be, since they read values on the host.
     """

@@ -52,7 +52,7 @@ class Runner:
     def execute(self, step: Step) -> torch.Tensor | None:
         """Compute a step. Returns the logits of its sampled rows, decodes first: float32 [R, V].
 
-        None if device memory does not suffice for so many tokens (`DeviceRunner`); then only the blocks have moved.
+        Returns None if the step does not fit into device memory (`DeviceRunner`); then only the blocks have moved.
         """
         self.move_blocks(step)
         batch = self._build(step)

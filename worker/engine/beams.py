@@ -82,7 +82,7 @@ class BeamSearch:
         del self.ended[self.params.beam_width :]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether the best running beam may still beat the worst ended one, by Hugging Face's estimate."""
+        """Return whether the best running beam may still beat the worst ended one, by Hugging Face's estimate."""
         penalty = self.params.length_penalty
         if self.params.early_stopping == "never" and penalty > 0:
             length = self.params.max_tokens

@@ -223,7 +223,7 @@ class BlockManager:
         return CachedPrefix(blocks, found)
 
     def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
-        """Whether `start` would succeed and leave `reserve` blocks free."""
+        """Return whether `start` would succeed and leave `reserve` blocks free."""
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free
 
     def blocks_to_start(self, prefix: CachedPrefix, num_tokens: int) -> int:
@@ -258,7 +258,7 @@ class BlockManager:
         sequence.num_cached_blocks = max(full, sequence.num_cached_blocks)
 
     def pin(self, name: str, sequence: Sequence) -> PinnedPrefix:
-        """Keep the blocks of a computed sequence for ever, including a partly filled last one."""
+        """Protect the blocks of a computed sequence from eviction, including a partly filled last one."""
         size, count = self.block_size, sequence.num_computed
         prefix = PinnedPrefix(name, sequence.block_table[: self.blocks_for(count)], count)
         for block in prefix.blocks:

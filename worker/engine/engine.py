@@ -173,7 +173,7 @@ class Engine:
             self._forget(group)
 
     def pin(self, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
-        """Compute a prefix and keep it in the cache for ever (paper section 4.4). The engine must be idle.
+        """Compute a prefix and protect it from eviction (paper section 4.4). The engine must be idle.
 
         Raises RequestRefused, naming the prefix, if the prefix cannot fit.
         """

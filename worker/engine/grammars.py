@@ -88,7 +88,7 @@ class Grammars:
             self._why_none = f"the tokenizer of the model is of a kind that allows none ({str(error)[:200]})"
 
     def matcher(self, schema: str) -> Matcher:
-        """Return a matcher at the beginning of an answer. Raises RequestRefused if there is none for the schema.
+        """Return a matcher at the beginning of an answer. Raises RequestRefused if the schema cannot be followed.
 
         The first call for a schema takes up to a second, later ones take microseconds.
         """
@@ -125,7 +125,7 @@ class Grammars:
         return matchers
 
     def _make(self, schema: str) -> Matcher | str:
-        """Return a matcher, or the reason why there is none."""
+        """Return a matcher, or the reason why the schema has no matcher."""
         from quire.shared.text import json_schema
 
         assert self._tokenizer is not None

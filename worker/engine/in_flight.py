@@ -14,7 +14,7 @@ from quire.worker.engine.step import DecodeBatch
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """The sequences that get a token in a step, and what was known of each when it was launched. Arrays are [R]."""
+    """The sequences that get a token in a step, with their state at its launch. Arrays are [R]."""
 
     batch: DecodeBatch
     tokens: SampledTokens | np.ndarray  # int32; an array if the host waited for the step

@@ -41,7 +41,7 @@ class InputBatch:
         self.seeds = np.zeros(count, dtype=np.uint64)
         self.choices = np.zeros(count, dtype=np.uint64)
         self.max_lengths = np.zeros(count, dtype=np.int32)
-        # What a row needs beyond a greedy decode.
+        # Properties of a row beyond a greedy decode.
         self.is_drawn = np.zeros(count, dtype=np.bool_)  # tokens are drawn at random
         self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change the logits
         self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings or stop tokens may end the sequence

@@ -91,7 +91,7 @@ class Results:
         return [self.item(group, made) for group, made in new.items()]
 
     def item(self, group: SequenceGroup, deltas: list[Delta]) -> StepItem:
-        """Return the item with the new deltas of a group. It has the outcome if the group has ended."""
+        """Return the item with the new deltas of a group. The item has the outcome if the group has ended."""
         outcome = _outcome(group, deltas) if group.is_finished else None
         start = group.num_emitted - len(deltas) if group.is_streamed else 0
         if outcome is not None:

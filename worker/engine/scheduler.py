@@ -84,7 +84,7 @@ class Scheduler:
     # --- the next step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Return the next step. It has no tokens only if there is nothing to compute."""
+        """Return the next step. A step without tokens means that there is nothing to compute."""
         groups = self.groups
         step = Step(groups.decodes)
         # 1) A waiting group of a higher class may preempt lower ones. 2) Running sequences take the blocks they need.
@@ -260,7 +260,7 @@ class Scheduler:
         return needed <= self.blocks.num_free and group.num_rows <= self.input_batch.num_free
 
     def _may_pass(self, group: SequenceGroup, swapped: SequenceGroup) -> bool:
-        """Whether a waiting group can be admitted without delaying a swapped one that does not fit yet.
+        """Return whether a waiting group can be admitted without delaying a swapped one that does not fit yet.
 
         EASY backfilling (Lifka, The ANL/IBM SP Scheduling System, 1995). The swapped group comes back, at the latest,
         once enough older groups have reached their maximum length. A waiting group may go first if it has ended by
@@ -313,9 +313,9 @@ def _is_resumed_beam(sequence: Sequence) -> bool:
 
 
 def _has_pending_tokens(group: SequenceGroup) -> bool:
-    """Whether a token of the group is still on the device only: the group was preempted while a step was in flight.
+    """Return whether the host does not know a token of the group yet: the group was preempted with a step in flight.
 
-    It cannot be resumed before the token is known, since only its former rows on the device hold it.
+    Only the group's former rows on the device hold the token, so the group cannot resume before the host knows it.
     """
     return any(sequence.token_ids[-1] == PENDING for sequence in group.unfinished)
 

@@ -193,15 +193,14 @@ class SequenceGroup:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether penalties, biases, bans or a grammar change the logits of the model."""
+        """True if penalties, biases, bans or a grammar change the logits of the model."""
         s = self.sampling
         bans = (s.min_tokens and not s.ignore_eos) or self.bad_words
         return bool(self.has_penalties or s.logit_bias or bans or s.json_schema)
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether the host needs the tokens or logits of each step before the next one, which is then not launched
-        ahead."""
+        """True if the host needs the tokens or logits of each step before the next one, so that none runs ahead."""
         return not self.is_streamed or self.changes_logits or self.sampling.logprobs
 
     @property
@@ -226,5 +225,5 @@ class SequenceGroup:
 
     @property
     def needs_fork(self) -> bool:
-        """Whether the leader computes the prompt for sequences that will fork from it."""
+        """True if the leader computes the prompt for sequences that will fork from it."""
         return not self.is_forked and len(self.unfinished) > 1

@@ -1,4 +1,4 @@
-"""What a step computes: running sequences that decode, as columns, and chunks of prompts."""
+"""The work of one step: running sequences that decode, as columns, and chunks of prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DecodeBatch:
     rows: np.ndarray  # int64 [R], rows of the input batch
     token_ids: list[list[int]]  # the sequences' own lists
     request_ids: list[str]
-    # Whether each is the only sequence of a request that streams its tokens.
+    # True if each is the only sequence of a request that streams its tokens.
     are_single: bool
     # Indices of the sequences whose requests ask for log-probabilities.
     with_logprobs: list[int]
@@ -54,7 +54,7 @@ class PrefillChunk:
 
     sequence: Sequence
     num_tokens: int
-    # Whether the sequence has no known tokens after these, so that their logits give the next one.
+    # True if the sequence has no known tokens after these, so that their logits give the next one.
     is_sampled: bool
 
 

@@ -1,4 +1,4 @@
-"""The operations of a worker: which ones it takes, what is wrong with them in one line, and the labels they have."""
+"""The operations of a worker: which ones it takes, errors in one line, and the labels of its arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDA = torch.device("cuda", 0)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_what_triton_raises_at_its_first_launch_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_triton_at_its_first_launch_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's linker cache may lack libcuda."""
     from triton.backends.nvidia import driver
 
@@ -61,7 +61,7 @@ def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
     assert backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
 
 
-def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_on_cuda_accumulates_matrix_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
         before = getattr(matmul, name)
@@ -73,7 +73,7 @@ def test_a_worker_on_cuda_takes_sums_of_products_in_float32(monkeypatch: pytest.
             setattr(matmul, name, before)
 
 
-def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_may_differ_in_the_last_bits_have_different_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(ops=kernels.ReferenceOps("cpu", torch.float32), implementation="quire")
     assert backend.arithmetic_labels(own) == {  # type: ignore[arg-type]
         "model_impl": "quire",
@@ -93,7 +93,7 @@ def test_workers_that_may_differ_in_the_last_bits_have_other_labels(monkeypatch:
     assert backend.arithmetic_labels(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
 
 
-def test_kernels_of_a_cpu_say_by_which_instructions_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_a_cpu_are_named_with_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         ops = kernels.CpuOps(torch.float32)
     except kernels.KernelsUnavailable as missing:

@@ -1,4 +1,4 @@
-"""The engine on a device that does everything as late as it may gives what it gives anywhere."""
+"""The engine gives its usual results on a device that runs every operation as late as possible."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LateOps(MockOps):
 
 
 class LateCache(MockCache):
-    """What is moved is known when the move is launched (kernels/gpu/blocks.py takes a copy)."""
+    """Copies the block ids when a move is launched, as kernels/gpu/blocks.py does."""
 
     def __init__(self, late: LateDevice, *shape: int) -> None:
         super().__init__(*shape)
@@ -106,7 +106,7 @@ def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRun
 
 
 @pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
-def test_texts_are_unchanged_and_a_steady_step_waits_for_the_one_before_only(runner: Callable[..., Runner]) -> None:
+def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(runner: Callable[..., Runner]) -> None:
     prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(6)}
     with late_device() as late:
         engine = make_late_engine(LateModel(late), runner)
@@ -141,10 +141,10 @@ def looks_at_tokens_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mistake", [reuses_a_buffer_at_once, looks_at_tokens_too_early])
-def test_a_runner_that_does_not_wait_where_it_must_is_found_out(
+def test_a_runner_that_does_not_wait_is_found_out(
     mistake: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    """The mistakes that it is for."""
+    """The late device exists to find these mistakes."""
     with late_device() as late, pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         engine = make_late_engine(LateModel(late))
@@ -160,7 +160,7 @@ def two_alike(engine: Engine) -> None:
 
 
 class Watched(MockModel):
-    """Notes the parameters of all draws."""
+    """A model that records the parameters of all draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Watched(MockModel):
         self.ops.sample = noted
 
 
-def test_a_row_of_padding_takes_the_draw_that_costs_least() -> None:
+def test_a_row_of_padding_has_the_cheapest_draw() -> None:
     limits = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128)
 
     def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:

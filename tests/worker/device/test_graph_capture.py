@@ -1,4 +1,4 @@
-"""CUDA graphs are captured at start, as many as time and memory allow; what they take is known before the cache is."""
+"""CUDA graphs are captured at start within a time limit, and their memory is measured before the cache is sized."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_step_within_the_limits_has_a_graph_that_is_not_much_larger(sequen
     assert all(one.num_tokens > one.num_sequences for one in buckets if one.kind == MIXED)
 
 
-def test_an_engine_whose_graphs_cannot_be_captured_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_whose_graphs_cannot_be_captured_runs_without(caplog: pytest.LogCaptureFixture) -> None:
     left = 2
 
     def refused(launch: Any, pool: Any) -> Any:
@@ -79,7 +79,7 @@ def test_reference_kernels_take_no_graphs() -> None:
 
 
 class Card:
-    """The memory of a device, as torch tells it."""
+    """The memory of a device, as torch reports it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 1000
@@ -102,7 +102,7 @@ def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest
     assert not taken
 
 
-def test_what_few_requests_ask_for_has_run_once_before_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_operations_have_run_once_before_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(runner=DeviceRunner)
     cache, ops, ran = engine.runner.kv_cache, engine.sampler._ops, []
     for owner, name in ((cache, "copy_blocks"), (ops, "logprobs_of"), (ops, "top_logprobs")):
@@ -116,7 +116,7 @@ def test_what_few_requests_ask_for_has_run_once_before_the_worker_is_ready(monke
 
 
 def waiting_engine() -> Engine:
-    """All of its graphs are still to be captured."""
+    """Return an engine whose graphs are all yet to be captured."""
 
     def runner(model: Any, limits: EngineLimits, rows: InputBatch) -> DeviceRunner:
         return DeviceRunner(model, limits, rows, graph_buckets(limits.max_num_seqs, 16), record)
@@ -139,7 +139,7 @@ def test_all_graphs_are_captured_before_the_worker_is_ready(
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_left_for_idle_moments_and_steps_do_without_it(
+def test_captures_beyond_the_time_limit_happen_while_idle_and_steps_run_without_these_graphs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     Card(monkeypatch)

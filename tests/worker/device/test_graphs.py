@@ -17,7 +17,7 @@ from tests.support.mock_model import CalledAgain
 
 
 class Launched:
-    """Buckets in the order of what was done with them."""
+    """Records the buckets that are launched, in order; some do not fit into memory."""
 
     def __init__(self, too_large: tuple[GraphBucket, ...] = ()) -> None:
         self.captured: list[GraphBucket] = []
@@ -37,7 +37,7 @@ def graphs(launched: Launched, *buckets: GraphBucket) -> Graphs:
 SMALL, MIDDLE, LARGE = GraphBucket(MIXED, 16, 8), GraphBucket(MIXED, 64, 8), GraphBucket(MIXED, 128, 8)
 
 
-def test_graphs_are_captured_largest_first_and_the_smallest_with_room_is_taken() -> None:
+def test_graphs_are_captured_largest_first_and_the_smallest_that_fits_is_taken() -> None:
     launched = Launched()
     made = graphs(launched, MIDDLE, LARGE, SMALL)
     assert made.find(MIXED, 1, 1) is None
@@ -54,7 +54,7 @@ def test_graphs_are_captured_largest_first_and_the_smallest_with_room_is_taken()
     assert made.find(MIXED, 129, 1) is made.find(MIXED, 1, 9) is made.find(GREEDY, 1, 1) is None
 
 
-def test_the_largest_is_captured_first_for_its_memory_and_decodes_before_the_others() -> None:
+def test_the_largest_is_captured_first_for_its_memory_then_decodes() -> None:
     launched = Launched()
     decodes = [GraphBucket(kind, size, size) for kind in (GREEDY, DRAWN) for size in (1, 2)]
     made = graphs(launched, SMALL, *decodes, LARGE, MIDDLE)
@@ -72,7 +72,7 @@ def test_a_graph_is_replayed_once_before_a_request_needs_it() -> None:
     assert found[1].num_replays == 1
 
 
-def test_a_graph_that_memory_has_no_room_for_is_left_out_and_smaller_ones_are_not(
+def test_a_graph_that_does_not_fit_into_memory_is_left_out_and_smaller_ones_are_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handled: list[Any] = []
@@ -103,7 +103,7 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were(monkeypatch:
         raise RuntimeError("the capture is invalid")
 
     class Graph:
-        """It is asked after its failure, too: it must not be gone."""
+        """A graph that must stay alive after its failure, because torch still asks it."""
 
         def __del__(self) -> None:
             done.append("gone")
@@ -121,8 +121,10 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were(monkeypatch:
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_what_triton_refuses_in_a_capture_is_one_line_and_steps_go_without(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of Triton is no RuntimeError."""
+def test_an_error_of_triton_in_a_capture_is_one_line_and_steps_run_without_graphs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Errors of Triton are not RuntimeErrors."""
     from triton.runtime.errors import OutOfResources
 
     def record(launch: Any, pool: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The memory that a worker may plan with: a container's limit counts, not only what the machine has."""
+"""The memory that a worker may plan with: that of the machine, within the limit of the container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text)
 
 
-def test_what_a_limit_leaves_counts_files_that_nobody_uses_as_free(tmp_path: Path) -> None:
+def test_inactive_page_cache_counts_as_free(tmp_path: Path) -> None:
     write(tmp_path, memory__max=f"{100 * MIB}\n", memory__current=f"{70 * MIB}\n")
     write(tmp_path, memory__stat=f"anon 1\ninactive_file {20 * MIB}\nactive_file 7\n")
     assert of_container(tmp_path) == 50 * MIB
@@ -46,7 +46,7 @@ def test_no_limit(tmp_path: Path) -> None:
     assert of_container(tmp_path) == sys.maxsize
 
 
-def test_the_least_of_machine_and_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smaller_of_machine_and_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert 100 * MIB < available_memory() < sys.maxsize
     write(tmp_path, memory__max=f"{10 * MIB}\n", memory__current="0\n", memory__stat="")

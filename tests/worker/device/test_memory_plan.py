@@ -1,4 +1,4 @@
-"""The memory of a GPU is planned by what a step takes, and what does not fit is told in one line."""
+"""The memory plan of a GPU: measured steps and graphs, and errors in one line about everything that does not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL = SimpleNamespace(
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 GiB, of which others use 2, the weights 16, and torch has set 1 aside beside these."""
+    """A GPU of 80 GiB: other processes use 2, the weights 16, and torch has reserved 1 more."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - 2 * GIB - 17 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
@@ -43,7 +43,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
-    """Steps of more than `fits` tokens raise; returns the sizes that are tried."""
+    """Make steps of more than `fits` tokens raise. Returns the sizes that are tried."""
     tried: list[int] = []
 
     def measure(model: object, tokens: int, rows: int, longest: int, block_size: int) -> int:
@@ -57,7 +57,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[
 
 
 def out_of_step(error: Exception) -> OutOfStep:
-    """How an error in a step is seen where there are several ranks."""
+    """Return the error as several ranks raise it."""
     failure = OutOfStep("a step failed on one rank")
     failure.__cause__ = error
     return failure
@@ -68,7 +68,9 @@ def plan(**settings: object) -> memory_plan.CudaMemory:
 
 
 @pytest.mark.usefixtures("card")
-def test_the_cache_takes_what_weights_step_graphs_and_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_takes_the_memory_that_weights_step_graphs_and_other_processes_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB, (80 - 2 - 16 - 3 - 1) * GIB, 8192)
     assert plan(cuda_graphs=False).cache == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
@@ -82,7 +84,7 @@ def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("card")
-def test_where_no_step_fits_the_settings_to_lower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_step_fits_the_error_names_the_settings_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 0, torch.OutOfMemoryError("no"))
     with pytest.raises(WorkerStartError, match=r"a step of 512 tokens .*--max-num-batched-tokens and --max-num-seqs"):
         plan(max_num_seqs=300)
@@ -112,10 +114,10 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 @pytest.mark.parametrize("has_ranks", [False, True])
-def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
+def test_an_error_of_triton_at_start_is_one_line_with_the_remedy(
     has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a kernel is first launched by the warm-up: penalties, or the likeliest tokens."""
+    """The warm-up is the first to launch some kernels, such as penalties."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
@@ -136,8 +138,8 @@ def test_what_triton_raises_at_start_is_one_line_with_the_remedy(
         assert "\n" not in str(refused.value)
 
 
-def test_swapped_blocks_pin_what_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the next power of two nor more than --swap-gb."""
+def test_swapped_blocks_pin_the_memory_that_the_log_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is neither the next power of two nor more than --swap-gb."""
     pinned: list[int] = []
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, size, flags: pinned.append(size) or 0, cudaHostUnregister=lambda address: 0
@@ -172,7 +174,7 @@ def limits(**settings: object) -> EngineLimits:
 
 
 @pytest.mark.usefixtures("card")
-def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_too_small_names_only_remedies_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits().num_blocks == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB) // (GIB // 64)
     monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 49 * GIB)
@@ -187,7 +189,7 @@ def test_a_cache_that_is_too_small_names_only_what_helps(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("card")
-def test_a_cache_that_is_asked_for_must_fit_beside_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_a_given_size_must_fit_in_addition_to_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
     assert limits(kv_cache_gb=58).num_blocks == 58 * 64
     with pytest.raises(WorkerStartError, match=r"--kv-cache-gb 59: that takes 59.00 GiB, and 58.00 GiB are free"):
@@ -213,7 +215,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     check_weights(path, model.config, torch.float16, torch.device("cpu"))
 
 
-def test_the_log_says_of_what_the_memory_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_each_part_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     model = SimpleNamespace(weight_bytes=3 << 20, kv_bytes_per_block=lambda block_size: 1 << 20)
     with caplog.at_level("INFO"):
         for ranks in (1, 2):

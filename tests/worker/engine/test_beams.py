@@ -1,4 +1,4 @@
-"""When a beam search ends, on candidates that are made for it."""
+"""Beam search on hand-made candidates: when it ends, and which beams continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = 0
         ("never", -1.0, -1.7, True),  # that would only make it worse here
     ],
 )
-def test_a_search_whose_places_are_taken_goes_on_while_a_better_one_can_come(
+def test_a_full_search_continues_while_a_better_beam_is_possible(
     early_stopping: str, length_penalty: float, best: float, goes_on: bool
 ) -> None:
     params = SamplingParams(
@@ -39,7 +39,7 @@ def test_a_search_whose_places_are_taken_goes_on_while_a_better_one_can_come(
     assert (found is not None) == goes_on
 
 
-def test_all_beams_go_on_also_where_every_end_token_of_each_is_likelier() -> None:
+def test_all_beams_continue_even_if_every_end_token_of_each_is_likelier() -> None:
     search = BeamSearch(SamplingParams(10, temperature=0.0, beam_width=2, early_stopping="never"), frozenset([0, 1, 2]))
     count = search.num_candidates
     logprobs, token_ids = -np.arange(1, count + 1, dtype=np.float32)[None], np.arange(count, dtype=np.int32)[None]

@@ -1,6 +1,6 @@
 """Beam search equals Hugging Face `generate(num_beams=...)`: tokens, reasons and scores, in float32.
 
-All searches of a test run in one engine beside greedy and sampled requests, and with too few blocks for all of them.
+All searches of a test run in one engine, together with greedy and sampled requests, and with too few blocks for all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def model(checkpoint: Any) -> Decoder:
 
 @pytest.fixture(scope="module")
 def hugging_face(checkpoint: Any) -> Any:
-    """generate(prompt, params, end tokens): the choices and their scores."""
+    """Return a function of prompt, params and end tokens that returns the choices and their scores."""
     import transformers
 
     there = transformers.AutoModelForCausalLM.from_pretrained(
@@ -94,7 +94,7 @@ def make_engine(model: Decoder, end: tuple[int, ...], **limits: Any) -> Engine:
 
 
 def searches(shift: int) -> list[tuple[tuple[int, ...], SamplingParams]]:
-    """Every early_stopping with every length penalty; the widths go round, from another one for another shift."""
+    """Return every early_stopping with every length penalty. The widths alternate, beginning at `shift`."""
     draw = random.Random(shift)
     found = []
     for i, (early, penalty) in enumerate((e, p) for e in EARLY_STOPPING for p in LENGTH_PENALTIES):
@@ -113,7 +113,7 @@ def searches(shift: int) -> list[tuple[tuple[int, ...], SamplingParams]]:
 
 
 def others() -> list[tuple[tuple[int, ...], SamplingParams]]:
-    """What runs beside the searches: greedy and sampled requests."""
+    """Return the greedy and sampled requests that run together with the searches."""
     draw = random.Random(9)
     prompts = [tuple(draw.randrange(VOCAB_SIZE - 3) for _ in range(draw.randint(3, 30))) for _ in range(6)]
     return [

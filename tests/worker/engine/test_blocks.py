@@ -1,7 +1,7 @@
 """The block manager alone: whatever is forked, appended, copied, cached, pinned, evicted and swapped, every sequence
 reads exactly its own tokens through its block table.
 
-A plain model keeps what lies in each slot, as (root, all tokens up to there), and moves it as the copies say.
+A plain model keeps the contents of each slot, as (root, all tokens up to this one), and moves them as the copies say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Slot = tuple[bytes, tuple[int, ...]] | None
 
 
 class Blocks(RuleBasedStateMachine):
-    """Every sequence here has computed all its tokens, one block at most is partly filled, or it is swapped out."""
+    """Sequences that have computed all their tokens, with at most one partly filled block, or that are swapped out."""
 
     @initialize(
         num_blocks=st.integers(6, 16),
@@ -38,7 +38,7 @@ class Blocks(RuleBasedStateMachine):
         self.running: list[Sequence] = []
         self.swapped: list[list[Sequence]] = []
         self.pinned: list[tuple[PinnedPrefix, list[Slot]]] = []
-        # Blocks that nobody holds and the cache knows, in the order in which they were let go.
+        # Cached blocks without owner, in the order in which they were freed.
         self.idle: list[int] = []
 
     # --- the model of memory --------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Blocks(RuleBasedStateMachine):
             self.device[copy.target] = self.device[copy.source].copy()
 
     def note_idle(self) -> None:
-        """Who became idle, or is so no more; what was evicted must have been idle for longest."""
+        """Track the cached blocks without owner; an evicted block must have been one for the longest time."""
         now = list(self.blocks._cached)
         kept = [block for block in self.idle if block in now]
         assert now[: len(kept)] == kept, "the order of eviction is not that of use"

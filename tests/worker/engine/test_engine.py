@@ -1,4 +1,4 @@
-"""The engine over a mock model: every sequence gets exactly its own tokens, whatever runs beside it."""
+"""The engine over a mock model: every sequence gets exactly its own tokens in any batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_running_streams_decode_in_every_step_while_a_long_prompt_is_computed() 
         assert "stream" in [item.request_id for item in engine.step()]
 
 
-def test_when_blocks_run_out_the_newest_gives_way_and_every_text_is_unchanged() -> None:
+def test_if_blocks_run_out_the_newest_group_is_preempted_and_every_text_is_unchanged() -> None:
     engine = make_engine(num_blocks=10, max_num_batched_tokens=64)
     prompts = {f"r{i}": (i + 1, 2 * i + 1, 3) for i in range(6)}
     for name, prompt in prompts.items():
@@ -78,7 +78,7 @@ def test_the_same_seed_draws_the_same_text_alone_and_in_a_crowd_that_is_preempte
 
 
 @pytest.mark.parametrize("stop_after", [1, 5, 11])
-def test_a_request_goes_on_behind_what_an_earlier_attempt_emitted(stop_after: int) -> None:
+def test_a_request_continues_after_the_tokens_of_an_earlier_attempt(stop_after: int) -> None:
     one = request("a", (3, 1, 4), n=2, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
     whole = make_engine()
     whole.add(one)
@@ -103,7 +103,7 @@ def test_a_request_that_can_never_fit_is_refused_alone() -> None:
     assert text(run(engine), "good") == continuation((1, 2), 8)
 
 
-def test_ending_a_request_from_outside_frees_its_blocks_at_once() -> None:
+def test_finishing_a_request_early_frees_its_blocks_at_once() -> None:
     engine = make_engine()
     engine.add(request("a", (1, 2, 3), n=2, ignore_eos=True))
     engine.step()
@@ -144,7 +144,7 @@ def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it(include:
     assert items[-1].deltas[-1].matched_stop == stop
 
 
-def test_a_stop_token_ends_the_sequence_also_where_end_tokens_do_not() -> None:
+def test_a_stop_token_ends_the_sequence_even_if_end_tokens_are_ignored() -> None:
     whole = continuation((5, 5), 30)
     token = next(token for token in whole[3:] if token != EOS)
     wanted = whole[: whole.index(token) + 1]
@@ -168,7 +168,7 @@ def test_an_end_token_that_is_a_stop_token_too_ends_as_end_tokens_do() -> None:
         assert (last.token_ids, last.finish_reason, last.matched_stop) == ((EOS,), "stop", matched)
 
 
-def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:
+def test_the_outcome_names_every_way_in_which_a_text_ends() -> None:
     prompt = next((i,) for i in range(1, 90) if continuation((i,), 6)[-1] == EOS)
     whole = continuation(prompt, 6)
     letters = Letters().decode(whole)
@@ -186,7 +186,7 @@ def test_how_a_text_ended_is_told_for_every_way_in_which_it_may() -> None:
         assert (last.deltas[-1].finish_reason, last.outcome) == (expected, Outcome(expected))
 
 
-def test_a_request_ends_for_want_of_tokens_if_one_of_its_choices_did_also_in_an_earlier_attempt() -> None:
+def test_the_outcome_is_length_if_a_choice_reached_max_tokens_in_any_attempt() -> None:
     prompt = next((i,) for i in range(1, 90) if continuation((i,), 6)[-1] == EOS)
     engine = make_engine()
     earlier = StepItem("a", 0, (Delta(0, (5,) * 6, "length"),))
@@ -204,7 +204,7 @@ def test_an_engine_without_a_tokenizer_looks_for_no_stop_string() -> None:
 
 
 @pytest.mark.parametrize("cut", range(3, 6))
-def test_a_stop_string_may_begin_in_what_an_earlier_attempt_emitted(cut: int) -> None:
+def test_a_stop_string_may_begin_in_the_output_of_an_earlier_attempt(cut: int) -> None:
     letters = Letters().decode(continuation((5, 5), 30))
     asked = request("a", (5, 5), max_tokens=30, stop=(letters[2:6],), ignore_eos=True)
     first, second = make_engine(), make_engine()
@@ -216,7 +216,7 @@ def test_a_stop_string_may_begin_in_what_an_earlier_attempt_emitted(cut: int) ->
     assert items[-1].deltas[-1].matched_stop == letters[2:6]
 
 
-def test_an_engine_that_checks_itself_finds_what_does_not_agree() -> None:
+def test_an_engine_that_checks_itself_finds_a_contradiction() -> None:
     engine = make_engine()
     engine.add(request("a", (1, 2, 3)))
     engine.step()
@@ -244,7 +244,7 @@ ACTIONS = st.lists(
     st.integers(0, 20),
 )
 @pytest.mark.slow
-def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_nobody(
+def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_no_request(
     actions: list[tuple], num_blocks: int, block_size: int, max_num_seqs: int, extra_budget: int
 ) -> None:
     engine = make_engine(

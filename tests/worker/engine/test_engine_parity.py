@@ -39,7 +39,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def by_hugging_face(path: Path) -> list[list[int]]:
-    """What Hugging Face generates for each prompt, up to and with the end token. Prompts are padded on the left."""
+    """Return the output of Hugging Face for each prompt, including an end token. Prompts are padded on the left."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
@@ -105,7 +105,7 @@ def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tm
 
 
 def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
-    """The same prompts twice, and one cut around every block boundary."""
+    """All prompts run twice, and one prompt is cut at every block boundary."""
     path = make_checkpoint(tmp_path / "llama", "llama")
     model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)

@@ -1,7 +1,7 @@
 """The engine under random requests, shortages, cancels and limits: every text is the one that its request determines.
 
 Requests of every decoding method meet in an engine that is too small for them, in every mode of preemption, with and
-without prefix caching. Nobody starves, nothing leaks, and what is undisturbed elsewhere comes out the same here.
+without prefix caching. No request starves, nothing leaks, and each result equals that of the request alone.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ STOPS = st.sampled_from([(), (), ("a",), ("b", "cd")])
 
 @lru_cache(maxsize=4096)
 def undisturbed(prompt: tuple[int, ...], params: SamplingParams) -> tuple[Delta, ...]:
-    """What a request gives where nothing else runs."""
+    """Return the result of a request that runs alone."""
     return tuple(alone(GenerationRequest("alone", "mock", prompt, params), branches=True))
 
 
 class Stumbling(DeviceRunner):
-    """Finds no memory for a step at every other try."""
+    """A runner that has no memory for every second step."""
 
     num_tries = 0
 
@@ -178,7 +178,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.requests)
     @rule(which=st.integers(0, 50), is_cancelled=st.booleans())
     def leave(self, which: int, is_cancelled: bool) -> None:
-        """A client goes, or another worker takes the request over."""
+        """The client disconnects, or another worker takes over the request."""
         name = sorted(self.engine.requests)[which % len(self.engine.requests)]
         if is_cancelled:
             item = self.engine.finish(name, "cancelled")
@@ -211,7 +211,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
             if not self.engine.has_work:
                 break
             self.step_once()
-        assert not self.engine.has_work, "somebody starves"
+        assert not self.engine.has_work, "a request starves"
         assert_idle(self.engine)
         assert len(self.engine.scheduler.blocks.pinned) == self.num_pinned
         for name, asked in self.requests.items():
@@ -227,7 +227,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
 
 
 def progress(engine: Engine, name: str) -> tuple[int, int, int]:
-    """Grows whenever a request had a turn: choices ended, then tokens drawn, then tokens computed."""
+    """Return a measure that grows with each step of a request: choices ended, tokens of output, tokens computed."""
     group = engine.requests.get(name)
     if group is None:
         return 10**9, 0, 0
@@ -239,7 +239,7 @@ def progress(engine: Engine, name: str) -> tuple[int, int, int]:
 
 
 def plain(delta: Delta) -> Delta:
-    """Without the score, which depends on the order of additions."""
+    """Return the deltas without scores, which depend on the order of additions."""
     return delta._replace(score=None)
 
 

@@ -1,4 +1,4 @@
-"""What sequences share: the prompt of several choices, the past of beams, cached and pinned prefixes."""
+"""Blocks that sequences share: the prompt of several choices, the context of beams, cached and pinned prefixes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_full_hit_computes_one_token_and_writes_nothing(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9, 15, 16, 17])
-def test_a_prompt_asked_twice_is_computed_from_its_last_full_block_on(length: int) -> None:
+def test_a_repeated_prompt_is_computed_from_its_last_full_block_on(length: int) -> None:
     engine = make_engine(prefix_caching=True)
     prompt = prompt_of(length)
     engine.add(request("a", prompt, max_tokens=1))
@@ -162,8 +162,8 @@ def test_a_pinned_prefix_that_can_never_fit_is_refused_by_name() -> None:
     run(engine)
 
 
-def test_a_group_on_a_pinned_prefix_that_fits_only_thanks_to_it_runs_to_its_end() -> None:
-    """Swapped out and in again it still shares the pinned blocks: a copy of them would not fit."""
+def test_a_group_that_fits_only_on_its_pinned_prefix_runs_to_its_end() -> None:
+    """The group still shares the pinned blocks after being swapped out and in: a copy of them would not fit."""
     for preemption in ("swap", "recompute"):
         engine = make_engine(num_blocks=12, num_host_blocks=24, preemption=preemption, max_num_batched_tokens=32)
         system = prompt_of(16)

@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema, through the whole engine, whatever happens to their sequences."""
+"""Answers that follow a JSON schema, through the whole engine, also after preemption and resumption."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def params(index: int, **changes: Any) -> SamplingParams:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_every_answer_follows_its_schema_beside_others_that_have_none(
+def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
     model: Decoder, tokenizer: Tokenizer, ahead: bool
 ) -> None:
-    """In an engine so small that all have to give way now and then."""
+    """The engine is so small that every group is preempted at times."""
     engine = make_engine(model, tokenizer, ahead, num_blocks=40)
     asked = [params(i) if i % 4 else SamplingParams(max_tokens=20, temperature=1.0, seed=i) for i in range(24)]
     found = complete(engine, prompts(tokenizer, 24), asked)
@@ -125,7 +125,7 @@ def test_every_answer_follows_its_schema_beside_others_that_have_none(
 def test_no_step_is_launched_ahead_of_a_token_that_a_grammar_needs(
     model: Decoder, tokenizer: Tokenizer, kind: int
 ) -> None:
-    """Where nothing else of the request asks for that."""
+    """No other parameter makes the request synchronous."""
     found = [
         complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, 1), [params(kind)])[0]
         for ahead in (False, True)
@@ -150,7 +150,7 @@ def run(engine: Engine, request: GenerationRequest, earlier: tuple[StepItem, ...
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
-def test_an_answer_that_another_attempt_began_goes_on_as_it_would_have(
+def test_an_answer_that_another_attempt_began_continues_as_it_would_have(
     model: Decoder, tokenizer: Tokenizer, kind: int
 ) -> None:
     (prompt,) = prompts(tokenizer, 1)
@@ -173,7 +173,7 @@ def test_an_answer_that_is_cut_is_the_beginning_of_one(model: Decoder, tokenizer
 
 
 def test_log_probabilities_are_those_of_the_model_before_the_grammar(model: Decoder, tokenizer: Tokenizer) -> None:
-    """Of a token that has no other beside it the probability is not 1."""
+    """A token that is the only allowed one does not have probability 1."""
     [[choice]] = complete(make_engine(model, tokenizer), prompts(tokenizer, 1), [params(5)])
     assert tokenizer.decode(choice.token_ids[:1]) == '{"' or tokenizer.decode(choice.token_ids[:1]) == "{"
     assert choice.logprobs[0].logprob < -1
@@ -208,7 +208,7 @@ def test_requests_that_cannot_be_followed_are_refused_alone(model: Decoder, toke
     assert "the model has no end token" in refused(without, asks())
 
 
-def test_a_tokenizer_that_llguidance_does_not_know_is_no_reason_not_to_serve(
+def test_an_engine_serves_with_a_tokenizer_that_llguidance_does_not_support(
     model: Decoder, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Strange:
@@ -224,7 +224,7 @@ def test_a_tokenizer_that_llguidance_does_not_know_is_no_reason_not_to_serve(
         grammars.matcher(TEXT)
 
 
-def test_what_an_earlier_attempt_said_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
+def test_the_output_of_an_earlier_attempt_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
     engine = make_engine(model, tokenizer)
     request = GenerationRequest("r", "demo", (5, 6), params(0))
     begun = run(
@@ -290,10 +290,10 @@ def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokeni
     assert ANY_OBJECT in grammars._matchers  # it came first, and was asked for since
 
 
-def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
+def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is the engine's thread."""
+    """The thread that waits for no other may be the engine's."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     grammars.matcher(TEXT)
     has_begun, may_end, make = threading.Event(), threading.Event(), json_schema.matcher
@@ -316,7 +316,7 @@ def test_who_asks_for_a_schema_that_is_ready_waits_for_no_other(
 
 
 def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the thread that prepares requests, not by the engine's again."""
+    """The thread that prepares requests tries it, and the engine does not try again."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     with pytest.raises(RequestRefused, match="Invalid type") as first:
         grammars.matcher('{"type": "strin"}')
@@ -326,10 +326,10 @@ def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, mo
     assert str(first.value) == str(second.value)
 
 
-def test_what_takes_long_of_a_request_is_done_before_the_engine_has_it(
+def test_a_grammar_is_prepared_before_the_engine_gets_the_request(
     model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there is no way."""
+    """The error of a schema that cannot be followed is prepared, too."""
     engine = make_engine(model, tokenizer)
     loop = EngineThread(engine, emit=lambda commits: None, ended=lambda: None)
     good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, json_schema=text)) for text in (TEXT, "[]"))
@@ -372,7 +372,7 @@ def test_a_mask_that_fails_is_an_error_and_stays_one(tokenizer: Tokenizer) -> No
 
 
 def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer) -> None:
-    """And one that it does not have is no reason to follow no schema."""
+    """An end token that the model does not have is ignored."""
     size = tokenizer.get_vocab_size()
     for end in (2, 3):
         matcher = Grammars(tokenizer, size, (2, 3, size + 1000)).matcher('{"const": 1}')

@@ -1,4 +1,4 @@
-"""An engine that launches a step before it knows the tokens of the one before gives what any other engine gives."""
+"""An engine that runs one step ahead gives the results of a synchronous one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.support.mock_model import (
 
 @pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
 def ahead(request: pytest.FixtureRequest) -> Callable[..., Engine]:
-    """Makes an engine that looks ahead, kernel by kernel or by graphs."""
+    """Return a function that makes an engine that runs ahead, kernel by kernel or by graphs."""
     return partial(make_engine, runner=request.param)
 
 
 def tokens(items: list[StepItem], name: str, choice: int = 0) -> list[int]:
-    """The tokens of a choice, whose items must follow each other without a gap."""
+    """Return the tokens of a choice. Checks that its items follow each other without a gap."""
     mine = [item for item in items if item.request_id == name]
     at = 0
     for item in mine:
@@ -51,7 +51,7 @@ def last(items: list[StepItem], name: str) -> StepItem:
 
 
 def ends_early(least: int = 2, most: int = 10) -> tuple[int, ...]:
-    """A prompt whose text ends by itself after some tokens, and not with the last that is asked for."""
+    """Return a prompt whose text ends with an end token after some tokens, before max_tokens."""
     for first in range(1, 97):
         found = continuation((first, 5), 16)
         if found[-1] == EOS and least <= len(found) <= most:
@@ -59,7 +59,7 @@ def ends_early(least: int = 2, most: int = 10) -> tuple[int, ...]:
     raise AssertionError("no such prompt")
 
 
-def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at(ahead: Callable[..., Engine]) -> None:
+def test_a_step_is_launched_before_the_tokens_of_the_previous_one_are_collected(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("r", (1, 2, 3), ignore_eos=True))
     assert engine.step() == []  # the prompt is under way
@@ -72,7 +72,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_looked_at(ah
     assert engine.runner.model.num_computed == 3 + 7
 
 
-def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped(ahead: Callable[..., Engine]) -> None:
+def test_the_token_in_flight_of_a_text_that_has_ended_is_dropped(ahead: Callable[..., Engine]) -> None:
     prompt = ends_early()
     engine = ahead(prefix_caching=True)
     engine.add(request("r", prompt, max_tokens=16))
@@ -85,7 +85,7 @@ def test_what_a_text_that_ended_drew_in_the_step_under_way_is_dropped(ahead: Cal
     assert tokens(run(engine), "again") == continuation((*prompt, *text), 4)
 
 
-def test_who_is_displaced_waits_for_the_token_under_way_also_where_there_is_room_at_once(
+def test_a_preempted_group_resumes_only_after_its_token_in_flight_is_known(
     ahead: Callable[..., Engine],
 ) -> None:
     engine = ahead(max_num_seqs=4, num_host_blocks=64)
@@ -99,7 +99,7 @@ def test_who_is_displaced_waits_for_the_token_under_way_also_where_there_is_room
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_texts_are_unchanged_where_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
+def test_texts_are_unchanged_if_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
     engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)
     prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(12)}
     for name, prompt in prompts.items():
@@ -119,7 +119,7 @@ def test_choices_that_stream_together_end_one_by_one(ahead: Callable[..., Engine
     assert last(items, "r").outcome == last(expected, "r").outcome
 
 
-def test_stop_strings_end_a_text_where_they_are_complete(ahead: Callable[..., Engine]) -> None:
+def test_a_stop_string_ends_a_text_at_the_token_that_completes_it(ahead: Callable[..., Engine]) -> None:
     plain, other = make_engine(), ahead()
     for engine in (plain, other):
         engine.add(request("r", (9, 5, 6), stop=("e", "xy"), max_tokens=40, ignore_eos=True))
@@ -130,7 +130,7 @@ def test_stop_strings_end_a_text_where_they_are_complete(ahead: Callable[..., En
         assert last(items, name).deltas[-1].matched_stop == last(expected, name).deltas[-1].matched_stop
 
 
-def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_again(
+def test_steps_run_ahead_again_once_a_synchronous_request_has_ended(
     ahead: Callable[..., Engine],
 ) -> None:
     plain, other = make_engine(branches=True), ahead(branches=True)
@@ -150,7 +150,7 @@ def test_a_request_that_needs_its_tokens_at_once_runs_beside_others_and_lets_go_
         assert tokens(items, name) == tokens(expected, name)
 
 
-def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_for(
+def test_changes_of_tables_do_not_pile_up_while_steps_are_synchronous(
     ahead: Callable[..., Engine],
 ) -> None:
     engine = ahead()
@@ -161,7 +161,7 @@ def test_what_the_device_must_know_does_not_pile_up_while_every_step_is_waited_f
     run(engine)
 
 
-def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahead: Callable[..., Engine]) -> None:
+def test_a_cancelled_request_counts_its_tokens_in_flight(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
     engine.add(request("s", (1, 3), max_tokens=6, ignore_eos=True))
@@ -171,13 +171,13 @@ def test_a_request_that_is_cancelled_counts_the_tokens_of_the_step_under_way(ahe
     assert engine._in_flight is None
     items += [ended, *run(engine)]
     assert last(items, "r") is ended
-    # Four steps: the prompt, and three tokens behind the one that it gave.
+    # Four steps: the prompt, which gives the first token, and three more tokens.
     assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
     assert tokens(items, "s") == continuation((1, 3), 6, ignore_eos=True)
     assert_idle(engine)
 
 
-def test_a_request_that_is_dropped_says_no_more_and_others_lose_nothing(ahead: Callable[..., Engine]) -> None:
+def test_a_dropped_request_emits_nothing_more_and_no_other_request_loses_a_token(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
     for name in ("dropped", "other"):
         engine.add(request(name, (1, 2), max_tokens=20, ignore_eos=True))
@@ -223,10 +223,10 @@ def test_steps_are_smaller_once_device_memory_has_run_out(
         run(engine)
 
 
-def test_a_step_that_fails_loses_no_token_of_the_one_before(
+def test_a_step_that_fails_loses_no_token_of_the_previous_step(
     ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its requests end with follows what they had emitted: else it is a hole in their logs."""
+    """The last items of the failed requests follow their earlier ones: otherwise their logs would have a gap."""
     engine = ahead()
     for name in ("r", "s", "t"):
         engine.add(request(name, (1, 2), max_tokens=50, ignore_eos=True))
@@ -247,7 +247,7 @@ def test_a_step_that_fails_loses_no_token_of_the_one_before(
     assert_idle(engine)
 
 
-def test_a_request_that_must_know_its_tokens_and_fails_loses_none_of_others(
+def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
     ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ahead()

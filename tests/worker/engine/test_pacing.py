@@ -22,7 +22,7 @@ LIMIT = 1024
 
 
 class Machine:
-    """Steps that take a known time, and a little more or less."""
+    """Steps that take a known time, plus or minus noise."""
 
     def __init__(self, base_s: float, token_s: float, noise: float = 0.05) -> None:
         self.base_s, self.token_s, self.noise = base_s, token_s, noise
@@ -34,7 +34,7 @@ class Machine:
 
 
 def serve(pacer: PrefillPacer, machine: Machine, steps: int, decode_only: float = 0.3) -> list[float]:
-    """Times of mixed steps; a share of all steps has no prompts."""
+    """Return the times of mixed steps. A share of all steps has no prompts."""
     draw, times = random.Random(4), []
     for _ in range(steps):
         tokens = 0 if draw.random() < decode_only else pacer.allowance
@@ -68,13 +68,13 @@ def test_it_follows_a_machine_that_becomes_slower_and_one_that_becomes_faster() 
         assert pacer.allowance == pytest.approx(0.020 / token_s, rel=0.2)
 
 
-def test_it_converges_also_where_every_step_has_prompts() -> None:
+def test_it_converges_if_every_step_has_prompts() -> None:
     pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
     times = serve(pacer, Machine(0.010, 0.0002), 100, decode_only=0)
     assert times[-1] == pytest.approx(TARGET_S, rel=0.15)
 
 
-def test_prompts_advance_by_a_block_where_the_target_cannot_be_met() -> None:
+def test_prompts_advance_by_a_block_if_the_target_cannot_be_met() -> None:
     pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
     serve(pacer, Machine(0.050, 0.0001), 50)
     assert pacer.allowance == BLOCK
@@ -96,13 +96,13 @@ def test_steps_without_decodes_are_a_first_guess_and_bound_nothing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(0.0, 1, 1), (0.01, 0, 1), (0.01, 1, 0)])
-def test_what_is_not_above_zero_is_refused_and_what_is_just_above_is_not(wrong: tuple[float, int, int]) -> None:
+def test_parameters_must_be_above_zero(wrong: tuple[float, int, int]) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         PrefillPacer(*wrong)
     assert PrefillPacer(0.01, 1, 1).allowance == 1
 
 
-def test_steps_that_only_decode_say_what_the_decodes_take_and_others_what_a_token_costs_beside_them() -> None:
+def test_steps_that_only_decode_give_the_base_and_mixed_steps_the_cost_of_a_token() -> None:
     pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
     pacer.observe(8, 0, 0.010)
     assert pacer.base_s == 0.010
@@ -127,7 +127,7 @@ def test_a_short_prompt_does_not_make_it_forget_how_many_tokens_were_fine() -> N
 
 
 class Clock:
-    """Time that passes only as a model computes."""
+    """A clock that advances only while the model computes."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -137,7 +137,7 @@ class Clock:
 
 
 class TimedDecoder:
-    """A real decoder whose steps take a known time on a clock of their own."""
+    """A real decoder whose steps take a known time on a simulated clock."""
 
     def __init__(self, model: Decoder, clock: Clock) -> None:
         self._model, self._clock = model, clock
@@ -154,7 +154,7 @@ def model(tiny_model: Path) -> Decoder:
 
 
 def longest_gap(model: Decoder, target_s: float) -> float:
-    """The longest time between two tokens of a stream beside which eight prompts of 200 tokens are computed."""
+    """Return the longest time between two tokens of a stream while eight prompts of 200 tokens are computed."""
     clock = Clock()
     engine = Engine(TimedDecoder(model, clock), EngineLimits(200, 8, 12, 160, 256), (), None)
     engine.pacer = PrefillPacer(target_s, 8, 160, clock) if target_s else None
@@ -179,7 +179,7 @@ def test_a_stream_keeps_to_the_target_while_long_prompts_are_computed(model: Dec
     assert longest_gap(model, 0.015) < 0.018
 
 
-def test_time_is_measured_only_where_a_target_is_set(model: Decoder) -> None:
+def test_time_is_measured_only_if_a_target_is_set(model: Decoder) -> None:
     engine = Engine(model, EngineLimits(50, 8, 4, 64, 256), (), None)
     assert engine.pacer is None
     generate(engine, [(1, 2, 3)], SamplingParams(4))

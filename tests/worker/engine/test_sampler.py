@@ -35,7 +35,7 @@ def sequence(
 
 
 class RowSampler:
-    """A sampler, and the rows that an engine would keep for the sequences."""
+    """A sampler with an input batch, whose rows an engine would fill."""
 
     def __init__(self, kernel: str) -> None:
         self.ops = kernels.select_ops("cpu", torch.float32, kernel)
@@ -59,7 +59,7 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 
 def assert_drawn_from(sampler: RowSampler, row: torch.Tensor, probabilities: torch.Tensor, **params: object) -> None:
-    """Draw with many seeds; a chi-square test against the exact probabilities, and nothing of probability zero."""
+    """Draw with many seeds, and compare with the exact probabilities by a chi-square test."""
     sequences = [sequence(seed=seed, **params) for seed in range(DRAWS)]
     counts = torch.bincount(torch.tensor(sampler.sample(row.repeat(DRAWS, 1), sequences)), minlength=VOCAB)
     assert counts[probabilities == 0].sum() == 0
@@ -143,7 +143,7 @@ def test_presence_and_frequency_penalties_count_the_output_only(
     assert torch.allclose(adjusted[0], expected, atol=1e-6)
 
 
-def test_biases_are_added_behind_penalties_to_the_rows_that_ask_for_them(sampler: RowSampler) -> None:
+def test_biases_are_added_after_penalties_to_the_rows_that_ask_for_them(sampler: RowSampler) -> None:
     rows = torch.stack([logits(seed) for seed in range(3)])
     biased = sequence(output=(9,), temperature=0.0, presence_penalty=0.5, logit_bias=((9, 2.0), (0, -100.0), (39, 7.5)))
     expected = rows.clone()
@@ -172,7 +172,7 @@ def test_end_tokens_are_banned_until_min_tokens(sampler: RowSampler) -> None:
     assert sampler.sample(row[None].clone(), [late])[0] in (3, 5)
 
 
-def test_the_log_probability_of_what_was_drawn_is_summed_where_best_of_asks_for_it(
+def test_log_probabilities_of_new_tokens_are_summed_for_best_of(
     sampler: RowSampler,
 ) -> None:
     rows = torch.stack([logits(seed) for seed in range(4)])
@@ -186,7 +186,7 @@ def test_the_log_probability_of_what_was_drawn_is_summed_where_best_of_asks_for_
 
 
 @pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
-def test_what_has_no_bit_is_banned(vocabulary: int, words: int) -> None:
+def test_tokens_without_a_bit_are_banned(vocabulary: int, words: int) -> None:
     draw = np.random.default_rng(0)
     mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
     logits = torch.randn(vocabulary)

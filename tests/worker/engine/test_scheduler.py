@@ -1,4 +1,4 @@
-"""Who runs, who gives way and who comes back: priorities, order of arrival, preemption and the prompt budget."""
+"""Which groups run, which are preempted and which resume: priorities, arrival, preemption and the prompt budget."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_automatic_preemption_swaps_groups_and_recomputes_single_sequences() -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_first_class_displaces_the_newest_of_the_lowest_class_when_rows_are_short(n: int) -> None:
+def test_the_first_class_preempts_the_newest_of_the_lowest_class_if_rows_are_short(n: int) -> None:
     engine = make_engine(max_num_seqs=4, num_host_blocks=64)
     for name, priority in (("old", 2), ("middle", 1), ("new", 2)):
         engine.add(request(name, (1, 2, 3), ignore_eos=True, max_tokens=20), priority=priority)
@@ -80,7 +80,7 @@ def test_the_first_class_displaces_the_newest_of_the_lowest_class_when_rows_are_
     assert ended(items)[0] == "urgent"
 
 
-def test_the_first_class_displaces_a_lower_one_when_blocks_are_short() -> None:
+def test_the_first_class_preempts_a_lower_one_if_blocks_are_short() -> None:
     engine = make_engine(num_blocks=16)
     engine.add(request("a", (1,) * 20, max_tokens=12, ignore_eos=True), priority=1)
     engine.add(request("b", (2,) * 20, max_tokens=12, ignore_eos=True), priority=1)
@@ -94,7 +94,7 @@ def test_the_first_class_displaces_a_lower_one_when_blocks_are_short() -> None:
     assert text(items, "b") == continuation((2,) * 20, 12, ignore_eos=True)
 
 
-def test_nobody_displaces_their_own_class_nor_a_higher_one() -> None:
+def test_no_group_preempts_its_own_class_or_a_higher_one() -> None:
     engine = make_engine(max_num_seqs=2)
     for i, priority in enumerate((0, 1)):
         engine.add(request(f"r{i}", (i + 1, 2), ignore_eos=True), priority=priority)
@@ -104,7 +104,7 @@ def test_nobody_displaces_their_own_class_nor_a_higher_one() -> None:
     assert engine.groups.counters.for_higher_class == 0
 
 
-def test_nobody_is_displaced_where_it_would_not_help() -> None:
+def test_no_group_is_preempted_if_that_would_not_help() -> None:
     engine = make_engine(num_blocks=16)
     engine.add(request("first", (1,) * 36, max_tokens=12, ignore_eos=True), priority=0)
     engine.add(request("low", (2,) * 8, max_tokens=10, ignore_eos=True), priority=2)
@@ -146,7 +146,7 @@ def test_a_long_prompt_of_a_lower_class_does_not_hold_up_a_higher_one() -> None:
 
 
 def swapped_engine() -> Engine:
-    """Two groups, of which the newer one is swapped out."""
+    """Return an engine with two groups; the newer one is swapped out."""
     engine = make_engine(num_blocks=16, num_host_blocks=40, preemption="swap", max_num_batched_tokens=40)
     engine.add(request("old", (1,) * 20, n=2, max_tokens=20, ignore_eos=True))
     engine.add(request("swapped", (2,) * 20, n=2, max_tokens=12, ignore_eos=True))
@@ -165,7 +165,7 @@ def test_a_swapped_group_comes_back_before_newer_ones_that_wait(max_tokens: int)
     run(engine)
 
 
-def test_who_gave_way_for_want_of_host_memory_comes_back_before_a_newer_one_that_is_swapped_out() -> None:
+def test_a_group_that_did_not_fit_into_host_memory_comes_back_before_a_newer_swapped_one() -> None:
     engine = make_engine(num_blocks=16, num_host_blocks=5, preemption="swap", max_num_batched_tokens=60)
     for i, name in enumerate(("oldest", "elder", "swapped")):
         engine.add(request(name, (i + 1,) * 12, max_tokens=40, ignore_eos=True))
@@ -185,7 +185,7 @@ def test_who_gave_way_for_want_of_host_memory_comes_back_before_a_newer_one_that
     run(engine)
 
 
-def test_short_newcomers_may_pass_a_swapped_group_and_never_starve_it() -> None:
+def test_short_new_groups_may_pass_a_swapped_one_and_never_starve_it() -> None:
     lone = swapped_engine()
     undisturbed = 0
     while "swapped" in lone.requests:
@@ -236,8 +236,8 @@ def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -
 
 
 @pytest.mark.parametrize(("stop_after", "finished"), [(1, 0), (3, 0), (4, 1), (7, 2), (9, 2), (10, 3), (11, 3)])
-def test_choices_go_on_behind_an_earlier_attempt_of_which_some_have_finished(stop_after: int, finished: int) -> None:
-    """One with a stop string, two with the end token, the last with its last token."""
+def test_choices_continue_an_earlier_attempt_in_which_some_have_finished(stop_after: int, finished: int) -> None:
+    """One choice ends with a stop string, two with the end token, the last with its token number max_tokens."""
     asked = request("a", (3, 1, 4), n=4, temperature=1.0, seed=13, max_tokens=12, stop=("b",))
     whole = alone(asked)
     first = make_engine()

@@ -1,4 +1,4 @@
-"""Log-probabilities that the engine gives with its tokens are those of the model, whatever happens to the request."""
+"""Log-probabilities of the engine are those of the model, also after preemption and resumption."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def engine_of(checkpoint: Path, **limits: Any) -> Engine:
 
 
 def by_hugging_face(checkpoint: Path, asked: list[tuple[tuple[int, ...], Completion]]) -> list[np.ndarray]:
-    """For each prompt with its output: log(softmax) of the logits that each output token was drawn from."""
+    """Return log(softmax) of the logits of each output token, for each prompt with its output."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -88,8 +88,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
-    """Of requests in one batch that is preempted, some with and some without."""
+def test_log_probabilities_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
+    """Some requests ask for them and some do not, in one batch that is preempted."""
     engine = engine_of(checkpoint, num_blocks=34)
     params = SamplingParams(max_tokens=MAX_TOKENS, logprobs=True, top_logprobs=TOP, **KINDS[kind])
     plain = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
@@ -111,8 +111,8 @@ def test_they_are_those_of_hugging_face(checkpoint: Path, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("cpu_kernels")
-def test_their_bits_do_not_depend_on_the_batch(checkpoint: Path) -> None:
-    """The kernels for CPUs are batch-invariant in every mode."""
+def test_the_bits_of_log_probabilities_do_not_depend_on_the_batch(checkpoint: Path) -> None:
+    """The kernels for CPUs are always row-invariant."""
     params = [
         SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, seed=seed, logprobs=True, top_logprobs=seed)
         for seed in range(len(prompts()))
@@ -136,7 +136,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Engine]:
 
 
 def read(items: list[StepItem], name: str) -> list[list[TokenLogprobs]]:
-    """Of each choice, in items that have the records of their own tokens only."""
+    """Return the records of each choice. Checks that each item has the records of its own tokens only."""
     found: dict[int, list[TokenLogprobs]] = {}
     for delta in (delta for item in items if item.request_id == name for delta in item.deltas):
         assert delta.logprobs is not None
@@ -160,7 +160,7 @@ def assert_right(items: list[StepItem], name: str, prompt: tuple[int, ...], top:
         assert found == expected(prompt, delta.token_ids, top)
 
 
-def test_each_token_has_them_beside_requests_without(make: Callable[..., Engine]) -> None:
+def test_each_token_has_log_probabilities_in_a_batch_with_requests_without(make: Callable[..., Engine]) -> None:
     engine = make()
     engine.add(request("plain", (1, 2, 3), ignore_eos=True))
     steps(engine, 2)
@@ -174,7 +174,7 @@ def test_each_token_has_them_beside_requests_without(make: Callable[..., Engine]
     assert {delta.logprobs for item in items if item.request_id == "plain" for delta in item.deltas} == {None}
 
 
-def test_a_ranked_choice_has_them_all_at_its_end(make: Callable[..., Engine]) -> None:
+def test_a_ranked_choice_has_all_its_log_probabilities_at_its_end(make: Callable[..., Engine]) -> None:
     engine = make(num_blocks=14)
     engine.add(request("ranked", (6, 7, 8), logprobs=True, top_logprobs=3, n=2, best_of=4, temperature=1.0, seed=4))
     engine.add(request("other", (9, 8, 7, 6, 5), max_tokens=20, ignore_eos=True))
@@ -185,7 +185,7 @@ def test_a_ranked_choice_has_them_all_at_its_end(make: Callable[..., Engine]) ->
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5])
-def test_another_attempt_goes_on_with_them(make: Callable[..., Engine], cut: int) -> None:
+def test_another_attempt_continues_the_log_probabilities(make: Callable[..., Engine], cut: int) -> None:
     asked = request("r", (6, 7, 8), logprobs=True, top_logprobs=2, n=2, temperature=1.0, seed=4, ignore_eos=True)
     first, second, whole = make(), make(), make()
     whole.add(asked)
@@ -201,7 +201,7 @@ def test_another_attempt_goes_on_with_them(make: Callable[..., Engine], cut: int
     assert_right(items, "r", (6, 7, 8), 2)
 
 
-def test_more_than_the_vocabulary_has_are_all_there_are() -> None:
+def test_no_more_log_probabilities_are_given_than_the_vocabulary_has_tokens() -> None:
     assert VOCAB > 20
     logits = torch.tensor([[0.0, 1.0, -1.0]])
     found = logprobs_of(logits, [1], tops=[20])
@@ -217,7 +217,7 @@ def test_tokens_that_cannot_be_drawn_have_the_probability_that_the_model_gives_t
 
 
 def logprobs_of(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> list[TokenLogprobs]:
-    """What is noted with sequences that drew these tokens."""
+    """Return the log-probabilities recorded with sequences that got these tokens."""
     from quire.worker.engine.scoring import score
     from quire.worker.engine.sequence import SequenceGroup
 
