@@ -14,8 +14,8 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 class Options:
     """The options of one call.
 
-    max_tokens: None if the call does not say. seed: None for a random one. Both follow for each prompt, so `sampling`
-    has them only in part. timeout_s: None for the default of the server.
+    sampling: complete, except for `max_tokens` and `seed`, whose final values depend on the prompt.
+    max_tokens, seed: the values of the call; None if it has none. timeout_s: None for the default of the server.
     """
 
     model: str
