@@ -13,8 +13,10 @@ from dataclasses import replace
 import uvloop
 
 from quire.gateway.admin.server import GatewayAdminServer
-from quire.gateway.app import GATEWAY, GatewayRunner, create_app, start_site
+from quire.gateway.app import create_app
+from quire.gateway.http_server import GatewayRunner, start_site
 from quire.gateway.model.served_model import load_model
+from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
 from quire.shared.errors import StartError
@@ -58,10 +60,10 @@ async def _serve(settings: GatewaySettings) -> None:
     model = await asyncio.to_thread(load_model, settings.model, settings.name, uses_generation_config)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name)
-    app = create_app(settings, model, tracer)
-    runner = GatewayRunner(app, settings)
+    gateway = Gateway(settings, model, tracer)
+    runner = GatewayRunner(create_app(gateway))
     await runner.setup()
-    internal = GatewayAdminServer(app[GATEWAY], listener).server
+    internal = GatewayAdminServer(gateway, listener).server
     try:
         await internal.start()
         stop = asyncio.Event()

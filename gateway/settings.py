@@ -47,7 +47,7 @@ class GatewaySettings(ListenSettings, ServiceSettings):
     max_n: int = option(
         16, minimum=1, maximum=128, help="Largest `n`, `best_of` or `beam_width`: number of sequences per prompt."
     )
-    max_prompts: int = option(64, minimum=1, maximum=1024, help="Longest list of prompts in one call.")
+    max_prompts: int = option(64, minimum=1, maximum=1024, help="Largest number of prompts in one call.")
     max_choices: int = option(
         128,
         minimum=1,
@@ -58,7 +58,10 @@ class GatewaySettings(ListenSettings, ServiceSettings):
         0.0, minimum=0, maximum=86400, help="Deadline of calls that name no deadline, in seconds; 0 is no deadline."
     )
     max_timeout_s: float = option(
-        3600.0, minimum=0.001, maximum=86400, help="Longest deadline that a call may name, in seconds."
+        3600.0, minimum=0.001, maximum=86400, help="Longest deadline in seconds that a call may set."
+    )
+    body_timeout_s: float = option(
+        20.0, minimum=0.1, maximum=3600, help="Seconds that a client has to send the body of a request."
     )
     body_timeout_s: float = option(
         20.0, minimum=0.1, maximum=3600, help="Seconds that a client has to send the body of a request."
@@ -81,7 +84,6 @@ class GatewaySettings(ListenSettings, ServiceSettings):
         maximum=86400,
         help="Seconds that open streams may go on after the gateway is told to stop; 2 in `quire serve`.",
     )
-    tokenizer_threads: int = option(2, minimum=1, maximum=64, help="Threads that render and tokenize prompts.")
     engine_view: str = option(
         "auto",
         choices=("auto", "on", "off"),
@@ -92,5 +94,5 @@ class GatewaySettings(ListenSettings, ServiceSettings):
 
     @property
     def name(self) -> str:
-        """The model's name for clients, which is also the lane. Raises InvalidModelName."""
+        """The model's name in the API, which is also the name of its lane. Raises InvalidModelName."""
         return served_name(self.model, self.served_model_name)

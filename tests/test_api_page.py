@@ -8,18 +8,21 @@ import re
 
 import pytest
 
-import quire.gateway.pages.engine_view
+import quire.gateway.pages.engine_page
 from quire.gateway.admission.admission_options import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
 from quire.gateway.api.errors import ApiError, InvalidRequest
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.app import create_app
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import chat_page
+from quire.gateway.pages import static_files
+from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.parameters_table import with_table
 from quire.shared.text.json_schema import ANY_OBJECT
 from quire.shared.text.json_schema_rewrite import FORMATS
+from quire.shared.validators import InvalidValue
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.
@@ -37,6 +40,10 @@ TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT}
 # By name and call: type and range, and default.
 PARAMETERS = {(row[0].strip("`"), row[1]): row[2:] for row in table("parameters")}
 IDS = [f"{name} of {of}" for name, of in PARAMETERS]
+
+
+def test_the_table_of_parameters_is_written_from_the_code() -> None:
+    assert with_table(PAGE) == PAGE, "run python -m quire.ops.tools.parameters_table"
 
 
 def test_the_parameters_are_those_of_the_code() -> None:
@@ -57,8 +64,8 @@ def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
         assert parameter.default in ((), "")
     elif shown:
         assert json.loads(shown.strip("`")) == parameter.default
-    else:
-        assert parameter.default is None
+    else:  # the text tells it
+        assert "by default" in PARAMETERS[name, of][2].lower() or parameter.default is None
 
 
 def bound(text: str) -> float:
@@ -69,7 +76,7 @@ def bound(text: str) -> float:
 
 @pytest.mark.parametrize(("name", "of"), PARAMETERS, ids=IDS)
 def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
-    check = TABLES[of][name].check
+    check = TABLES[of][name].read
     kind = PARAMETERS[name, of][0]
     wrong: list[object] = []
     if found := re.fullmatch(r"(integer|number) from (\S+) to (\S+)", kind):
@@ -95,6 +102,9 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         assert check(name, [5, 0]) == (5, 0)
         check(name, [1] * 64)
         wrong = [[1] * 65, [-1], ["5"], [1.0], [True], 5, "5"]
+    elif name == "bad_words":
+        assert check(name, ["x" * 256] * 64) == ("x" * 256,) * 64
+        wrong = [["x"] * 65, ["x" * 257], [""], ["  "], [5], "x", 5]
     elif name == "early_stopping":
         assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
         wrong = ["true", 1]
@@ -108,9 +118,10 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     else:  # what a reader of its own checks
         assert name in ("model", "messages", "prompt", "stream_options", "timeout"), kind
     for value in wrong:
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises((InvalidRequest, InvalidValue)) as caught:
             check(name, value)
-        assert caught.value.param == name
+        refusal = caught.value
+        assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == name
 
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:
@@ -127,7 +138,7 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def codes_of_the_source() -> dict[str, int]:
     """Every code that a gateway's source names, with its status."""
-    assert quire.gateway.pages.engine_view  # its class is one of them
+    assert quire.gateway.pages.engine_page  # its class is one of them
     found = {
         cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("quire.gateway.")
     }
@@ -147,8 +158,8 @@ def test_the_error_codes_are_those_of_the_code() -> None:
 
 def test_the_endpoints_are_those_of_the_application() -> None:
     model = load_model(str(PROJECT_ROOT / "models" / "demo"), "demo")
-    app = create_app(GatewaySettings(engine_view="on"), model)
-    files = {chat_page.path_of(name) for name in chat_page.names() if not name.endswith(".html")}
+    app = create_app(Gateway(GatewaySettings(engine_view="on"), model))
+    files = {static_files.path_of(name) for name in static_files.names() if not name.endswith(".html")}
     served = {
         f"{route.method} {route.resource.canonical}"
         for route in app.router.routes()

@@ -1,4 +1,4 @@
-"""What a call says about its handling: its deadline, its class, whether it repeats another one."""
+"""The admission options of a call: its deadline, its priority class, and its idempotency key."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from multidict import CIMultiDictProxy
 
-from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.api.options import Options
-from quire.gateway.api.parameters import shown
+from quire.gateway.admission.submission import AdmissionOptions
+from quire.gateway.api.call import Options
+from quire.gateway.api.errors import refused
+from quire.shared.validators import shown
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_TIMEOUT = "X-Request-Timeout"
@@ -23,27 +23,17 @@ _VISIBLE = re.compile(r"[!-~]{1,255}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionOptions:
-    """How the requests of a call are accepted. `deadline_ms` is from now, 0 for none; an empty key is none."""
-
-    priority_class: str
-    is_background: bool
-    deadline_ms: int
-    idempotency_key: str
-    fingerprint: str
-    # Of the span of the call, where there is one.
-    traceparent: str = ""
-
-
-def read_terms(
+def read_admission_options(
     headers: CIMultiDictProxy[str], path: str, body: Mapping[str, Any], options: Options, default_s: float, max_s: float
 ) -> AdmissionOptions:
-    """Raises InvalidRequest that names the header or parameter."""
+    """The admission options in the headers and the options of a call.
+
+    default_s and max_s: the default and the longest deadline in seconds. Raises InvalidRequest.
+    """
     key = _single(headers, IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
-        raise _invalid(
-            f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}.", IDEMPOTENCY_KEY
+        raise refused(
+            IDEMPOTENCY_KEY, f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}."
         )
     timeout_s = options.timeout_s
     name = "timeout"
@@ -53,10 +43,10 @@ def read_terms(
     if timeout_s is None:
         timeout_s = min(default_s, max_s)
     elif not 0 < timeout_s <= max_s:
-        raise _invalid(
+        raise refused(
+            name,
             f"{name} must be a number of seconds over 0 and at most {max_s:g} (this server's setting --max-timeout-s), "
             f"not {shown(text if name == REQUEST_TIMEOUT else timeout_s)}.",
-            name,
         )
     return AdmissionOptions(
         priority_class=options.priority,
@@ -68,7 +58,7 @@ def read_terms(
 
 
 def fingerprint(path: str, body: Mapping[str, Any]) -> str:
-    """The same for two calls that ask for the same; the order of keys and white space do not count."""
+    """A hash of what a call asks for. The order of keys and white space do not count."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{path}\n{canonical}".encode()).hexdigest()
 
@@ -76,9 +66,5 @@ def fingerprint(path: str, body: Mapping[str, Any]) -> str:
 def _single(headers: CIMultiDictProxy[str], name: str) -> str | None:
     values = headers.getall(name, [])
     if len(values) > 1:
-        raise _invalid(f"{name} is given {len(values)} times; give it once.", name)
+        raise refused(name, f"{name} is given {len(values)} times; give it once.")
     return values[0] if values else None
-
-
-def _invalid(message: str, name: str) -> InvalidRequest:
-    return InvalidRequest(message, param=name, code="invalid_value")

@@ -1,4 +1,4 @@
-"""How long a call waits for Redis: a moment, so that a restart or a failover that is soon over costs no error."""
+"""Retries of commands to Redis: a restart or a failover that is soon over costs a moment, and no error."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
-# From the moment at which Redis was lost; who comes later than that is refused at once.
-PATIENCE_S = 2.0
+# Commands are retried for this long after the connection was lost; later calls are refused at once.
+RETRY_S = 2.0
 PAUSE_S = (0.05, 0.4)
-# A timeout was long enough by itself, and a refusal need not be for now only: so often, then.
+# Timeouts and refusals by Redis are retried at most this often: a timeout is long, and a refusal may be lasting.
 ATTEMPTS = 3
 
 
 class RetryPolicy:
-    """Of the calls of one gateway."""
+    """Retries the commands of one gateway, with backoff."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
     async def check_subscribed(self) -> None:
-        """Raises BrokerDown while nothing that is emitted would be heard."""
+        """Wait for the subscription to the workers' output. Raises BrokerDown if it does not come back soon."""
         if self._is_subscribed:
             return
-        left_s = self._subscription.lost_at + PATIENCE_S - asyncio.get_running_loop().time()
+        left_s = self._subscription.lost_at + RETRY_S - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s):
                 await self._subscription.ready.wait()
@@ -43,10 +43,10 @@ class RetryPolicy:
             raise down("not connected") from error
 
     async def __call__(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The result of a command that may be made again where its reply was lost. Raises BrokerDown."""
+        """The result of a command, which must be safe to repeat: its reply may have been lost. Raises BrokerDown."""
         loop = asyncio.get_running_loop()
         since = loop.time() if self._is_subscribed else self._subscription.lost_at
-        until, attempts, backoff = since + PATIENCE_S, 0, Backoff(*PAUSE_S)
+        until, attempts, backoff = since + RETRY_S, 0, Backoff(*PAUSE_S)
         while True:
             try:
                 return await command()
@@ -54,7 +54,7 @@ class RetryPolicy:
                 attempts += 1
                 is_late = loop.time() > until
                 is_over = is_late or not isinstance(error, RedisConnectionError | OSError)
-                # Where the subscription has ended too, Redis is silent.
+                # If the subscription has ended as well, Redis itself is away.
                 if (attempts >= ATTEMPTS and is_over) or (is_late and not self._is_subscribed):
                     raise down(str(error)) from error
             await asyncio.sleep(backoff.next())
@@ -65,5 +65,6 @@ class RetryPolicy:
 
 
 def down(why: str) -> BrokerDown:
+    """The error for a queue that cannot be reached; the log has the reason."""
     log.warning("a call is refused, the queue cannot be reached: %s", why)
     return BrokerDown("The queue cannot be reached now. Try again in a moment.", headers={"Retry-After": "2"})

@@ -1,4 +1,4 @@
-"""What the gateway knows of Redis and of the workers, looked up once per second; and the gateway's own lease."""
+"""The live workers of the lane, looked up once per second, and the renewal of the gateway's own lease."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redis.exceptions import RedisError
 
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.stream.cancellation import check_cancelled
-from quire.gateway.stream.router import FrameRouter
+from quire.gateway.stream.buffer import StreamStats
 from quire.shared.broker import Broker
 from quire.shared.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 
@@ -22,13 +22,13 @@ FIRST_WORKER_S = 0.05
 
 
 class WorkerRegistry:
-    """The live workers of the lane. Limits stay as they were while no worker is there."""
+    """The live workers of the lane, and the limits that follow from them. Without a worker the last limits stay."""
 
     def __init__(
-        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, fanout: FrameRouter
+        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, stats: StreamStats
     ) -> None:
         self._broker = broker
-        self._fanout = fanout
+        self._stats = stats
         self._noted_repairs = 0
         self._gateway_id = gateway_id
         own = [limit for limit in (max_model_len, model.max_model_len) if limit]
@@ -54,29 +54,29 @@ class WorkerRegistry:
 
     async def _refresh_forever(self) -> None:
         while True:
-            # A start waits for the first worker: look often until there is one.
+            # Until the first worker is there, look more often: a start waits for it.
             await asyncio.sleep(BEAT_S if self.workers else FIRST_WORKER_S)
             await self.refresh()
             check_cancelled()
 
     async def refresh(self) -> None:
-        """Look once. Failure is an answer too."""
+        """Look once. If Redis does not answer, `redis_answers` is false afterwards."""
         now = asyncio.get_running_loop().time()
         try:
             if now - self._leased_at > GATEWAY_TTL_S / 4:
                 await self._broker.refresh_gateway(self._gateway_id)
                 self._leased_at = now
-            if repairs := self._fanout.repairs - self._noted_repairs:
-                self._noted_repairs += repairs  # lost if Redis fails now: better than counted twice
+            if repairs := self._stats.repairs - self._noted_repairs:
+                self._noted_repairs += repairs  # if Redis fails now they are lost, and not counted twice
                 await self._broker.note_repairs(repairs)
             workers = tuple(await self._broker.live_workers())
-            with contextlib.suppress(ValueError):  # a counter that is none
+            with contextlib.suppress(ValueError):  # a counter that is not a number
                 self.rate.sample(now, await self._broker.read_totals())
         except (RedisError, OSError) as error:
             if self.redis_answers:
                 log.warning("Redis does not answer: %s", error)
             self.redis_answers, self.workers = False, ()
-            self._leased_at = float("-inf")  # it may run out meanwhile
+            self._leased_at = float("-inf")  # the lease may expire meanwhile
             return
         if not self.redis_answers:
             log.info("Redis answers")

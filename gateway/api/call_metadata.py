@@ -1,6 +1,6 @@
-"""What is noted about a call beside its requests, so that any gateway can render its answer again.
+"""Facts about a call besides its requests, with which any gateway can render its answer.
 
-It travels with each request of the call, as one msgpack array that is decoded strictly.
+They travel with each request of the call, as one msgpack array that is read strictly.
 """
 
 from __future__ import annotations
@@ -11,80 +11,62 @@ from typing import Any
 
 import msgpack
 
-from quire.shared.messages import (
-    MAX_CHOICES,
-    MAX_PROMPT_TOKENS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    MessageError,
-    unpack,
-)
+from quire.shared.messages import MAX_PROMPT_TOKENS, decode
+from quire.shared.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from quire.shared.validators import Flag, Integer, OneOf, Texts, array, checked
 
 VERSION = 1
 DIALECTS = ("chat", "completion")
-# Bounds of what is decoded; a character has at most four bytes.
+# The largest size of a message; a character has at most four bytes.
 MAX_BYTES = 4 * MAX_STOP_STRINGS * MAX_STOP_LENGTH + 4096
 MAX_REQUESTS = 1024
-MAX_CREATED = 2**40
+
+
+def request_id(call_id: str, index: int) -> str:
+    """The id of a call's request for the prompt `index`; the first request has the id of the call."""
+    return f"{call_id}-{index}" if index else call_id
 
 
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """One call, with a request for each prompt. `prompt_tokens`: of all of them. `is_background`: without a client it
-    runs on."""
+    """One call, with a request for each prompt.
 
-    dialect: str
-    created: int
-    n: int
-    include_usage: bool
-    stop: tuple[str, ...]
-    prompt_tokens: int
-    requests: int
-    is_background: bool
+    created: unix seconds. n: choices per prompt. prompt_tokens: of all prompts together.
+    is_background: the call runs on without a client.
+    """
+
+    dialect: str = checked(OneOf(DIALECTS))
+    created: int = checked(Integer(0, 2**40))
+    n: int = checked(Integer(1, MAX_CHOICES))
+    include_usage: bool = checked(Flag())
+    stop: tuple[str, ...] = checked(Texts(MAX_STOP_STRINGS, 1, MAX_STOP_LENGTH))
+    prompt_tokens: int = checked(Integer(0, MAX_REQUESTS * MAX_PROMPT_TOKENS))
+    requests: int = checked(Integer(1, MAX_REQUESTS))
+    is_background: bool = checked(Flag())
+    include_stop_str_in_output: bool = checked(Flag(), default=False)
 
     @property
     def choices(self) -> int:
+        """Choices of all prompts together."""
         return self.requests * self.n
 
     def encode(self) -> bytes:
+        """The metadata as a message: an array of the version and the fields."""
         packed: bytes = msgpack.packb((VERSION, *_values(self)), use_bin_type=True)
         return packed
 
     @classmethod
     def decode(cls, data: bytes) -> CallMetadata:
-        """Raises MessageError."""
-        value = unpack(data, MAX_BYTES)
-        if type(value) is not list or len(value) != 9 or value[0] != VERSION:
-            raise MessageError(f"what is noted about a call must be an array of 9 with version {VERSION}")
-        _, dialect, created, n, include_usage, stop, prompt_tokens, requests, is_background = value
-        if dialect not in DIALECTS:
-            raise MessageError(f"dialect must be one of {', '.join(DIALECTS)}, not {dialect!r:.80}")
-        if type(stop) is not list or len(stop) > MAX_STOP_STRINGS:
-            raise MessageError(f"stop must be a list of at most {MAX_STOP_STRINGS} strings")
-        if any(type(string) is not str or not 1 <= len(string) <= MAX_STOP_LENGTH for string in stop):
-            raise MessageError(f"stop must have strings of 1 to {MAX_STOP_LENGTH} characters")
-        return cls(
-            dialect,
-            _integer("created", created, 0, MAX_CREATED),
-            _integer("n", n, 1, MAX_CHOICES),
-            _flag("include_usage", include_usage),
-            tuple(stop),
-            _integer("prompt_tokens", prompt_tokens, 0, MAX_REQUESTS * MAX_PROMPT_TOKENS),
-            _integer("requests", requests, 1, MAX_REQUESTS),
-            _flag("is_background", is_background),
-        )
+        """Reads a message. Raises MessageError."""
+        return decode(data, MAX_BYTES, cls._read)
+
+    @classmethod
+    def _read(cls, value: Any) -> CallMetadata:
+        version, *values = array("call metadata", value, 1 + len(_FIELDS))
+        _version("version", version)
+        return cls(*(one.metadata["check"](one.name, field) for one, field in zip(_FIELDS, values, strict=True)))
 
 
-_values = attrgetter(*(field.name for field in fields(CallMetadata)))
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise MessageError(f"{name} must be an integer from {low} to {high}, not {value!r:.80}")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise MessageError(f"{name} must be true or false, not {value!r:.80}")
-    return value
+_FIELDS = fields(CallMetadata)
+_values = attrgetter(*(one.name for one in _FIELDS))
+_version = Integer(VERSION, VERSION)

@@ -1,38 +1,39 @@
-"""POST /v1/chat/completions: the dialect of chats."""
+"""POST /v1/chat/completions: reads chats, and renders their answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from quire.gateway.api import parameters
-from quire.gateway.api.call import Call, RequestLimits
+from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.logprobs import ScoredTokens, of_chat
+from quire.gateway.api.logprobs import of_chat
 from quire.gateway.api.options import read_options
+from quire.gateway.api.parameters import CHAT
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.assembly import Choice
+from quire.gateway.stream.transcript import Choice, ScoredTokens
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
     """Check and tokenize a call. Raises ApiError."""
-    values = parameters.read(body, parameters.CHAT)
-    options = read_options(values)
+    options = read_options(body, CHAT, limits.sampling_defaults)
     limits.check_model(options.model)
-    limits.check_choices(1, options)
-    await renderer.check_schema(options.json_schema)
-    messages = read_messages(values["messages"])
+    limits.check_choices(1, options.counts)
+    await renderer.check_schema(options.sampling.json_schema)
+    messages = read_messages(body["messages"])
     token_ids = await renderer.chat(messages, limits.max_model_len)
-    return limits.call(options, [("messages", token_ids)], default_max_tokens=None)
+    return Call.of(options, [("messages", token_ids)], limits, default_max_tokens=None)
 
 
 class ChatDialect:
-    """Renders the answer to one call, and each event of its stream; ids are put before events elsewhere."""
+    """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    dialect = "chat"
+    read = staticmethod(read)
+    name = "chat"
     prefix = "chatcmpl-"
 
     def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
@@ -48,7 +49,7 @@ class ChatDialect:
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> list[str]:
-        """The first event of each choice: who speaks."""
+        """The first event of each choice, with the role of the speaker."""
         return [
             f'data: {self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},'
             f'"logprobs":null,"finish_reason":null}}]{self._tail}'
@@ -71,7 +72,7 @@ class ChatDialect:
         return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
 
     def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]:
-        """The answer in one piece, as JSON in several."""
+        """The whole answer: pieces of one JSON object."""
         yield self._whole_head
         for index, choice in enumerate(choices):
             message = {"role": "assistant", "content": choice.text, "refusal": None}

@@ -1,4 +1,4 @@
-"""What may go wrong with a call: an exception per cause, and the one place that renders them.
+"""The errors of a call: one exception per cause, and their JSON.
 
 The body has the shape of the OpenAI API: `{"error": {"message", "type", "param", "code"}}`, always with all four.
 """
@@ -6,29 +6,23 @@ The body has the shape of the OpenAI API: `{"error": {"message", "type", "param"
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
-log = logging.getLogger("gateway")
+from quire.shared.validators import InvalidValue, wrong
 
 # The id of an HTTP request: in the answer's headers, in the log, and in Redis.
 REQUEST_ID = web.RequestKey("request_id", str)
 
-# What it was refused for, if it was.
-REASON = web.RequestKey("reason", str)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 class ApiError(Exception):
-    """A call that ends with an error. `message` says what is wrong, with which value, and what to do instead."""
+    """A call that ends with an error. `message` names the value that is wrong, and tells what to do instead."""
 
     status = 500
     type = "server_error"
     code: str | None = None
-    # Whether the rest of what the client sends is of no use any more.
+    # True if the connection closes, because the rest of the client's body is not read.
     closes = False
 
     def __init__(
@@ -112,7 +106,7 @@ class QueueIsFull(ApiError):
 
 
 class Cancelled(ApiError):
-    """Somebody other than the client stopped the request. 499 is what proxies use for a request that was given up."""
+    """Another client or an operator stopped the request. Proxies use 499 for requests that were given up."""
 
     status = 499
     type = "server_error"
@@ -144,73 +138,16 @@ def body(error: ApiError) -> str:
     )
 
 
-def response(error: ApiError) -> web.Response:
-    reason = "Client Closed Request" if error.status == 499 else None
-    answer = web.Response(
-        status=error.status, reason=reason, text=body(error), content_type="application/json", headers=error.headers
-    )
-    if error.closes:
-        answer.force_close()
-    return answer
+def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
+    """The error for a value that cannot be honoured; its `code` is by default invalid_value."""
+    return InvalidRequest(message, param=param, code=code or "invalid_value")
 
 
-def reason(error: ApiError) -> str:
-    """Why something was refused, in one of a few words: that of the class, since codes of 400s are many."""
-    return type(error).code or ("invalid_request" if error.status == 400 else "internal")
+def invalid(param: str, expected: str, value: Any) -> InvalidRequest:
+    """The error for a value of another type or range than `expected`."""
+    return of_check(wrong(param, expected, value))
 
 
-def reasons() -> tuple[str, ...]:
-    """All that `reason` may say."""
-    found, classes = {"internal", "invalid_request"}, [ApiError]
-    while classes:
-        one = classes.pop()
-        classes += one.__subclasses__()
-        if one.code:
-            found.add(one.code)
-    return tuple(sorted(found))
-
-
-def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
-    """The error of this API that stands for one of the HTTP framework's."""
-    if error.status == 404:
-        return NotFound(f"There is nothing at {path[:200]}. This server has /v1/chat/completions and /v1/completions.")
-    if error.status == 405:
-        allowed = error.headers.get("Allow", "")
-        return MethodNotAllowed(
-            f"{method[:20]} is not a method of {path[:200]}; use {allowed}.", headers={"Allow": allowed}
-        )
-    if error.status == 413:
-        return BodyTooLarge(error.text or "The body is too large.")
-    if 400 <= error.status < 500:
-        return InvalidRequest(error.text or error.reason)
-    return ApiError(error.reason)
-
-
-@web.middleware
-async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every exception of a handler into the answer that clients of the OpenAI API know."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        refusal = error
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        refusal = of_http(error, request.method, request.path)
-    except ConnectionError:
-        raise  # the client has gone
-    except Exception as error:
-        refusal = unexpected(error, request)
-        if request.writer.output_size > 0:
-            raise ConnectionResetError("the answer has begun; it cannot become an error") from error
-    request[REASON] = reason(refusal)
-    return response(refusal)
-
-
-def unexpected(error: Exception, request: web.Request) -> ApiError:
-    """A fault of this program: the traceback goes to the log, the client gets the id to ask about."""
-    request_id = request.get(REQUEST_ID, "")
-    log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})
-    refusal = ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")
-    request[REASON] = reason(refusal)
-    return refusal
+def of_check(error: InvalidValue) -> InvalidRequest:
+    """The error for a value that a check of `quire.shared.validators` refuses."""
+    return refused(error.name, f"{error}.")

@@ -1,4 +1,4 @@
-"""Prompts to token ids: the event loop goes on while a long prompt is tokenized, in a thread."""
+"""Prompts to token ids. A thread tokenizes long prompts, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from quire.gateway.api.chat_messages import Message
-from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.api.parameters import invalid, shown
+from quire.gateway.api.errors import refused
 from quire.gateway.model.schema_check import Schemas
 from quire.gateway.model.served_model import ServedModel
-from quire.shared.text.chat_template import TemplateFailure
+from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.json_schema import SchemaError
 
-# No tokenizer in use packs more characters into a token on average; longer prompts are refused before the work is done.
+# No tokenizer in use packs more characters into a token on average. Longer prompts are refused untokenized.
 CHARACTERS_PER_TOKEN = 16
-# What takes less time to tokenize than to hand to a thread and back.
+# Texts of this length take less time to tokenize than the way to a thread and back.
 SHORT_CHARACTERS = 512
-# What a message takes beside its characters: the template writes around it, and also that is tokenized.
+# Characters that a chat template writes around one message. They are tokenized as well.
 MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]
@@ -40,10 +38,8 @@ class Renderer:
     async def chat(self, messages: Sequence[Message], limit: int) -> list[int]:
         """The token ids of a conversation, for a context of `limit` tokens. Raises InvalidRequest."""
         if self._model.template is None:
-            raise InvalidRequest(
-                f"{self._model.name} has no chat template; use /v1/completions.",
-                param="messages",
-                code="no_chat_template",
+            raise refused(
+                "messages", f"{self._model.name} has no chat template; use /v1/completions.", code="no_chat_template"
             )
         characters = sum(_characters(message["content"]) for message in messages)
         _check_length("messages", characters, limit)
@@ -58,23 +54,18 @@ class Renderer:
         return await self._run(len(prompt), self._encode, prompt, True)
 
     async def check_schema(self, schema: str) -> None:
-        """Raises InvalidRequest for a JSON schema that no answer can be made to follow."""
+        """Check that answers can follow a JSON schema. Raises InvalidRequest."""
         if not schema:
             return
         if not self._model.eos_token_ids:
-            raise InvalidRequest(
-                f"response_format needs a model with an end token, and {self._model.name} has none.",
-                param="response_format",
-                code="invalid_value",
+            raise refused(
+                "response_format", f"response_format needs a model with an end token, and {self._model.name} has none."
             )
         try:
             await self._schemas.check(schema)
         except SchemaError as error:
-            raise InvalidRequest(
-                f"response_format.json_schema.schema cannot be followed: {error}.",
-                param="response_format.json_schema.schema",
-                code="invalid_value",
-            ) from error
+            name = "response_format.json_schema.schema"
+            raise refused(name, f"{name} cannot be followed: {error}.") from error
 
     async def _run(self, characters: int, function: Any, *arguments: Any) -> list[int]:
         if characters <= SHORT_CHARACTERS:
@@ -88,9 +79,9 @@ class Renderer:
         try:
             text = self._model.template.render(messages)
         except TemplateFailure as error:
-            raise InvalidRequest(
+            raise refused(
+                "messages",
                 f"The chat template of {self._model.name} refuses these messages: {str(error)[:500]}.",
-                param="messages",
                 code="template_error",
             ) from error
         # The template writes its own beginning-of-sequence token.
@@ -101,57 +92,15 @@ class Renderer:
         return ids
 
 
-def read_prompts(value: Any, max_prompts: int, vocab_size: int) -> list[tuple[str, Prompt]]:
-    """The prompts of a completion call, each with the name that errors call it by.
-
-    A string, an array of token ids, or an array of strings and arrays of token ids. Raises InvalidRequest.
-    """
-    forms = "a string, an array of token ids, or an array of strings and arrays of token ids"
-    if type(value) is str:
-        found: list[tuple[str, Prompt]] = [("prompt", value)]
-    elif type(value) is not list:
-        raise invalid("prompt", value, forms)
-    elif value and type(value[0]) is int:
-        found = [("prompt", value)]
-    else:
-        if len(value) > max_prompts:
-            raise InvalidRequest(
-                f"prompt has {len(value)} prompts; this server allows at most {max_prompts} in one call.",
-                param="prompt",
-                code="invalid_value",
-            )
-        found = [(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
-    if not found:
-        raise InvalidRequest("prompt is empty.", param="prompt", code="empty_prompt")
-    for name, prompt in found:
-        if type(prompt) not in (str, list):
-            raise invalid(name, prompt, "a string or an array of token ids")
-        if not prompt:
-            raise InvalidRequest(f"{name} is empty.", param=name, code="empty_prompt")
-        if isinstance(prompt, list):
-            _check_token_ids(name, prompt, vocab_size)
-    return found
-
-
-def _check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
-    for index, token_id in enumerate(token_ids):
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"{name}[{index}] must be a token id from 0 to {vocab_size - 1}, not {shown(token_id)}.",
-                param=f"{name}[{index}]",
-                code="invalid_value",
-            )
-
-
 def _characters(content: str | list[dict[str, str]]) -> int:
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def _check_length(name: str, characters: int, limit: int) -> None:
     if characters > CHARACTERS_PER_TOKEN * limit:
-        raise InvalidRequest(
+        raise refused(
+            name,
             f"{name} has {characters} characters, which is more than the maximum context length of {limit} tokens can "
             "hold. Shorten it.",
-            param=name,
             code="context_length_exceeded",
         )

@@ -1,4 +1,4 @@
-"""Whether answers can follow a JSON schema: each new one is tried in a process of its own.
+"""Checks that answers can follow a JSON schema: each new schema is tried in a process of its own.
 
 A few characters can ask for hours, gigabytes or an endless stack (`shared/text/json_schema_trial.py`). In a process of
 its own such a schema ends only that process.
@@ -14,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quire.shared.text.json_schema import ANY_OBJECT, SchemaError
 
-# Schemas of which it is known.
+# Schemas whose results are kept.
 KEPT = 256
-# The limit of its processor time ends a trial, unless the machine is so busy that it gets none.
+# A limit of processor time ends most trials earlier. This one is for a machine that is too busy to run the trial.
 TIMEOUT_S = 30.0
 TOO_LARGE = "it is too large, or takes too long"
 
 
 class Schemas:
-    """Tries schemas, so many at a time."""
+    """Tries schemas in at most `threads` processes at a time, and keeps the results."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="schema")
@@ -32,11 +32,11 @@ class Schemas:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def check(self, schema: str) -> None:
-        """Raises SchemaError for one that no answer can be made to follow."""
+        """Raises SchemaError for a schema that answers cannot follow."""
         if schema not in self._known:
             try:
                 wrong = await asyncio.get_running_loop().run_in_executor(self._threads, try_out, schema)
-            except subprocess.TimeoutExpired as error:  # of a busy machine, not of the schema: it may be tried again
+            except subprocess.TimeoutExpired as error:  # the machine is busy; the schema may be tried again
                 raise SchemaError(TOO_LARGE) from error
             self._known[schema] = wrong
             if len(self._known) > KEPT:

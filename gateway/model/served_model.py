@@ -1,4 +1,9 @@
-"""What a gateway needs of a model: tokenizer, chat template, limits and end-of-sequence tokens. Never the weights."""
+"""The parts of a model that a gateway needs: tokenizer, chat template, limits, end tokens and sampling defaults.
+
+The sampling defaults are the values that generation_config.json gives for parameters that a call leaves out: the same
+five fields as in vLLM (`--generation-config auto`). `do_sample` and `max_new_tokens` are not among them: they belong to
+`generate()` of Transformers.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from quire.gateway.model.sampling_defaults import FILE as GENERATION_CONFIG
-from quire.gateway.model.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.model.config import context_length, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
+from quire.shared.sampling_params import MODEL_DEFAULTS, PARAMETERS
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
+from quire.shared.validators import InvalidValue
+
+GENERATION_CONFIG = "generation_config.json"
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 
@@ -28,9 +35,13 @@ HUB_IGNORED = ["*.safetensors.index.json", "*.bin.index.json", "onnx/*", "origin
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The parts of a model that the gateway works with. `max_model_len` None: the configuration does not say.
+    """The parts of a model that the gateway works with.
 
-    `context` stands for a prompt where its continuation is decoded, `drops_first_space` is of a text of its own.
+    context: tokens placed before a completion, so that it decodes as a continuation.
+    drops_first_space: whether a text of its own loses its leading space.
+    max_model_len: None if the configuration does not say.
+    special_tokens: token ids by text.
+    sampling_defaults: by name of the sampling parameter.
     """
 
     name: str
@@ -42,8 +53,8 @@ class ServedModel:
     max_model_len: int | None
     vocab_size: int
     eos_token_ids: frozenset[int]
-    special_tokens: dict[str, int]  # by their texts
-    sampling_defaults: SamplingDefaults
+    special_tokens: dict[str, int]
+    sampling_defaults: Mapping[str, float]
 
 
 def load_model(model: str, name: str, uses_generation_config: bool = True) -> ServedModel:
@@ -76,11 +87,27 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
             token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
         },
         sampling_defaults=(
-            read_sampling_defaults(folder / GENERATION_CONFIG, generation)
-            if uses_generation_config
-            else SamplingDefaults()
+            read_sampling_defaults(folder / GENERATION_CONFIG, generation) if uses_generation_config else MODEL_DEFAULTS
         ),
     )
+
+
+def read_sampling_defaults(path: Path, generation: Mapping[str, Any]) -> dict[str, float]:
+    """The defaults in `generation`, the content of the file `path`. An absent or null field has the default of the API.
+
+    Raises ModelError if a value is outside the range that the API allows for the parameter.
+    """
+    defaults = dict(MODEL_DEFAULTS)
+    for name in defaults:
+        if (value := generation.get(name)) is not None:
+            try:
+                defaults[name] = PARAMETERS[name].read(name, value)
+            except InvalidValue as error:
+                raise ModelError(
+                    f"{path}: {error}; correct the file, or ignore its sampling defaults with --generation-config none "
+                    "(QUIRE_GENERATION_CONFIG)."
+                ) from None
+    return defaults
 
 
 def _folder(model: str) -> Path:

@@ -1,45 +1,161 @@
-"""`/engine`: the page that shows a worker's engine at work, and where it gets that from.
+"""`/engine`: the data of the page that shows a worker's engine at work, as server-sent events.
 
-It shows how many requests run, and the beginnings of their ids, to everybody who can reach the gateway. So by itself it
-is on only where that is this machine; elsewhere all of it is a 404 that names the setting.
+The page shows to everyone who can reach the gateway how many requests run, and the beginnings of their ids. So by
+default it is on only if the gateway listens on the loopback interface; if it is off, its URLs are a 404 that names the
+setting.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
+import re
 
 from aiohttp import web
 
-from quire.gateway.api.errors import NotFound
-from quire.gateway.pages.engine_view import EngineView
+from quire.gateway.api.errors import ApiError, InvalidRequest, NotFound
+from quire.gateway.pages.engine_viewer import EngineViewer
+from quire.gateway.pages.view_subscriptions import ViewSubscriptions
 from quire.gateway.service import Gateway
-from quire.gateway.settings import GatewaySettings
+from quire.gateway.stream import sse
+
+# Open streams of one gateway.
+MAX_VIEWERS = 64
+
+_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
-def is_on(settings: GatewaySettings) -> bool:
-    """Whether this gateway shows engines: as set, and by itself only to its own machine."""
-    if settings.engine_view != "auto":
-        return settings.engine_view == "on"
-    if settings.host == "localhost":
+class TooManyViewers(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_viewers"
+
+
+def is_on(setting: str, host: str) -> bool:
+    """Whether a gateway with `--engine-view` set to `setting`, which listens on `host`, serves the page."""
+    if setting != "auto":
+        return setting == "on"
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(settings.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def add_to(app: web.Application, gateway: Gateway) -> None:
-    """Serve what the page asks for, or the reason why not. To be called before the routes of all pages are added."""
-    if not is_on(gateway.settings):
+    """Adds the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
+    if not is_on(gateway.settings.engine_view, gateway.settings.host):
         app.add_routes([web.get("/engine", _refuse), web.get("/engine/{rest:.*}", _refuse)])
         return
-    view = EngineView(gateway)
-    app.add_routes([web.get("/engine/workers", view.workers), web.get("/engine/stream", view.stream, allow_head=False)])
-    app.on_shutdown.append(view.close)
+    page = EnginePage(gateway)
+    app.add_routes([web.get("/engine/workers", page.workers), web.get("/engine/stream", page.stream, allow_head=False)])
+    app.on_startup.append(page.start)
+    app.on_shutdown.append(page.close)
 
 
 async def _refuse(request: web.Request) -> web.StreamResponse:
     raise NotFound(
-        "The view of the engine is off here: it would show to everybody who reaches this gateway what runs. Start the "
-        "gateway with --engine-view on (QUIRE_ENGINE_VIEW=on) to have it."
+        "The engine view is off at this gateway, because it would show what runs to everyone who can reach it. Start "
+        "the gateway with --engine-view on (QUIRE_ENGINE_VIEW=on) to have it."
     )
+
+
+class EnginePage:
+    """Handlers of the page's data. Between `start` and `close` they accept viewers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._is_closing = False
+
+    async def start(self, app: web.Application) -> None:
+        self._views = ViewSubscriptions(self._gateway.settings.redis_url, self._gateway.broker, self._live_workers)
+
+    async def close(self, app: web.Application) -> None:
+        """Ends all streams: the same views can be had from another gateway."""
+        self._is_closing = True
+        self._views.end_all()
+
+    def _live_workers(self) -> list[str]:
+        return [card.worker_id for card in self._gateway.worker_registry.workers]
+
+    async def workers(self, request: web.Request) -> web.Response:
+        """GET /engine/workers: the live workers."""
+        workers = [
+            {
+                "id": card.worker_id,
+                "running": card.running,
+                "waiting": card.waiting,
+                "free_blocks": card.free_blocks,
+                "total_blocks": card.total_blocks,
+                "block_size": card.block_size,
+                "max_model_len": card.max_model_len,
+                "max_num_seqs": card.max_num_seqs,
+            }
+            for card in sorted(self._gateway.worker_registry.workers, key=lambda card: card.worker_id)
+        ]
+        return web.json_response({"model": self._gateway.model.name, "workers": workers})
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /engine/stream?worker=ID&follow=KEY: views of a worker as they arrive, until the client leaves.
+
+        With `follow`, an idempotency key: the views of the worker that has claimed the request of this key, as soon as
+        one has.
+        """
+        worker_id, key = self._read_worker(request), _read_key(request)
+        if self._is_closing:
+            raise ApiError("This gateway is shutting down.", code="shutting_down")
+        if self._views.num_viewers >= MAX_VIEWERS:
+            raise TooManyViewers(
+                f"This gateway has {MAX_VIEWERS} open engine views already, which is its limit; close one, or wait."
+            )
+        viewer = EngineViewer()
+        response = web.StreamResponse(headers=sse.HEADERS)
+        async with self._views.showing(viewer, worker_id, key):
+            await response.prepare(request)
+            await self._send(request, response, viewer)
+        return response
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, viewer: EngineViewer) -> None:
+        """Writes events until the viewer ends, the client leaves, or the client does not read for the write timeout."""
+        settings = self._gateway.settings
+        with contextlib.suppress(ConnectionError):
+            while True:
+                try:
+                    async with asyncio.timeout(settings.keepalive_s):
+                        event = await viewer.next()
+                except TimeoutError:
+                    event = sse.KEEPALIVE
+                if event is None:
+                    return
+                try:
+                    async with asyncio.timeout(settings.write_timeout_s):
+                        await response.write(event)
+                except TimeoutError:
+                    # The viewer is no longer counted, so its connection and the bytes buffered for it go at once.
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return
+
+    def _read_worker(self, request: web.Request) -> str:
+        """Returns the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
+        unknown = sorted(request.query.keys() - {"worker", "follow"})
+        if unknown:
+            raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has worker and follow.")
+        live = sorted(self._live_workers())
+        worker_id: str = request.query.get("worker", live[0] if live else "")
+        if worker_id not in live:
+            there = f"there are {', '.join(live[:8])}" if live else "there is none now"
+            raise NotFound(f"No live worker has the id {worker_id[:80]!r}; {there}.", param="worker")
+        return worker_id
+
+
+def _read_key(request: web.Request) -> str:
+    """Returns the idempotency key of the request to follow; empty for none. Raises InvalidRequest."""
+    key: str = request.query.get("follow", "")
+    if key and not _KEY.fullmatch(key):
+        raise InvalidRequest(
+            f"follow must be an Idempotency-Key of 1 to 255 visible ASCII characters, not {key[:80]!r}.", param="follow"
+        )
+    return key

@@ -1,7 +1,8 @@
-"""`/status`: whether a request that waits can make progress now.
+"""What a gateway says about itself: its model, and whether it works.
 
 `/readyz` is for supervisors: it counts a worker until its registration expires, at least five seconds after its last
-heartbeat. A person in front of a silent answer wants to know earlier, so this looks at the age of the heartbeats.
+heartbeat. `/status` is for a person who waits for an answer, and wants to know earlier that a worker has stopped: it
+looks at the age of the heartbeats.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ log = logging.getLogger("gateway")
 
 # Heartbeats that a worker may miss before it counts as not responding.
 MISSED_BEATS = 2
-# All clients within this time get the same answer, so that many open pages cost Redis no more than one.
+# Requests within this time get the same answer, so that many open pages cost Redis no more than one.
 FRESH_S = 0.2
 # Redis answers within milliseconds, or does not answer.
 REDIS_TIMEOUT_S = 1.0
 
 
 class Status:
-    """The state of the workers, looked up when a client asks."""
+    """Handlers of the endpoints that describe one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -36,8 +37,44 @@ class Status:
         self._looked_at = float("-inf")
         self._state: dict[str, Any] = {}
 
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models"""
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{name}"""
+        self._gateway.limits.check_model(request.match_info["name"])
+        return web.json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        model = self._gateway.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._gateway.started,
+            "owned_by": "quire",
+            "max_model_len": self._gateway.worker_registry.max_model_len,
+            "sampling_defaults": model.sampling_defaults,
+        }
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """GET /healthz: 200 while the process is alive."""
+        return web.json_response({"status": "ok"})
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """GET /readyz: 200 if a worker would take a request that arrives now, else 503 with the reasons."""
+        registry = self._gateway.worker_registry
+        workers = len(registry.workers)
+        problems = [
+            *(["this gateway is shutting down"] if self._gateway.draining else []),
+            *self._gateway.redis_problems(),
+            *([] if workers or not registry.redis_answers else ["no worker makes progress"]),
+        ]
+        state = {"ready": not problems, "workers": workers, "problems": problems}
+        return web.json_response(state, status=503 if problems else 200)
+
     async def show(self, request: web.Request) -> web.Response:
-        """GET /status"""
+        """GET /status: how many workers are registered, and how many of them respond."""
         if request.query:
             raise InvalidRequest(f"{min(request.query)[:80]!r} is no parameter of {request.path}; it has none.")
         async with self._lock:
@@ -57,7 +94,7 @@ class Status:
 
 
 def summary(beats: list[LastBeat]) -> dict[str, Any]:
-    """What `/status` tells of the last heartbeats.
+    """Returns what `/status` tells about these heartbeats, one per worker.
 
     workers: how many are registered; responding: how many of these have a heartbeat that is not overdue; silent_s:
     seconds since the newest heartbeat of all, None without a worker.

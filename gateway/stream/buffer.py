@@ -1,10 +1,13 @@
-"""The outputs of one call's requests as its client gets them: every token once, in order, whatever pub/sub lost or
-doubled.
+"""The buffered output of one call: every token once and in order, although pub/sub may lose or repeat messages.
 
-Live items are a hint, the output log is the truth: what does not fit is read from there. So is what a slow client has
-no room for: no more than MAX_WAITING tokens wait here, the item with which they became so many, and one item of each
-other request of the call, for those come together; or MAX_TAKEN that are left of these, and again one item of each. A
-log-probability counts as a token, since it takes as much room where it is written.
+Published items are a hint, the output log is the truth: a gap between items is read from the log. So is everything that
+a slow client has no room for. The buffer is bounded in tokens, and a log-probability counts as a token, since it is as
+large when it is written:
+
+- MAX_WAITING tokens. The limit is checked before an item is added, so the last item may exceed it, and each other
+  request of the call may add one item more, because the items of a call's requests arrive together.
+- When a large item arrives at once it is drained in parts of MAX_TAKEN. Until no more than MAX_TAKEN are left, no
+  request may add a second item.
 """
 
 from __future__ import annotations
@@ -13,206 +16,240 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from quire.gateway.stream.cancellation import check_cancelled
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
 from quire.shared.messages import MessageError, Outcome, StepItem
+from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.states import ExpireReply, OutcomeName
-
-if TYPE_CHECKING:
-    from quire.gateway.stream.router import FrameRouter
 
 log = logging.getLogger("gateway")
 
-# Tokens of one call that may wait for its client. A client that is slower gets the rest from the log.
+# Tokens that are buffered for one call. A client that reads more slowly gets the rest from the log.
 MAX_WAITING = 256
-# Of what came together, such as an answer that was ranked at its end: what is taken before others get their turn.
+# Tokens that are drained at once, such as from an answer that was ranked and arrives whole. Other calls run in between.
 MAX_TAKEN = 1024
-# A request that has not ended so long after its deadline has no worker that would end it.
+# Time after its deadline at which a request that has not ended is taken to have no worker that would end it.
 OVERDUE_S = 1.0
-# Entries of the log that are read at once, at most.
+# Largest number of log entries per read.
 PAGE = 128
 
 
-class OutputBuffer:
-    """What the requests of one call emit, for one consumer.
+class StreamStats:
+    """Counts of all calls of one gateway."""
 
-    A consumer waits for it (`next`), or has a `sink` that is called as soon as there is something, and takes it
-    without any task being woken for it.
+    def __init__(self) -> None:
+        # Gaps in published output that were filled from a log.
+        self.repairs = 0
+        self.log_reads = 0
+        self.corrupt_logs = 0
+        # Arrival time of the latest frame, by time.perf_counter.
+        self.frame_at = 0.0
+
+    def note_corrupt_log(self, request_id: str, error: Exception) -> None:
+        """Counts a log that cannot be decoded; the first one is logged."""
+        self.corrupt_logs += 1
+        if self.corrupt_logs == 1:
+            log.error(
+                "the output log of request %s is corrupt (later ones are only counted): %s",
+                request_id,
+                error,
+                extra={"request_id": request_id},
+            )
+
+
+class OutputBuffer:
+    """The output of the requests of one call, for one consumer.
+
+    The producer calls `feed` for each item, then `flush`. The consumer either awaits `next`, or sets `sink`, which is
+    called as soon as there are items, so that no task needs to wake up for them.
     """
 
-    def __init__(self, fanout: FrameRouter, broker: Broker, request_ids: Sequence[str], keepalive_s: float) -> None:
-        self._fanout = fanout
+    def __init__(
+        self,
+        broker: Broker,
+        request_ids: Sequence[str],
+        keepalive_s: float,
+        stats: StreamStats,
+        check_at: Callable[[OutputBuffer, float], None],
+    ) -> None:
+        """`check_at(buffer, due)` has `check` called at `due` on the loop's clock, or earlier."""
         self._broker = broker
+        self._stats = stats
+        self._check_at = check_at
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
         self._waiting: list[StepItem] = []
         self._waiting_tokens = 0
-        # The number of what waits now: how often what waited was taken, but for a little.
-        self._portion = 0
-        # Whether others get their turn before the rest of a large portion is taken.
-        self._is_rest = False
-        # Of the entries of the log that were read last; log-probabilities count as they do where they wait.
+        # Generation counter: incremented when the buffer is drained, unless more than MAX_TAKEN tokens are left.
+        self._generation = 0
+        # Whether the next `ready` lets other tasks run before the rest of a large item is drained.
+        self._has_rest = False
+        # Estimated weight of a log entry, from the last page that was read.
         self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
-        # Whether `wake` was called while others had their turn, or the log was read.
+        # Whether `wake` was called since `ready` began.
         self._is_woken = False
-        # Takes what waits; False where the consumer's task has something to do.
+        # Drains the buffer; returns False if the consumer's task must run.
         self.sink: Callable[[], bool] | None = None
         self._keepalive_s = keepalive_s
-        self._gave_at = now
+        self._taken_at = now
         self.keepalive_due = False
         self._silent: set[Cursor] = set()
-        # Whether some cursor is behind or silent, so that the log must be read.
-        self._doubt = False
-        # From here on the requests are in Redis; one that is not found there later is lost.
+        # Whether a cursor is behind or silent, so that a log must be read.
+        self._must_read = False
+        # Whether the requests are in Redis. One that is missing there afterwards is lost.
         self.accepted = False
-        # Whether they end when nobody listens any more.
+        # Whether requests that have not ended are cancelled when the buffer is closed.
         self.is_responsible = False
-        # When the first of what waits came from a worker, and the first of what was taken last; 0 for the log.
+        # Arrival time of the oldest buffered item, and of the oldest item last taken; 0 if read from the log.
         self._fed_at = 0.0
         self.came_at = 0.0
-        # Requests that this side gave up; they may run on. The late ones have outlived their deadlines.
+        # Requests that were ended here; workers may still run them.
         self._given_up: set[str] = set()
-        self.late: list[str] = []
-        # When the requests must have ended by themselves, on the loop's clock.
+        # Requests whose deadline has passed, and that Redis could not be told to end.
+        self.to_expire: list[str] = []
+        # The time by which the requests must have ended, on the loop's clock.
         self.overdue_at = math.inf
 
     @property
     def unfinished(self) -> list[str]:
-        """Requests that may run, as far as is known."""
+        """The requests that a worker may still run."""
         return [
             cursor.request_id
             for cursor in self.cursors.values()
             if not cursor.ended or cursor.request_id in self._given_up
         ]
 
-    # --- the side of the subscription: never blocks -------------------------------------------------------------------
+    # --- producer: never blocks ---------------------------------------------------------------------------------------
 
     def feed(self, item: StepItem, now: float) -> None:
-        """One item that was published. `flush` follows when there are no more at the moment."""
+        """Adds one published item. `flush` must follow after the last item that is at hand."""
         cursor = self.cursors[item.request_id]
         cursor.heard_at = now
-        if cursor.patience_s > SILENCE_S:
-            cursor.patience_s = SILENCE_S
-            self._fanout.watch.add(self, now + SILENCE_S)
-        if self._waiting_tokens >= MAX_WAITING and cursor.portion == self._portion:
-            cursor.behind = cursor.is_logged = True
+        if cursor.silence_s > SILENCE_S:
+            cursor.silence_s = SILENCE_S
+            self._check_at(self, now + SILENCE_S)
+        if self._waiting_tokens >= MAX_WAITING and cursor.generation == self._generation:
+            cursor.behind = cursor.expects_log = True
         else:
             if not self._waiting:
-                self._fed_at = self._fanout.frame_at
-            self._take(cursor, item)
+                self._fed_at = self._stats.frame_at
+            self._add(cursor, item)
         if cursor.behind:
-            self._doubt = True
+            self._must_read = True
 
     def flush(self) -> None:
-        """What was fed goes to the client."""
-        if self.sink is None or not self.sink() or self._doubt or self._waiting:
+        """Hands what was fed to the consumer."""
+        if self.sink is None or not self.sink() or self._must_read or self._waiting:
             self.wake()
 
     def accept(self, left_s: float | None, *, is_logged: bool) -> None:
-        """The requests are in Redis. `left_s`: until their deadline; `is_logged`: there may be output already."""
+        """Notes that the requests are in Redis.
+
+        `left_s`: seconds until their deadline, None without one; `is_logged`: whether they may have output already.
+        """
         self.accepted = True
         if left_s is not None:
             self.overdue_at = self._loop.time() + left_s + OVERDUE_S
         if is_logged:
             self.suspect()
             for cursor in self.cursors.values():
-                cursor.is_logged = cursor.behind
+                cursor.expects_log = cursor.behind
 
     def suspect(self) -> None:
-        """Messages may have been lost: compare everything with the log."""
+        """Has every request compared with its log: messages may have been lost."""
         for cursor in self.cursors.values():
             cursor.behind = not cursor.ended
-        self._doubt = True
+        self._must_read = True
         self.wake()
 
-    def check(self, now: float) -> float:
-        """Notice silence, towards Redis and towards the client; when to be called again, on the loop's clock."""
-        due = self._gave_at + self._keepalive_s
+    def check(self, now: float) -> tuple[float, list[Cursor]]:
+        """Notices that keepalives, deadlines and silent requests are due.
+
+        Returns when to call it again, on the loop's clock, and the requests that have been silent for too long: the
+        caller finds out whether their logs have more, and calls `read_log_of` for those.
+        """
+        silent: list[Cursor] = []
+        due = self._taken_at + self._keepalive_s
         if now >= due:
             self.keepalive_due = True
             self.wake()
             due = now + self._keepalive_s
         if not self.accepted:
-            return min(due, now + SILENCE_S)
+            return min(due, now + SILENCE_S), silent
         for cursor in self.cursors.values():
             if cursor.ended:
                 continue
-            if now - cursor.heard_at >= cursor.patience_s:
+            if now - cursor.heard_at >= cursor.silence_s:
                 cursor.heard_at = now
                 if cursor.behind:
-                    self.look(cursor)
+                    self.read_log_of(cursor)
                 else:
-                    self._fanout.watch.ask(self, cursor)
-            due = min(due, cursor.heard_at + cursor.patience_s)
+                    silent.append(cursor)
+            due = min(due, cursor.heard_at + cursor.silence_s)
         if now < self.overdue_at:
-            return min(due, self.overdue_at)
-        self._doubt = True
+            return min(due, self.overdue_at), silent
+        self._must_read = True
         self.wake()
-        return min(due, now + SILENCE_S)
+        return min(due, now + SILENCE_S), silent
 
-    def look(self, cursor: Cursor) -> None:
-        """A silent request is to be compared with its log."""
+    def read_log_of(self, cursor: Cursor) -> None:
+        """Has a silent request compared with its log."""
         self._silent.add(cursor)
-        self._doubt = True
+        self._must_read = True
         self.wake()
 
     def wake(self) -> None:
-        """Have `ready` return."""
+        """Makes `ready` return."""
         self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _take(self, cursor: Cursor, item: StepItem) -> None:
+    def _add(self, cursor: Cursor, item: StepItem) -> None:
         before = cursor.next
         if (new := cursor.take(item)) is not None:
             self._waiting.append(new)
-            cursor.portion = self._portion
-            # This runs for every token: without log-probabilities it costs no call.
+            cursor.generation = self._generation
+            # This runs for every token; `weight` is called only for log-probabilities.
             is_scored = new.deltas and new.deltas[0].logprobs
             self._waiting_tokens += weight(new) if is_scored else cursor.next - before
 
-    # --- the side of the client ---------------------------------------------------------------------------------------
+    # --- consumer -----------------------------------------------------------------------------------------------------
 
     async def next(self) -> list[StepItem]:
-        """What waits, in order per request; an empty list when it is time for a sign of life."""
-        while self._is_rest or not (self._waiting or self.keepalive_due):
+        """Waits for items and takes them. Returns an empty list when a keepalive is due."""
+        while self._has_rest or not (self._waiting or self.keepalive_due):
             await self.ready()
         return self.take()
 
     def take(self) -> list[StepItem]:
-        """All items that wait now, in order per request, or the first of very much."""
+        """Drains the buffer; returns the items in order per request, at most about MAX_TAKEN tokens."""
         self.keepalive_due = False
-        self._gave_at = self._loop.time()
+        self._taken_at = self._loop.time()
         items, self._waiting = self._waiting, []
         if self._waiting_tokens > MAX_TAKEN:
             items, self._waiting = cut(items, MAX_TAKEN)
-            self._is_rest = bool(self._waiting)
+            self._has_rest = bool(self._waiting)
         self._waiting_tokens = sum(map(weight, self._waiting)) if self._waiting else 0
-        # While more is left than is taken at once, none of the requests adds to it.
-        self._portion += self._waiting_tokens <= MAX_TAKEN
+        # While more than MAX_TAKEN is left, the generation stays, so that no request adds a second item.
+        self._generation += self._waiting_tokens <= MAX_TAKEN
         self.came_at, self._fed_at = self._fed_at, 0.0
         return items
 
     async def ready(self) -> None:
-        """Wait until something may have to be done: items wait, it is time for a sign of life, or `wake` was called.
-
-        What is in doubt is read from the log.
-        """
+        """Waits until items are buffered, a keepalive is due, or `wake` is called. Reads logs where necessary."""
         self._is_woken = False
-        if self._is_rest:
-            self._is_rest = False
+        if self._has_rest:
+            self._has_rest = False
             await asyncio.sleep(0)
-        if self._doubt and not self._waiting and not self._is_woken:
-            await self._look_into_log()
+        if self._must_read and not self._waiting and not self._is_woken:
+            await self._read_logs()
             check_cancelled()
-        # Woken: meanwhile something happened for which nobody waited, such as the end.
+        # `wake` may have been called meanwhile, for example at the end of the call.
         if self._is_woken or self._waiting or self.keepalive_due:
             return
         self._waiter = self._loop.create_future()
@@ -221,8 +258,9 @@ class OutputBuffer:
         finally:
             self._waiter = None
 
-    async def _look_into_log(self) -> None:
-        self._doubt = False
+    async def _read_logs(self) -> None:
+        """Ends overdue requests, then reads the logs of requests that are behind or silent, while there is room."""
+        self._must_read = False
         if self._loop.time() >= self.overdue_at:
             self.overdue_at = math.inf
             for cursor in self.cursors.values():
@@ -234,71 +272,70 @@ class OutputBuffer:
                 self._silent.discard(cursor)
                 before, cursor.behind = cursor.next, False
                 if not await self._read_log(cursor):
-                    cursor.behind = True  # Redis is away: the next sign of life, or silence, makes us look again
+                    cursor.behind = True  # Redis does not answer: the next keepalive or silence tries again
                     break
                 if cursor.ended or cursor.next > before:
-                    self._fanout.repairs += not cursor.is_logged
-                    cursor.is_logged = cursor.is_logged and cursor.behind
+                    self._stats.repairs += not cursor.expects_log
+                    cursor.expects_log = cursor.expects_log and cursor.behind
                     continue
-                cursor.is_logged = False
+                cursor.expects_log = False
                 if silent:
                     cursor.wait_longer()
-                    await self._check_alive(cursor)
+                    await self._check_exists(cursor)
                 break
             if cursor.ended:
                 self._silent.discard(cursor)
-            self._doubt = self._doubt or cursor.behind or cursor in self._silent
+            self._must_read = self._must_read or cursor.behind or cursor in self._silent
 
     async def _expire(self, cursor: Cursor) -> None:
-        """Have a request ended that has outlived its deadline: no worker was there to do it. Its end is in the log."""
+        """Ends a request in Redis whose deadline has passed without a worker that ended it; its log has the end."""
         try:
             found = await self._broker.expire(cursor.request_id)
         except (RedisError, OSError):
-            # The client need not wait for Redis; the request is ended once that answers.
+            # The client need not wait for Redis. The request is ended there once Redis answers.
             if not cursor.ended:
-                self.late.append(cursor.request_id)
+                self.to_expire.append(cursor.request_id)
             self._end(cursor, Outcome(OutcomeName.DEADLINE, "the deadline passed, and no worker took notice"))
             return
         if found is ExpireReply.EARLY:
             self.overdue_at = self._loop.time() + OVERDUE_S
-            self._fanout.watch.add(self, self.overdue_at)
+            self._check_at(self, self.overdue_at)
         else:
-            cursor.behind = cursor.is_logged = True
+            cursor.behind = cursor.expects_log = True
             self._silent.add(cursor)
 
     async def _read_log(self, cursor: Cursor) -> bool:
-        """Take one page of what the log has after the cursor, or as much as there is room for; False if Redis did not
-        answer."""
-        self._fanout.log_reads += 1
+        """Adds one page of the log after the cursor, or as much as there is room for. False if Redis did not answer."""
+        self._stats.log_reads += 1
         try:
-            # Each entry of a call with many choices has many tokens; one may be the entry at the cursor itself.
+            # With many choices an entry has many tokens. The first entry may be the one that ends at the cursor.
             count = max(3, min(PAGE, 2 * MAX_WAITING // self._tokens_per_entry))
             items = await self._broker.read_output(cursor.request_id, cursor.next, count)
         except (RedisError, OSError) as error:
             log.debug(
-                "the output of request %s cannot be read now: %s",
+                "the output log of request %s cannot be read now: %s",
                 cursor.request_id,
                 error,
                 extra={"request_id": cursor.request_id},
             )
             return False
         except (MessageError, KeyError) as error:
-            self._fanout.note_corrupt_log(cursor.request_id, error)
+            self._stats.note_corrupt_log(cursor.request_id, error)
             self._end(cursor, Outcome("error", "the output log of the request is corrupt; send the request again"))
             return True
         for item in items:
             if self._waiting_tokens >= MAX_WAITING:
                 cursor.behind = True
                 break
-            self._take(cursor, item)
+            self._add(cursor, item)
         if items:
             self._tokens_per_entry = max(1, weight(items[-1]), weight(items[0]))
         if len(items) >= count - 1:
             cursor.behind = True
         return True
 
-    async def _check_alive(self, cursor: Cursor) -> None:
-        """End a request that Redis has no memory of, or of its output: no worker will ever do it."""
+    async def _check_exists(self, cursor: Cursor) -> None:
+        """Ends a request that Redis has lost, or whose log Redis has lost: no worker will ever finish it."""
         try:
             state = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
@@ -310,7 +347,7 @@ class OutputBuffer:
             self._end(cursor, Outcome(OutcomeName.ERROR, detail))
 
     def _end(self, cursor: Cursor, outcome: Outcome) -> None:
-        if cursor.ended:  # while Redis was asked
+        if cursor.ended:  # its end was published while Redis was asked
             return
         cursor.ended = True
         self._given_up.add(cursor.request_id)

@@ -1,4 +1,4 @@
-"""How far the client of one request is, and which part of an item is new to it.
+"""The position of one client in the tokens of one request, and the part of an item that is new to that client.
 
 published items:   [0, 3) [3, 5)        [7, 9)  [7, 9)
 cursor:                   next = 5  ->  gap: the log has [5, 7)   ->  next = 9: a duplicate
@@ -8,30 +8,37 @@ from __future__ import annotations
 
 from quire.shared.messages import Delta, StepItem
 
-# A request that was silent for so long is compared with its log; a fruitless look doubles the time up to the maximum.
+# A request without items for this long is compared with its log. Each fruitless comparison doubles the time.
 SILENCE_S = 0.25
 MAX_SILENCE_S = 4.0
 
 
 class Cursor:
-    """The place of one client in the tokens of one request."""
+    """The position of one client in the tokens of one request."""
 
-    __slots__ = ("behind", "ended", "heard_at", "is_logged", "next", "patience_s", "portion", "request_id")
+    __slots__ = ("behind", "ended", "expects_log", "generation", "heard_at", "next", "request_id", "silence_s")
 
     def __init__(self, request_id: str, now: float) -> None:
         self.request_id = request_id
+        # The first token that the client does not have.
         self.next = 0
+        # Whether the log has, or may have, tokens from `next` on that must be read from there.
         self.behind = False
-        # Whether it is behind for another reason than that messages were lost.
-        self.is_logged = False
+        # Whether the cursor is behind for a reason other than lost messages: the reads are then not counted as repairs.
+        self.expects_log = False
         self.ended = False
+        # Time of the last item, or of the last check for silence, on the loop's clock.
         self.heard_at = now
-        self.patience_s = SILENCE_S
-        # In which portion its last item came to its client (`Outputs`).
-        self.portion = -1
+        # How long the request may be silent before it is compared with its log.
+        self.silence_s = SILENCE_S
+        # The generation of the `OutputBuffer` to which the last item was added.
+        self.generation = -1
 
     def take(self, item: StepItem) -> StepItem | None:
-        """The new part of an item. None if there is none, or if tokens before it are missing: `behind` is then set."""
+        """Returns the new part of an item.
+
+        None if nothing in it is new, or if tokens before it are missing; in the latter case `behind` is set.
+        """
         if self.ended:
             return None
         start, end = item.start, item.end
@@ -50,14 +57,15 @@ class Cursor:
         return item
 
     def wait_longer(self) -> None:
-        """Its silence meant nothing: the next one is borne for longer."""
-        self.patience_s = min(2 * self.patience_s, MAX_SILENCE_S)
+        """Doubles the allowed silence, up to MAX_SILENCE_S: the last silence meant nothing."""
+        self.silence_s = min(2 * self.silence_s, MAX_SILENCE_S)
 
 
 def weight(item: StepItem) -> int:
-    """The tokens of an item, and its log-probabilities, which take as much room where they are written."""
+    """Returns the number of tokens of an item plus that of its log-probabilities, which are as large as tokens when
+    they are written."""
     count = 0
-    for delta in item.deltas:  # which is one nearly always
+    for delta in item.deltas:  # nearly always one
         count += len(delta.token_ids)
         if delta.logprobs:
             count += len(delta.logprobs) // 8
@@ -65,12 +73,12 @@ def weight(item: StepItem) -> int:
 
 
 def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem]]:
-    """The first of these items, of about `size` in weight, and the rest; inside an item where it must be."""
+    """Splits a list of items into a first part of about `size` in weight and the rest, inside an item if necessary."""
     for index, item in enumerate(items):
         here = weight(item)
         if here >= size:
             parts = [item]
-            # In halves first, for each part that is cut off costs as much as what is left: of a long item that is much.
+            # Cutting a part off copies the remainder, which is slow for a long item. So it is halved first.
             while here > 16 * size and len(halves := split(parts[0], (parts[0].start + parts[0].end) // 2)) == 2:
                 parts[:1] = halves
                 here = weight(parts[0])
@@ -81,7 +89,7 @@ def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem
 
 
 def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
-    """The item in two where token `at` is inside it."""
+    """Splits an item before token `at`; returns it alone if `at` is not inside it."""
     if not item.start < at < item.end:
         return (item,)
     deltas: list[Delta] = []
@@ -97,7 +105,7 @@ def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
 
 
 def _without_first(item: StepItem, count: int) -> StepItem:
-    """The item less its first `count` tokens; finish reasons stay."""
+    """Returns the item without its first `count` tokens; finish reasons stay."""
     deltas: list[Delta] = []
     start = item.start + count
     for delta in item.deltas:

@@ -1,97 +1,86 @@
-"""Which calls listen to which request: usually one, more where clients came back or share a request."""
+"""Routes published items to the calls that listen to their requests.
+
+A request has one call as a rule, and more when a client resumed it or repeated its idempotency key.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.buffer import OutputBuffer, StreamStats
 from quire.gateway.stream.silence import SilenceMonitor
 from quire.shared.broker import Broker
 from quire.shared.messages import StepItem
 
-log = logging.getLogger("gateway")
-
 
 class FrameRouter:
-    """Hands what workers published to the open calls.
+    """Feeds the items of each frame to the buffers of the open calls.
 
-    Calls are told of it (`OutputBuffer.flush`) when the event loop gets its turn again, so once every frame that was at
-    hand has been fed: a gateway that is behind writes several tokens of a stream at once.
+    Buffers are flushed when the event loop runs its next callbacks, after all frames that are at hand have been fed: a
+    gateway that falls behind writes several tokens of a stream at once.
     """
 
     def __init__(self, broker: Broker, keepalive_s: float) -> None:
         self._broker = broker
         self._keepalive_s = keepalive_s
-        self.watch = SilenceMonitor(broker)
+        self.stats = StreamStats()
+        self.silence = SilenceMonitor(broker)
         self._by_request: dict[str, list[OutputBuffer]] = {}
         self._open: set[OutputBuffer] = set()
-        # What was fed and not flushed.
+        # Buffers that were fed and not flushed; the keys are in order of arrival.
         self._fed: dict[OutputBuffer, None] = {}
-        self.corrupt_logs = 0
-        self.log_reads = 0
-        # How often the log had what was published and did not arrive.
-        self.repairs = 0
-        # When the latest frame came, by time.perf_counter.
-        self.frame_at = 0.0
 
     def open(self, request_ids: Sequence[str]) -> OutputBuffer:
-        outputs = OutputBuffer(self, self._broker, request_ids, self._keepalive_s)
-        self._open.add(outputs)
+        """Returns a buffer that gets the output of these requests until `close`."""
+        buffer = OutputBuffer(self._broker, request_ids, self._keepalive_s, self.stats, self.silence.check_at)
+        self._open.add(buffer)
         for request_id in request_ids:
-            self._by_request.setdefault(request_id, []).append(outputs)
-        self.watch.add(outputs, 0.0)
-        return outputs
+            self._by_request.setdefault(request_id, []).append(buffer)
+        self.silence.check_at(buffer, 0.0)
+        return buffer
 
-    def close(self, outputs: OutputBuffer) -> None:
-        if outputs not in self._open:
+    def close(self, buffer: OutputBuffer) -> None:
+        """Stops feeding and checking a buffer. Closing it again has no effect."""
+        if buffer not in self._open:
             return
-        self._open.remove(outputs)
-        self.watch.remove(outputs)
-        for request_id in outputs.cursors:
+        self._open.remove(buffer)
+        self.silence.remove(buffer)
+        for request_id in buffer.cursors:
             listeners = self._by_request[request_id]
-            listeners.remove(outputs)
+            listeners.remove(buffer)
             if not listeners:
                 del self._by_request[request_id]
 
     def has(self, request_id: str) -> bool:
-        """Whether some call listens to the request."""
+        """Whether an open call listens to the request."""
         return request_id in self._by_request
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:
-        """The items of one frame, at `now` on the loop's clock."""
+        """Routes the items of one frame that arrived at `now` on the loop's clock."""
         find, fed = self._by_request.get, self._fed
-        self.frame_at = time.perf_counter()
+        self.stats.frame_at = time.perf_counter()
         if not fed:
             asyncio.get_running_loop().call_soon(self._flush)
         for item in items:
-            # Without any its client has gone, or the gateway was started anew.
-            for outputs in find(item.request_id, ()):
-                outputs.feed(item, now)
-                fed[outputs] = None
+            # A request has no listener when its client has left, or the gateway was restarted.
+            for buffer in find(item.request_id, ()):
+                buffer.feed(item, now)
+                fed[buffer] = None
 
     def _flush(self) -> None:
         fed, self._fed = self._fed, {}
-        for outputs in fed:
-            outputs.flush()
+        for buffer in fed:
+            buffer.flush()
 
-    def note_corrupt_log(self, request_id: str, error: Exception) -> None:
-        """The output log of a request cannot be read; its calls end with an error."""
-        self.corrupt_logs += 1
-        if self.corrupt_logs == 1:
-            log.error(
-                "the output log of request %s is corrupt (this is said once): %s",
-                request_id,
-                error,
-                extra={"request_id": request_id},
-            )
-
-    def each(self, act: Callable[[OutputBuffer], None]) -> None:
-        for outputs in list(self._open):
-            act(outputs)
+    def suspect_all(self) -> int:
+        """Has every open call compared with its log, because frames may have been lost. Returns the number of calls."""
+        for buffer in list(self._open):
+            buffer.suspect()
+        return self.calls
 
     @property
     def calls(self) -> int:
+        """The number of open calls."""
         return len(self._open)

@@ -1,8 +1,8 @@
-"""When to look after which call, and what silence means, asked of Redis for many requests at once.
+"""Finds out what the silence of a request means: that no token was computed, or that messages were lost.
 
-A call says when it wants to be checked (`OutputBuffer.check`), so that calls at rest cost nothing until then. A request
-that has been silent is not read by its own call: this module asks Redis in batches whether its log is ahead of the
-client. Only a call whose log has more, or whose request has ended or is gone, is told to look.
+Each open call is checked when it asks for that (`OutputBuffer.check`), so that an idle call costs nothing until then.
+Silent requests are looked up in Redis in batches. A log is read only if it is ahead of the client, or if the request
+has ended or is gone.
 """
 
 from __future__ import annotations
@@ -11,60 +11,55 @@ import asyncio
 import heapq
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.stream.cancellation import check_cancelled
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Broker
-
-if TYPE_CHECKING:
-    from quire.gateway.stream.buffer import OutputBuffer
+from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
 
+# Time between two looks at the calls that are due.
 TICK_S = 0.1
-# Requests in one question to Redis, so that the event loop is not held up for long.
+# Requests per round trip to Redis; bounds how long decoding the replies blocks the event loop.
 BATCH = 64
 
 
 class SilenceMonitor:
-    """Checks the calls that were added, from `start` to `close`."""
+    """Checks open calls, from `start` to `close`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        # Times of checks, the next first, and by call the one that holds: others are out of date.
+        # A heap of checks by time. Only the one that `_due` has for a buffer is valid.
         self._checks: list[tuple[float, int, OutputBuffer]] = []
         self._due: dict[OutputBuffer, float] = {}
+        # Breaks ties between checks at the same time, since buffers have no order.
         self._number = itertools.count()
-        # Silent requests, and how far their clients were.
+        # Silent requests that are to be looked up, with the position of their client when they were found.
         self._silent: dict[Cursor, tuple[OutputBuffer, int]] = {}
-        self._asks = asyncio.Event()
+        self._has_silent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._ask_forever())]
+        self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._look_up_forever())]
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def add(self, outputs: OutputBuffer, due: float) -> None:
-        """Check a call at `due` on the loop's clock, or before."""
-        if due < self._due.get(outputs, due + 1):
-            self._due[outputs] = due
-            heapq.heappush(self._checks, (due, next(self._number), outputs))
+    def check_at(self, buffer: OutputBuffer, due: float) -> None:
+        """Checks a call at `due` on the loop's clock, or earlier."""
+        if due < self._due.get(buffer, due + 1):
+            self._due[buffer] = due
+            heapq.heappush(self._checks, (due, next(self._number), buffer))
 
-    def remove(self, outputs: OutputBuffer) -> None:
-        """The call is over."""
-        self._due.pop(outputs, None)
-
-    def ask(self, outputs: OutputBuffer, cursor: Cursor) -> None:
-        """A request is silent: is there more of it?"""
-        self._silent[cursor] = (outputs, cursor.next)
-        self._asks.set()
+    def remove(self, buffer: OutputBuffer) -> None:
+        """Stops checking a call."""
+        self._due.pop(buffer, None)
 
     async def _tick_forever(self) -> None:
         loop = asyncio.get_running_loop()
@@ -73,43 +68,51 @@ class SilenceMonitor:
             self._tick(loop.time())
 
     def _tick(self, now: float) -> None:
+        """Runs the checks that are due."""
         while self._checks and self._checks[0][0] <= now:
-            due, _, outputs = heapq.heappop(self._checks)
-            if self._due.get(outputs) == due:
-                del self._due[outputs]
-                self.add(outputs, outputs.check(now))
+            due, _, buffer = heapq.heappop(self._checks)
+            if self._due.get(buffer) == due:
+                del self._due[buffer]
+                next_due, silent = buffer.check(now)
+                self.check_at(buffer, next_due)
+                for cursor in silent:
+                    self._silent[cursor] = (buffer, cursor.next)
+                    self._has_silent.set()
 
-    async def _ask_forever(self) -> None:
+    async def _look_up_forever(self) -> None:
         while True:
-            await self._asks.wait()
-            self._asks.clear()
+            await self._has_silent.wait()
+            self._has_silent.clear()
             while self._silent:
                 batch = dict(itertools.islice(self._silent.items(), BATCH))
                 for cursor in batch:
                     del self._silent[cursor]
                 try:
-                    await self._ask(batch)
-                except (RedisError, OSError) as error:  # they are asked for again when they have been silent for longer
-                    log.debug("silent requests cannot be looked at now: %s", error)
+                    await self._look_up(batch)
+                except (RedisError, OSError) as error:  # the next check finds them silent again
+                    log.debug("silent requests cannot be looked up now: %s", error)
                 check_cancelled()
 
-    async def _ask(self, batch: dict[Cursor, tuple[OutputBuffer, int]]) -> None:
+    async def _look_up(self, batch: dict[Cursor, tuple[OutputBuffer, int]]) -> None:
+        """Has the logs read that are ahead of their clients; lets the other requests be silent for longer."""
         keys = self._broker.keys
         pipe = self._broker.client.pipeline(transaction=False)
-        for cursor, (_, at) in batch.items():
-            pipe.xrange(keys.output(cursor.request_id), min=f"{at}-0", count=2)
+        for cursor, (_, position) in batch.items():
+            pipe.xrange(keys.output(cursor.request_id), min=f"{position}-0", count=2)
             pipe.hget(keys.request(cursor.request_id), "state")
-        # What is wrong with one of them its own call finds out.
+        # An error of one command concerns one request, and appears again when that request's log is read.
         replies: list[Any] = await pipe.execute(raise_on_error=False)
-        for (cursor, (outputs, at)), entries, state in zip(batch.items(), replies[::2], replies[1::2], strict=True):
-            if cursor.next != at or cursor.ended:
+        for (cursor, (buffer, position)), entries, state in zip(
+            batch.items(), replies[::2], replies[1::2], strict=True
+        ):
+            if cursor.next != position or cursor.ended:
                 continue
-            if state in (b"queued", b"running") and _has_nothing_after(at, entries):
+            if state in (b"queued", b"running") and _has_nothing_after(position, entries):
                 cursor.wait_longer()
             else:
-                outputs.look(cursor)
+                buffer.read_log_of(cursor)
 
 
-def _has_nothing_after(at: int, entries: Any) -> bool:
-    """Whether the first entries of a log from token `at` on are at most the one that ends there."""
-    return isinstance(entries, list) and all(entry_id == b"%d-0" % at for entry_id, _ in entries)
+def _has_nothing_after(position: int, entries: Any) -> bool:
+    """Whether the first log entries from token `position` on are at most the one that ends there."""
+    return isinstance(entries, list) and all(entry_id == b"%d-0" % position for entry_id, _ in entries)

@@ -1,44 +1,57 @@
-"""The one pub/sub subscription of a gateway: reads step frames and hands their items to the open calls.
+"""The pub/sub subscription of a gateway: decodes the step frames that workers publish.
 
-What is published while there is no connection is lost without any error. So every subscription after the first makes
-every open call compare itself with the output log.
+Frames that are published while the connection is down are lost without an error. So the owner is told about every
+subscription after the first, and has the open calls compared with their output logs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.cancellation import check_cancelled
-from quire.gateway.stream.router import FrameRouter
 from quire.shared.backoff import Backoff
-from quire.shared.messages import MessageError, decode_items
+from quire.shared.messages import MessageError, StepItem, decode_items
+from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.lane_client import LaneClient
 
 log = logging.getLogger("gateway")
 
-# A connection over which nothing came for so long is pinged, and given up after as long again: it may be half-open.
+# A connection that has been silent for this long is pinged, and is closed if it stays silent for as long again: it may
+# be half-open.
 PING_AFTER_S = 2.0
-# How often the connection is looked at: whether it is silent, and still goes to where the lane is.
+# Time between two checks of the connection: whether it is silent, and whether it still leads to the lane's server.
 LOOK_S = 0.25
+# First and longest pause before a new connection.
 RECONNECT_S = (0.05, 1.0)
 
 
 class Subscription:
-    """Subscribed for as long as it runs; `ready` is set while frames arrive."""
+    """Is subscribed from `start` to `close`; `ready` is set while frames arrive."""
 
-    def __init__(self, client: LaneClient, channel: str, fanout: FrameRouter) -> None:
+    def __init__(
+        self,
+        client: LaneClient,
+        channel: str,
+        on_items: Callable[[Sequence[StepItem], float], None],
+        on_resubscribed: Callable[[], int],
+    ) -> None:
+        """`on_items` gets the items of each frame, and its arrival time on the loop's clock.
+
+        `on_resubscribed` is called when frames may have been lost; returns the number of calls that this concerns.
+        """
         self._client = client
         self._channel = channel
-        self._fanout = fanout
+        self._on_items = on_items
+        self._on_resubscribed = on_resubscribed
         self._task: asyncio.Task[None] | None = None
         self._heard_at = 0.0
         self.ready = asyncio.Event()
-        self.lost_at = 0.0  # by the clock of the loop, while it is not ready
+        # Time at which the subscription was lost, on the loop's clock; valid while it is not ready.
+        self.lost_at = 0.0
         self.subscribes = 0
         self.frames = 0
         self.corrupt = 0
@@ -69,7 +82,7 @@ class Subscription:
             await asyncio.sleep(backoff.next())
 
     async def _listen(self) -> None:
-        """Take what comes, until the connection is closed or seems dead: then raises ConnectionError."""
+        """Receives frames over one connection. Raises ConnectionError once it is closed, or seems dead."""
         loop = asyncio.get_running_loop()
         link = await self._client.open_link()
         try:
@@ -78,7 +91,7 @@ class Subscription:
             link.write("SUBSCRIBE", self._channel)
             while await self._client.is_current(link):
                 now = loop.time()
-                # Also of the same time: uvloop's clock has milliseconds, and an answer takes less.
+                # Equal times count as an answer: uvloop's clock has milliseconds, and an answer takes less.
                 if pinged_at <= self._heard_at:
                     if now - self._heard_at > PING_AFTER_S:
                         pinged_at = now
@@ -94,7 +107,7 @@ class Subscription:
         self._heard_at = asyncio.get_running_loop().time()
         match push:
             case [b"message", _, frame]:
-                self._deliver(frame)
+                self._decode(frame)
             case [b"subscribe", *_]:
                 self._subscribed()
 
@@ -102,18 +115,16 @@ class Subscription:
         self.subscribes += 1
         self.ready.set()
         if self.subscribes > 1:
-            log.warning(
-                "subscribed again: frames may have been lost, %d calls compare with the log", self._fanout.calls
-            )
-            self._fanout.each(OutputBuffer.suspect)
+            calls = self._on_resubscribed()
+            log.warning("subscribed again: frames may have been lost, %d calls compare with the log", calls)
 
-    def _deliver(self, frame: bytes) -> None:
+    def _decode(self, frame: bytes) -> None:
         self.frames += 1
         try:
             items = list(decode_items(frame))
         except MessageError as error:
             self.corrupt += 1
             if self.corrupt == 1:
-                log.error("a published frame is corrupt and was dropped (this is said once): %s", error)
+                log.error("a published frame is corrupt and was dropped (later ones are only counted): %s", error)
             return
-        self._fanout.feed(items, asyncio.get_running_loop().time())
+        self._on_items(items, asyncio.get_running_loop().time())

@@ -1,153 +1,299 @@
-"""The answer to a call on its way to the client: as a stream of events, or in one piece.
+"""Writes the answer to a call: as a stream of numbered events, or as one JSON body.
 
-In steady state what workers publish is rendered and written as it is fed, without waking a task (`_on_items`). The
-call's task has the rest: the beginning and the end, signs of life, what must be read from the log, and a client that
-does not read, whose buffer here is bounded and who is cut when nothing has moved for the write timeout.
+transcript -> dialect -> `EventRenderer` -> `StreamWriter` -> socket
+
+In steady state the items of a frame are rendered and written while the frame is routed, without waking a task
+(`StreamWriter._on_items`). The call's own task does the rest: the first and the last events, keepalives, reads of the
+output log, and waiting for a client that does not read. What such a client holds in memory is bounded, and its
+connection is closed when nothing could be written to it for the write timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
-from quire.gateway.admin.request_meter import METER
-from quire.gateway.api import errors
+from quire.gateway.api import error_responses, errors
 from quire.gateway.stream import sse
-from quire.gateway.stream.events import Events
-from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.cursor import split
+from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.transcript import Choice, ScoredTokens, Transcript
+from quire.shared.messages import StepItem
 
-# What may wait for a client in its socket's buffer in this process before it counts as slow. More waits as tokens,
-# which are smaller than events (`MAX_WAITING`), and then in the log.
+# Bytes in the write buffer of a socket above which its client counts as slow. After that tokens are buffered, which are
+# smaller than events (`buffer.MAX_WAITING`), and then nothing: the rest stays in the log.
 BUFFER_BYTES = 16 * 1024
-# Of an answer in one piece: what is rendered before others get their turn. A longer one is sent as it is rendered.
+# Characters of a JSON body that are rendered before other tasks run. A longer body is sent while it is rendered.
 PART_CHARACTERS = 64 * 1024
 
 
-class StreamWriter:
-    """Writes the events of one call."""
+class AnswerFormat(Protocol):
+    """How a dialect writes the answer to one call. Events are complete except for their ids."""
 
-    def __init__(self, request: web.Request, answer: Transcript, events: Events, write_timeout_s: float) -> None:
+    def opening(self) -> list[str]: ...
+    def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
+    def finish(self, index: int, reason: str) -> str: ...
+    def usage(self, usage: dict[str, int]) -> str: ...
+    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]: ...
+
+
+class WriteMeter(Protocol):
+    """Counts what is written to one client (`telemetry.request_meter.CallMeter`)."""
+
+    def stream_opened(self) -> None: ...
+    def stream_closed(self) -> None: ...
+    def wrote(self, tokens: int, came_at: float) -> None: ...
+    def client_stalled(self) -> None: ...
+
+
+class EventRenderer:
+    """Renders the events of a stream from its beginning, and drops those up to `after`, which the client has.
+
+    Rendering always begins at token 0: only then do detokenizer and stop-string filter repeat the first stream exactly.
+    """
+
+    def __init__(
+        self, transcript: Transcript, dialect: AnswerFormat, headers: Mapping[str, str], after: EventId = BEGINNING
+    ) -> None:
+        """`headers`: of the client's request; they tell whether it can parse ids."""
+        self._transcript = transcript
+        self._dialect = dialect
+        self._with_ids = sse.takes_ids(headers)
+        self._after = after
+        self._is_skipping = True
+        # The id of the last event.
+        self._tokens, self._step = BEGINNING
+        self._parts: list[str] = []
+
+    @property
+    def reached(self) -> EventId:
+        """The id of the last event, or of the last token if that made no event."""
+        return max(EventId(self._tokens, self._step), EventId(self._transcript.tokens))
+
+    def opening(self) -> str:
+        """Renders the events before the first token."""
+        for data in self._dialect.opening():
+            self._add_at(0, data)
+        return self._take()
+
+    def feed(self, items: Sequence[StepItem]) -> str:
+        """Renders the events of these items, and the end of the stream if the call has ended with them."""
+        for item in items:
+            if self._is_skipping:
+                # `after` may lie inside an item: the first stream may have received the tokens in other portions.
+                for part in split(item, self._after.tokens):
+                    self._feed(part)
+            else:
+                self._feed(item)
+        if self._transcript.ended:
+            self._end()
+        return self._take()
+
+    def _feed(self, item: StepItem) -> None:
+        dialect = self._dialect
+        for choice, text, rest, reason, position, _, logprobs in self._transcript.feed(item):
+            if text or logprobs is not None:
+                self._add(position, 0, dialect.text(choice, text, logprobs))
+            if reason is not None:
+                if rest:
+                    self._add_at(position, dialect.text(choice, rest))
+                self._add_at(position, dialect.finish(choice, reason))
+
+    def _end(self) -> None:
+        transcript = self._transcript
+        if transcript.error is not None:
+            # Without [DONE], so that a client does not take this for the end of a complete answer.
+            self._add_at(transcript.tokens, sse.event(errors.body(transcript.error)))
+            return
+        if transcript.metadata.include_usage:
+            self._add_at(transcript.tokens, self._dialect.usage(transcript.usage))
+        self._add_at(transcript.tokens, sse.event("[DONE]"))
+
+    def _add_at(self, position: int, data: str) -> None:
+        """Adds an event that brings no token: it is numbered within its position."""
+        self._add(position, self._step + 1 if self._tokens == position else 1, data)
+
+    def _add(self, tokens: int, step: int, data: str) -> None:
+        # This runs for every token.
+        self._tokens, self._step = tokens, step
+        if self._is_skipping:
+            if (tokens, step) <= self._after:
+                return
+            self._is_skipping = False
+        if not self._with_ids:
+            self._parts.append(data)
+        else:
+            self._parts.append(f"id: {EventId(tokens, step)}\n{data}" if step else f"id: {tokens}\n{data}")
+
+    def _take(self) -> str:
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
+
+
+class StreamWriter:
+    """Writes the events of one call to its client."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        buffer: OutputBuffer,
+        transcript: Transcript,
+        events: EventRenderer,
+        meter: WriteMeter,
+        write_timeout_s: float,
+    ) -> None:
         self._request = request
-        self._answer = answer
-        self._outputs = answer.outputs
+        self._buffer = buffer
+        self._transcript = transcript
         self._events = events
+        self._meter = meter
         self._write_timeout_s = write_timeout_s
-        self._meter = request[METER]
         self._is_chunked = False
-        # The events of the end, which leave together with that of the body.
+        # The events of the end of the stream, which are written together with the end of the body.
         self._last = ""
         # Why nothing more can be written.
         self._failure: Exception | None = None
 
     async def run(self, beginning: str) -> web.StreamResponse:
-        """Write `beginning`, then events as they come; what waits together is written together.
+        """Writes `beginning`, then all events until the call ends.
 
-        Raises ConnectionError if the client left, or does not read.
+        Items that are buffered together are written together.
+
+        Raises ConnectionError if the client has left or does not read.
         """
-        meters = self._meter.meters
+        # 1) Send the response's head at once: it tells the client that the call was accepted.
         response = web.StreamResponse(headers=sse.HEADERS)
         writer = await response.prepare(self._request)
         transport, protocol = self._request.transport, self._request.protocol
         if writer is None or transport is None:
             raise ConnectionResetError("the client has left")
-        writer.send_headers()  # the client learns at once that it was accepted
+        writer.send_headers()
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._transport, self._protocol = transport, protocol
         self._is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
         if not self._is_chunked:
-            response.force_close()  # HTTP/1.0: only the end of the connection ends the body
-        meters.open_streams += 1
+            response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
+        self._meter.stream_opened()
         try:
+            # 2) Write what a resumed stream has read from the log already.
             if beginning:
                 self._write(beginning)
-                self._meter.wrote(self._answer.tokens, 0.0)
-            self._outputs.sink = self._on_items
+                self._meter.wrote(self._transcript.tokens, 0.0)
+            # 3) From now on the router writes through `_on_items`; this task wakes up only if that returns False.
+            self._buffer.sink = self._on_items
             try:
-                while not self._answer.ended and self._failure is None:
-                    await self._outputs.ready()
-                    self._give()
+                while not self._transcript.ended and self._failure is None:
+                    await self._buffer.ready()
+                    self._write_items()
                     if protocol.writing_paused:
                         await self._in_time(writer.drain())
                 if self._failure is not None:
                     raise self._failure
             except ConnectionError:
                 raise
-            except Exception as error:  # the head has left, so that it can only be told as an event
-                self._last = sse.event(errors.body(errors.unexpected(error, self._request)))
+            except Exception as error:  # the head has been sent, so the error becomes an event
+                self._last = sse.event(errors.body(error_responses.unexpected(error, self._request)))
+            # 4) Write the end.
             await self._in_time(response.write_eof(self._last.encode("ascii")))
             if self._last:
-                self._meter.wrote(self._answer.tokens, self._outputs.came_at)
+                self._meter.wrote(self._transcript.tokens, self._buffer.came_at)
         finally:
-            self._outputs.sink = None
-            meters.open_streams -= 1
+            self._buffer.sink = None
+            self._meter.stream_closed()
         return response
 
     def _on_items(self) -> bool:
-        """Something was fed: write it; False where the task has something to do."""
+        """Writes what was fed. Returns False if the call's task must run."""
         try:
-            self._give()
+            self._write_items()
         except Exception as error:
             self._failure = error
-        return self._failure is None and not self._answer.ended and not self._protocol.writing_paused
+        return self._failure is None and not self._transcript.ended and not self._protocol.writing_paused
 
-    def _give(self) -> None:
-        """Write what waits, if the client has room for it."""
-        if self._protocol.writing_paused or self._answer.ended or self._failure is not None:
+    def _write_items(self) -> None:
+        """Renders and writes what is buffered, unless the client is slow."""
+        if self._protocol.writing_paused or self._transcript.ended or self._failure is not None:
             return
-        is_due = self._outputs.keepalive_due
-        text = self._events.feed(items := self._outputs.take())
-        if self._answer.ended:
+        is_due = self._buffer.keepalive_due
+        text = self._events.feed(items := self._buffer.take())
+        if self._transcript.ended:
             self._last = text
         elif text:
             self._write(text)
-            self._meter.wrote(self._answer.tokens, self._outputs.came_at)
+            self._meter.wrote(self._transcript.tokens, self._buffer.came_at)
         elif is_due and not items:
             self._write(sse.KEEPALIVE.decode("ascii"))
 
     def _write(self, text: str) -> None:
-        # All of it is ASCII. That is aiohttp's own framing, less its coroutines.
+        # `text` is ASCII. This is the framing of aiohttp's writer without its coroutines.
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
         self._transport.write((f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii"))
 
     async def _in_time(self, written: Awaitable[None]) -> None:
-        await _in_time(self._request, written, self._write_timeout_s)
+        await _in_time(self._request, written, self._write_timeout_s, self._meter)
 
 
-async def send_whole(request: web.Request, pieces: Iterable[str], write_timeout_s: float) -> web.StreamResponse:
-    """Write an answer in one piece, which is JSON in several.
+async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
+    """Waits for the complete answer. Raises ApiError if a request failed."""
+    count = transcript.metadata.choices
+    texts: list[list[str]] = [[] for _ in range(count)]
+    scored: list[list[ScoredTokens]] = [[] for _ in range(count)]
+    reasons = [""] * count
+    scores: list[float | None] = [None] * count
+    while not transcript.ended:
+        for item in await buffer.next():
+            for delta in transcript.feed(item):
+                texts[delta.choice] += (delta.text, delta.rest)
+                if delta.logprobs is not None:
+                    scored[delta.choice].append(delta.logprobs)
+                if delta.finish_reason is not None:
+                    reasons[delta.choice], scores[delta.choice] = delta.finish_reason, delta.score
+    if transcript.error is not None:
+        raise transcript.error
+    logprobs = [ScoredTokens.join(parts) if parts else None for parts in scored]
+    return list(map(Choice, map("".join, texts), reasons, scores, logprobs))
 
-    Raises ConnectionError if the client left, or does not read.
+
+async def write_body(
+    request: web.Request, parts: Iterable[str], meter: WriteMeter, write_timeout_s: float
+) -> web.StreamResponse:
+    """Writes an answer as one JSON body, given in parts.
+
+    Raises ConnectionError if the client has left or does not read.
     """
     response: web.StreamResponse | None = None
     text = ""
-    for piece in pieces:
-        text += piece
+    for part in parts:
+        text += part
         if len(text) < PART_CHARACTERS:
             continue
         if response is None:
             response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
             await response.prepare(request)
             if response.headers.get("Transfer-Encoding") != "chunked":
-                response.force_close()  # HTTP/1.0: only the end of the connection ends the body
-        await _in_time(request, response.write(text.encode()), write_timeout_s)
+                response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
+        await _in_time(request, response.write(text.encode()), write_timeout_s, meter)
         await asyncio.sleep(0)
         text = ""
     if response is None:
         return web.Response(text=text, content_type="application/json")
-    await _in_time(request, response.write_eof(text.encode()), write_timeout_s)
+    await _in_time(request, response.write_eof(text.encode()), write_timeout_s, meter)
     return response
 
 
-async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float) -> None:
-    """Wait for a client that is slow, but not for ever."""
+async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float, meter: WriteMeter) -> None:
+    """Waits for a slow client, for `timeout_s` at most; then closes its connection and raises ConnectionResetError."""
     try:
         async with asyncio.timeout(timeout_s):
             await written
     except TimeoutError:
-        request[METER].meters.slow_clients += 1
+        meter.client_stalled()
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(f"the client has not read for {timeout_s:g} s") from None

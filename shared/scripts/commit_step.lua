@@ -1,7 +1,7 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, retention (s), a msgpack array with six values for each request:
---         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see docs/protocol.md);
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages/step_items.py);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns the request, or the request ended without this attempt: drop its sequences.

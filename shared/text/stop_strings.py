@@ -11,13 +11,15 @@ class StopStringFilter:
     """Passes text through, and holds back a tail that may be the beginning of a stop string.
 
     After a match, `matched` is the stop string and no further text is emitted. If several strings match, the one that
-    is complete first wins; among those, the one that starts first.
+    is complete first wins; among those, the one that starts first. With `includes_match` the stop string itself is
+    emitted, too.
     """
 
-    def __init__(self, stop: tuple[str, ...] | list[str]) -> None:
+    def __init__(self, stop: tuple[str, ...] | list[str], includes_match: bool = False) -> None:
         # Of two strings that end at the same character, the longer one starts first.
         self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
+        self._includes_match = includes_match
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -42,7 +44,7 @@ class StopStringFilter:
         for stop in self._stop:
             if self._held.endswith(stop):
                 self.matched = stop
-                released, self._held = self._held[: -len(stop)], ""
+                released, self._held = self._held if self._includes_match else self._held[: -len(stop)], ""
                 return released
         keep = self._longest_prefix_held()
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

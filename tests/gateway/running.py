@@ -14,7 +14,8 @@ import aiohttp
 import openai
 from tokenizers import Tokenizer
 
-from quire.gateway.app import GATEWAY, GatewayRunner, create_app, start_site
+from quire.gateway.app import create_app
+from quire.gateway.http_server import GatewayRunner, start_site
 from quire.gateway.model.served_model import load_model
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
@@ -259,12 +260,11 @@ async def until(condition: Any) -> None:
 
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
-    app = create_app(settings, load_model(settings.model, settings.name, settings.generation_config == "auto"))
-    runner = GatewayRunner(app, settings)
+    gateway = Gateway(settings, load_model(settings.model, settings.name, settings.generation_config == "auto"))
+    runner = GatewayRunner(create_app(gateway))
     await runner.setup()
     try:
         port = await start_site(runner, "127.0.0.1", settings.port, settings.reuse_port)
-        gateway = app[GATEWAY]
         await asyncio.wait_for(gateway.subscription.ready.wait(), 10)
         yield RunningGateway(settings, gateway, port, runner)
     finally:

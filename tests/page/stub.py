@@ -13,7 +13,7 @@ from aiohttp import web
 
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat import ChatDialect
-from quire.gateway.pages import chat_page
+from quire.gateway.pages import static_files
 from quire.gateway.stream import sse
 from quire.gateway.stream.sse import EventId
 
@@ -108,7 +108,7 @@ class Stub:
         app = web.Application()
         app.add_routes(
             [
-                *chat_page.routes(),
+                *static_files.routes(),
                 web.post(CHAT, self._chat),
                 web.get(CHAT + "/{id}/stream", self._chat),
                 web.post(CHAT + "/{id}/cancel", self._cancel),

@@ -1,4 +1,4 @@
-// One answer on the page: its text, what it feels like while it comes, and what can be done with it.
+// One answer on the page: its text, its timing figures, and its buttons.
 
 import { LIVE } from "/conversation.js";
 import { el } from "/dom.js";
@@ -18,9 +18,9 @@ export class AnswerCard {
   #drawn = 0;
   #meterAt = 0;
   #sparkline = new Sparkline();
-  #run = null; // while it runs
+  #run = null; // the run that fills the answer; null when it has ended
 
-  // `retry()`, `choose()` and `copy(text)` are what its buttons do; `choice` is a name if there are several.
+  // `retry()`, `choose()` and `copy(text)` are called by its buttons. `choice`: the answer's name if a run has several.
   constructor(record, index, { choice, group, isChosen, retry, choose, copy }) {
     this.record = record;
     this.answer = record.answers[index];
@@ -50,7 +50,7 @@ export class AnswerCard {
     this.draw();
   }
 
-  // Something has changed; `run` is what fills it.
+  // Schedules drawing. `run`: the run that fills the answer.
   update(run) {
     this.#run = run;
     redraw(this);
@@ -85,7 +85,7 @@ export class AnswerCard {
     return finish && `This answer ${finish}.`;
   }
 
-  // Numbers and line change with every token; nobody reads them that often.
+  // Draws the figures and the sparkline, at most once per METER_MS: tokens arrive faster than people read.
   #drawMeter(isLive) {
     const { record, answer } = this;
     const now = performance.now();
@@ -99,7 +99,7 @@ export class AnswerCard {
   }
 }
 
-// Why no token comes, and what becomes of the answer.
+// Why no token arrives, and what becomes of the answer.
 export function holdText(run, answer) {
   return HOLDS[run.held][answer.tokens ? 1 : 0];
 }

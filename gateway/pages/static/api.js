@@ -1,10 +1,10 @@
-// The gateway's API: calls that are no streams, and what it refuses.
+// Calls of the gateway's API that are not streamed, and the errors of all calls.
 
 export const CHAT = "/v1/chat/completions";
 const TIMEOUT_MS = 10000;
 const STATUS_TIMEOUT_MS = 2000;
 
-// A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, null where none were named.
+// A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, or null without the header.
 export class Refusal extends Error {
   constructor(message, { status = 0, code = null, param = null, retryAfter = null } = {}) {
     super(message);
@@ -21,7 +21,7 @@ export async function refusalOf(response) {
   try {
     error = (await response.json()).error;
   } catch {
-    // Something in between has answered, not the gateway.
+    // The body is not the gateway's: a proxy has answered.
   }
   const message = typeof error?.message === "string" ? error.message : `The server answered with ${response.status}.`;
   return new Refusal(message, {
@@ -46,7 +46,7 @@ export async function models() {
   }));
 }
 
-// The state of Redis and of the workers, {redis, responding}; null where the gateway does not tell it.
+// The state of Redis and of the workers as {redis, responding}; null if the gateway does not answer.
 export async function status() {
   try {
     const response = await fetch("/status", { signal: AbortSignal.timeout(STATUS_TIMEOUT_MS) });
@@ -56,7 +56,7 @@ export async function status() {
   }
 }
 
-// Ends a request that runs in the background. Tried a few times: the gateway may be starting again.
+// Cancels a request that runs in the background. Retries a few times, since the gateway may be restarting.
 export async function cancel(id) {
   for (let wait = 500; wait <= 8000; wait *= 2) {
     try {
@@ -65,13 +65,13 @@ export async function cancel(id) {
       const response = await fetch(path, { method: "POST", keepalive: true, signal });
       if (response.status < 500) return;
     } catch {
-      // Not reachable now.
+      // The gateway cannot be reached now.
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
-// 32 hexadecimal digits. crypto.randomUUID is missing where a page comes over plain HTTP from another machine.
+// 32 random hexadecimal digits. crypto.randomUUID is missing if the page was loaded over plain HTTP from another machine.
 export function randomId() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

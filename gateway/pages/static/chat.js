@@ -1,5 +1,5 @@
-// The chat: conversations, their turns, and the requests that run for them. Streams are taken up again after a reload,
-// after a gateway or a worker has died, and when a conversation is opened again in which something still runs.
+// The chat: conversations, their turns, and the runs of their requests. Streams are resumed after a reload, after the
+// death of a gateway or a worker, and when a conversation with a run that has not ended is opened again.
 
 import { holdText } from "/answer.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
@@ -37,7 +37,7 @@ function say(text) {
   return true;
 }
 
-// What the next runs get; null where a field is wrong, which then is shown.
+// The options of the next runs; null if a field is wrong, which is then shown.
 function checkedOptions() {
   const options = optionsOfRuns();
   if (options === null) {
@@ -91,7 +91,7 @@ function viewOf(turn) {
   return views.find((view) => view.turn === turn);
 }
 
-// A stream that could not be reached goes on where it was; whatever else has failed is asked for anew.
+// Retries a run: resumes its stream if that could not be reached, and sends its request again after any other failure.
 function retry(view, record) {
   const { turn } = view;
   if (running.has(record)) return;
@@ -119,7 +119,7 @@ function regenerate(view) {
   showTurn(turn);
 }
 
-// What came after the edited turn was said in another conversation, so to speak: it goes.
+// Removes the turns after an edited one: they answer a conversation that no longer exists.
 function edit(view, text) {
   if (checkedOptions() === null) return;
   const at = views.indexOf(view);
@@ -142,7 +142,7 @@ function stop() {
   showState();
 }
 
-// What is stopped may still wait for the server, to say so there too: nobody else need wait for that.
+// Whether an answer is being written. A stopped run that is still telling the server so does not count.
 function isAnswering() {
   return [...running.keys()].some((record) => LIVE.has(record.state));
 }
@@ -151,7 +151,7 @@ function isAnswering() {
 
 function open(next, { isKept = true } = {}) {
   if (isKept) saveChanges();
-  // They go on at the server, and their streams are taken up again when this conversation is.
+  // The runs continue on the server, and are resumed when this conversation is opened again.
   for (const run of running.values()) run.leave();
   running.clear();
   conversation = next;
@@ -188,12 +188,12 @@ function save() {
   saveConversation(conversation);
 }
 
-// Only what this tab has changed: another one may show the same conversation, and have said more.
+// Saves only conversations that this tab has changed: another tab may have added turns to the one that it shows.
 function saveChanges() {
   if (saveTimer !== null) save();
 }
 
-// What another tab has said meanwhile.
+// Loads the changes that another tab has stored.
 function refresh() {
   if (running.size || saveTimer !== null) return;
   const kept = loadConversation(conversation.id);
@@ -206,7 +206,7 @@ function saveSoon() {
 
 // --- what the page says ---------------------------------------------------------------------------------------------
 
-// For screen readers, which would read every token of a live region: one sentence, and the answer once it is whole.
+// Announces a sentence to screen readers; an answer is announced when it is complete, not token by token.
 function announce(text) {
   $("status").textContent = text;
 }
@@ -233,7 +233,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     announce("Copied.");
   } catch {
-    announce("Copying is not allowed here; select the text instead."); // over plain HTTP from another machine
+    announce("Copying is not allowed here; select the text instead."); // the page was loaded over plain HTTP from another machine
   }
 }
 
@@ -255,7 +255,7 @@ function scrollToEnd() {
   log.scrollTop = log.scrollHeight;
 }
 
-// One answer is followed while it grows. Of several the beginnings are of interest, so the page stays where they are.
+// Scrolls with a single answer while it grows. With several answers their beginnings matter, so the page stays.
 function showTurn(turn) {
   if (isSingle(turn)) scrollToEnd();
   else viewOf(turn).element.scrollIntoView();

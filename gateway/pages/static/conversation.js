@@ -1,12 +1,12 @@
-// A conversation as data, and what of it a request sends.
+// A conversation as data, and the part of it that a request sends.
 //
 //   conversation {version, id, title, changed, turns}
-//   turn         {said, runs, chosen}       chosen: [run, answer], what the next turn goes on from
+//   turn         {said, runs, chosen}       chosen: [run, answer], the answer that the next turn continues
 //   run          {key, id, last, position, state, trouble, usage, options, answers}      one request
-//   answer       {text, finish, tokens, firstTokens, sentAt, firstAt, lastAt}      firstTokens: how many came first, together
+//   answer       {text, finish, tokens, firstTokens, sentAt, firstAt, lastAt}      firstTokens: tokens that arrived first, together
 //
-// The text of the answers, `last` and `position` (the last event and the tokens up to it) change together and are stored
-// together: so a stream can be taken up again exactly where the text ends.
+// The texts of the answers, `last` (the last event) and `position` (the tokens up to it) change together and are stored
+// together, so that a stream can be resumed exactly where its text ends.
 
 import { randomId } from "/api.js";
 
@@ -42,19 +42,19 @@ export function chosenAnswer(turn) {
   return turn.runs[turn.chosen[0]]?.answers[turn.chosen[1]] ?? turn.runs[0].answers[0];
 }
 
-// The body of a run's request: everything said before `turn`, and what it says. The same run has the same body always,
-// since its idempotency key stands for it.
+// The body of a run's request: all turns before `turn`, and `turn` itself. A run always has the same body, because its
+// idempotency key stands for that body.
 export function bodyOf(conversation, turn, run) {
   const { system, ...parameters } = run.options;
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const earlier of conversation.turns) {
     if (earlier === turn) break;
     const { text } = chosenAnswer(earlier);
-    if (!text) continue; // a question without an answer would confuse the next one
+    if (!text) continue; // a question without an answer would confuse the model
     messages.push({ role: "user", content: earlier.said }, { role: "assistant", content: text });
   }
   messages.push({ role: "user", content: turn.said });
-  // In the background: a reload of the page must not end it. Stopping says so to the server.
+  // The request runs in the background, so that a reload of the page does not end it; `stop` cancels it.
   return JSON.stringify({
     ...parameters,
     messages,

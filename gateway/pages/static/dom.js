@@ -1,14 +1,14 @@
-// Elements, made by name. Text goes in as text.
+// Makes elements by name. Text is set as text, never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
-// `properties` are those of the element (className, textContent, onclick...), not attributes.
+// `properties`: properties of the element (className, textContent, onclick...), not attributes.
 export function el(name, properties, ...children) {
   const element = Object.assign(document.createElement(name), properties);
   element.append(...children);
   return element;
 }
 
-// Of a field with this text: that of its first letter. Chromium takes seconds to lay out megabytes so, and with any other
-// value does not.
+// The `dir` of a field with this text. `auto` is the direction of the first letter; for megabytes of text it takes
+// Chromium seconds of layout, so a long text has no direction of its own.
 export const directionOf = (text) => (text.length < 20_000 ? "auto" : "");

@@ -1,4 +1,4 @@
-// A panel beside the chat, opened and closed by a button. On a narrow page it covers the chat, which then is inert.
+// A panel next to the chat that a button opens and closes. On a narrow page it covers the chat, which is inert meanwhile.
 
 import { $ } from "/dom.js";
 

@@ -1,4 +1,4 @@
-// The batch of a step, the last steps, and the last minute.
+// Charts of the batch of a step, of the last steps, and of the last minute.
 import { colourOf } from "/engine-view.js";
 import { fit } from "/engine-paint.js";
 import { element, percent, setText } from "/engine-tables.js";
@@ -12,13 +12,13 @@ export class Batch {
     this.history = [];
   }
 
-  /** Steps of a view that has just come. */
+  /** Adds the steps of a view that has arrived. */
   add(view) {
     this.history.push(...view.steps);
     if (this.history.length > MAX_STEPS) this.history.splice(0, this.history.length - MAX_STEPS);
   }
 
-  /** `latest`: the view of the last step that ran; `isEarlier`: it is not the one that is shown. */
+  /** `latest`: the view of the last step that ran; `isEarlier`: whether that is another view than the one shown. */
   show(view, colours, latest, isEarlier) {
     const batch = latest?.batch ?? [];
     const budget = view.limits.token_budget;
@@ -28,7 +28,7 @@ export class Batch {
     const paint = fit(this.lanes, width, this.lanes.clientHeight);
     const lane = this.lanes.clientHeight / 2 - 3;
     const left = 56;
-    // Bars of one token stay visible where the budget is large: then only the scale of what is there is kept.
+    // With a large budget, bars of one token would be invisible: then the scale ends at the tokens of this batch.
     const scale = Math.max((width - left) / budget, Math.min(3, (width - left) / Math.max(1, batch.length)));
     paint.font = `12px ${colours.font}`;
     paint.textBaseline = "middle";
@@ -147,7 +147,7 @@ export class Series {
     });
   }
 
-  /** `views`: of the last minute, oldest first; the last is shown now. */
+  /** `views`: those of the last minute, oldest first; the last one is shown now. */
   show(views, colours) {
     const end = views[views.length - 1].at;
     for (const chart of this.charts) {

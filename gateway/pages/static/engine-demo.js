@@ -1,4 +1,4 @@
-// Requests for those who want to see something: through the same public API that everybody uses.
+// The demo buttons: they send requests through the public API.
 import { randomId } from "/api.js";
 
 const MAX_OPEN = 24;
@@ -22,7 +22,7 @@ const DEMOS = {
   one: async (send) => send({ messages: message(STORY), temperature: 1 }),
   four: async (send) => send({ messages: message(STORY), temperature: 1, n: 4 }),
   beam: async (send) => send({ messages: message(STORY), use_beam_search: true, beam_width: 4, temperature: 0, stream: false }),
-  // The first one computes the beginning; the others come when it is there to be shared.
+  // The first request computes the shared prefix; the others follow when it is in the cache.
   prefix: async (send) => {
     let begun;
     const first = new Promise((resolve) => (begun = resolve));
@@ -34,8 +34,8 @@ const DEMOS = {
 
 export class Demo {
   /**
-   * `describe()` returns {model, context}. `pressed(key)`: a button was pressed, and its first request has this idempotency
-   * key; `changed()`: `open`, `hasRun` or `failure` has.
+   * `describe()` returns {model, context}. `pressed(key)` is called when a button was pressed, with the idempotency key of
+   * its first request; `changed()` is called when `open`, `hasRun` or `failure` has changed.
    */
   constructor(buttons, { describe, pressed, changed }) {
     Object.assign(this, { describe, pressed, changed });
@@ -64,7 +64,7 @@ export class Demo {
     this.changed();
   }
 
-  /** One request, read to its end; what it says is not shown here. `key`: its idempotency key, null for none. */
+  /** Sends one request and reads it to its end; its text is not shown. `key`: its idempotency key, or null. */
   async send(body, key, onBegin = () => {}) {
     const { model, context } = this.describe();
     const max_tokens = Math.max(8, Math.min(400, Math.floor(0.4 * context)));

@@ -1,11 +1,11 @@
-// The map of the blocks: one canvas for the squares, one above it for the arcs of copies.
+// The block map: one canvas for the squares, and one above it for the arcs of copies.
 import { colourOf } from "/engine-view.js";
 import { fit } from "/engine-paint.js";
 
 const SIZES = [30, 24, 20, 16, 13, 10, 8, 6];
 const MAX_HEIGHT = 460;
 const GAP = 13;
-const KEEP_MS = 4000; // a row that is empty again stays for so long
+const KEEP_MS = 4000; // how long a row stays after it has become empty
 const ARC_MS = 1400;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -19,7 +19,7 @@ export class BlockMap {
     this.block = null;
     this.sequence = null;
     this.showsAll = false;
-    this.isPast = false; // an earlier view is shown: no row stays for its past
+    this.isPast = false; // an earlier view is shown: rows that are empty in it are left out
     box.addEventListener("pointermove", (event) => this.point(event, false));
     box.addEventListener("pointerdown", (event) => this.point(event, true));
     box.addEventListener("pointerleave", () => this.choose(this.kept ?? null));
@@ -33,7 +33,7 @@ export class BlockMap {
     this.draw();
   }
 
-  /** Let copies be seen: those of the views that came since the last time. */
+  /** Shows the copies of all views since the last call. */
   animate(moves, limit = 40) {
     const now = performance.now();
     const copies = moves.filter((move) => move.kind === "copy").slice(-limit);
@@ -230,7 +230,7 @@ export class BlockMap {
     paint.globalAlpha = 1;
   }
 
-  /** The blocks of the sequence that is looked at, joined in its own order. */
+  /** Joins the blocks of the selected sequence in its own order. */
   drawPath(paint) {
     const one = this.sequence && this.view.sequences.find((found) => found.name === this.sequence);
     if (!one || this.size < 10) return;

@@ -1,6 +1,6 @@
-// Canvases, and the colours of the page for them.
+// Canvases, and the page's colours for them.
 
-/** A canvas of CSS size, crisp on any display. Returns its context, in CSS pixels. */
+/** Fits a canvas to its CSS size on any display. Returns its context, in CSS pixels. */
 export function fit(canvas, width, height) {
   const scale = devicePixelRatio || 1;
   const w = Math.round(width * scale);

@@ -1,9 +1,9 @@
-// The state of the requests in words: the line next to the buttons and the note of the block table, both from the same facts.
+// The state of the requests in words: the line next to the buttons and the note at the block table, from the same facts.
 
 /**
  * `open`: requests of this page that have not ended; `hasRun`: there were some; `failure`: why the last one failed;
- * `owner`: the worker that has claimed the followed one, null while none has; `worker`: the one that is shown, "" for none;
- * `isAlone`: there is no other; `isPast`: an earlier view is shown; `wasShown`: a block table is there still.
+ * `owner`: the worker that has claimed the followed one, or null; `worker`: the one that is shown, or "";
+ * `isAlone`: no other worker is live; `isPast`: an earlier view is shown; `wasShown`: a block table is still shown.
  * Returns {status, note}; the note is for a view in which no sequence can be shown.
  */
 export function tell(facts) {

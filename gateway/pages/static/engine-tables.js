@@ -1,4 +1,4 @@
-// What is told in words and tables: figures, sequences, the block table of one, and the map as a table.
+// Figures, the sequences, the block table of one sequence, and the map as a table.
 import { colourOf } from "/engine-view.js";
 
 const MAX_CHIPS = 48;
@@ -83,7 +83,7 @@ class Slots {
 }
 
 export class Sequences {
-  /** `onChoose(name)`: somebody looks at a sequence; `onPeek(name | null)`: for a moment. */
+  /** `onChoose(name)`: a sequence was selected; `onPeek(name | null)`: the pointer or the focus is on a sequence. */
   constructor(chips, note, table, onChoose, onPeek) {
     Object.assign(this, { chips, note, onChoose, onPeek });
     this.body = table.tBodies[0];
@@ -97,7 +97,7 @@ export class Sequences {
     if (one) this.showTable(view, one, block);
   }
 
-  /** Forget the block table that is there: the views of another worker begin. */
+  /** Removes the block table: the views of another worker follow. */
   clear() {
     for (const { node } of this.rows) node.remove();
     this.rows = [];
@@ -174,7 +174,7 @@ export class Sequences {
   }
 }
 
-/** The map in words, for those who do not see it. */
+/** The map in words, for people who cannot see it. */
 export class BlockList {
   constructor(details, table) {
     this.details = details;

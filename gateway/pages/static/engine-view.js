@@ -1,4 +1,4 @@
-// A view of the engine: packed as the gateway sends it, and opened for drawing. Nothing of it is ever markup.
+// A view of the engine: packed as the gateway sends it, and unpacked for drawing. No part of it becomes markup.
 
 const NOBODY = 0xffff;
 const CACHED = 1;
@@ -21,9 +21,9 @@ export function colourOf(name) {
   return colours.get(hue);
 }
 
-/** A view as it came: its figures and lists. The columns of blocks stay packed, since a minute of them would be much. */
+/** A view as it arrived. The columns of blocks stay packed: a minute of unpacked views would take much memory. */
 export class PackedView {
-  /** `at`: when it came, in milliseconds; `length`: its size in characters. */
+  /** `at`: arrival time in milliseconds; `length`: size in characters. */
   constructor(data, at, length) {
     Object.assign(this, data, { at, length });
   }
@@ -32,7 +32,7 @@ export class PackedView {
     return new View(this);
   }
 
-  /** Shares of memory that hold no token: with blocks, and if each sequence reserved its maximum length. */
+  /** Shares of memory that hold no token: in the blocks of this view, and if each sequence reserved its maximum length. */
   waste() {
     return (this.wasted ??= this.computeWaste());
   }
@@ -50,7 +50,7 @@ export class PackedView {
   }
 }
 
-/** An opened view. Only the one that is drawn is kept: what can be pointed at on the page is always of this class. */
+/** An unpacked view. Only the drawn one is kept, and all that can be pointed at on the page belongs to it. */
 export class View {
   constructor(packed) {
     this.packed = packed;
@@ -66,7 +66,7 @@ export class View {
     this.flags = bytes(flags);
     this.indexOf = new Map();
     this.ids.forEach((id, index) => this.indexOf.set(id, index));
-    // Of each block: which sequences have it, and as which part of them.
+    // By block: the sequences that own it, and the block's index in each.
     this.users = new Map();
     this.sequences.forEach((one, sequence) =>
       one.blocks.forEach((block, logical) => {
@@ -101,7 +101,7 @@ export class View {
     return owner === NOBODY ? [] : [colourOf(this.sequences[owner].name)];
   }
 
-  /** What a block is, in words. */
+  /** Describes a block in words. */
   describe(block) {
     const index = this.indexOf.get(block);
     if (index === undefined) return block < this.limits.num_blocks ? `Block ${block} is free.` : "";

@@ -1,5 +1,5 @@
-// The engine page: views come from the gateway, some ten per second; the newest is shown, or one of the last minute.
-// All are of one worker: the chosen one, or after a press on a button the one that took its request.
+// The engine page. The gateway sends some ten views per second; the page shows the newest, or one of the last minute.
+// All views are of one worker: the selected one or, after a demo button was pressed, the one that has its request.
 import { PackedView } from "/engine-view.js";
 import { BlockMap } from "/engine-map.js";
 import { theme } from "/engine-paint.js";
@@ -18,15 +18,15 @@ const picker = $("worker");
 const state = {
   views: [], // packed, oldest first
   bytes: 0,
-  drawn: null, // the opened view that is on the page
-  shown: null, // a packed one; null: live
-  workers: null, // live ones, once the gateway has told
+  drawn: null, // the unpacked view that is on the page
+  shown: null, // the packed view that was selected; null: the newest
+  workers: null, // the live workers; null until the gateway has answered
   worker: new URLSearchParams(location.search).get("worker"),
-  follow: null, // the idempotency key of the request whose worker is shown
+  follow: null, // the idempotency key of the request to whose worker the page switches
   owner: null, // the worker that has claimed it
   source: null,
   model: "",
-  context: 256, // the longest that all workers take
+  context: 256, // the longest context that all workers take
   chosen: null,
   isFollowing: true,
   peeked: null,
@@ -64,7 +64,7 @@ function peek(name) {
   later();
 }
 
-/** Draw with the next frame, however much changes before it. */
+/** Draws in the next frame, once for all changes before it. */
 function later() {
   if (isDue) return;
   isDue = true;
@@ -103,7 +103,7 @@ function draw() {
   clock();
 }
 
-/** Say what runs, in both places from the same facts. */
+/** Shows the state of the requests next to the buttons and at the block table, from the same facts. */
 function say() {
   const { owner, drawn, workers } = state;
   if (workers === null) return;
@@ -174,7 +174,7 @@ function connect() {
   source.onerror = () => {
     state.problem = "the gateway does not answer";
     clock();
-    // A browser tries again by itself, but not after an answer that is an error.
+    // A browser reconnects by itself, but not after an error response.
     if (source.readyState === EventSource.CLOSED) setTimeout(() => state.source === source && connect(), WORKERS_MS);
   };
 }
@@ -203,7 +203,7 @@ async function findWorkers() {
   clock();
 }
 
-/** Begin with the views of another worker. */
+/** Begins with the views of another worker. */
 function show(worker) {
   Object.assign(state, { worker, views: [], bytes: 0, shown: null, chosen: null, isFollowing: true });
   batch.history = [];
@@ -213,7 +213,7 @@ function show(worker) {
 }
 
 picker.addEventListener("change", (event) => {
-  state.follow = null; // chosen by hand: it stays until the next press
+  state.follow = null; // a worker that was selected by hand stays until the next press
   show(event.target.value);
   connect();
   say();
@@ -233,7 +233,7 @@ $("all").addEventListener("change", (event) => {
   later();
 });
 $("as-table").addEventListener("toggle", () => state.drawn && list.show(state.drawn, true));
-// Nobody looks at a page in the background: the worker need not show anything.
+// A page in the background is not seen: end the stream, so that the worker need not publish views.
 document.addEventListener("visibilitychange", connect);
 const recolour = () => {
   colours = theme();

@@ -1,4 +1,4 @@
-// All that changes on the page because of tokens is drawn here, together, at most once per frame.
+// Draws everything that tokens change on the page, together, at most once per frame.
 
 const BUDGET_MS = 7;
 const dirty = new Set();
@@ -6,7 +6,7 @@ let before = () => null;
 let after = () => {};
 let isAsked = false;
 
-// Have `view.draw()` called in the next frame.
+// Has `view.draw()` called in the next frame.
 export function redraw(view) {
   dirty.add(view);
   if (isAsked) return;
@@ -14,7 +14,7 @@ export function redraw(view) {
   requestAnimationFrame(flush);
 }
 
-// `measure()` runs before anything is drawn, `adjust(measured)` after it.
+// Has `measure()` called before anything is drawn, and `adjust(measured)` after it.
 export function around(measure, adjust) {
   before = measure;
   after = adjust;
@@ -27,7 +27,7 @@ function flush() {
   for (const view of dirty) {
     dirty.delete(view);
     view.draw();
-    if (performance.now() - began > BUDGET_MS) break; // the others keep their turn, in the next frame
+    if (performance.now() - began > BUDGET_MS) break; // the other views are drawn in the next frame
   }
   after(measured);
   for (const view of dirty) {

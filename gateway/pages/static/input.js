@@ -1,10 +1,10 @@
-// The field in which a message is written: as high as its text, in its text's direction, and sent with Enter.
+// The field for a message: as high as its text, in the direction of its text, and sent with Enter.
 
 import { $, directionOf } from "/dom.js";
 
 const field = $("input");
 
-// `send()` is what Enter and the button do.
+// `send()` is called by Enter and by the button.
 export function initInput(send) {
   $("form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -12,7 +12,7 @@ export function initInput(send) {
   });
   field.addEventListener("input", resize);
   field.addEventListener("keydown", (event) => {
-    // A line break is Shift+Enter. While an input method composes, Enter is its own.
+    // Shift+Enter is a line break. While an input method composes a character, Enter belongs to the input method.
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send();

@@ -1,8 +1,8 @@
-// A small part of Markdown as DOM nodes: paragraphs, headings, lists, code, bold, italic. Whatever else a model writes,
-// markup, links and images included, is text and stays text: nodes are made by name, text goes in as text, and no
-// attribute takes any of it. Grows at its end as text comes, and draws only the block that is still open again.
+// A small part of Markdown as DOM nodes: paragraphs, headings, lists, code, bold, italic. Everything else that a model
+// writes, markup, links and images included, stays text: nodes are made by name, text is set as text, and no attribute
+// gets any of it. Text is appended as it arrives, and only the block that is still open is drawn again.
 
-// The heading of a turn, below which those of its answers are.
+// The level of a turn's heading; headings in its answers are below it.
 const PAGE_LEVEL = 2;
 const FENCE = /^ {0,9}(`{3,})[^`]*$/;
 const HEADING = /^(#{1,6}) +(.*)$/;
@@ -10,9 +10,9 @@ const ITEM = /^ {0,9}([-*+]|\d{1,9}[.)]) +(.*)$/;
 
 export class Markdown {
   #root;
-  #tail = ""; // the source of what may still change
-  #open = []; // its nodes
-  #level = PAGE_LEVEL; // of the last heading that does not change any more
+  #tail = ""; // the source of the blocks that may still change
+  #open = []; // the nodes of those blocks
+  #level = PAGE_LEVEL; // the level of the last heading that cannot change any more
 
   constructor(root) {
     this.#root = root;
@@ -22,7 +22,7 @@ export class Markdown {
     this.#tail += text;
     for (const node of this.#open) node.remove();
     this.#open = [];
-    // An unfinished line may turn out to be of another kind, so only what whole lines have closed is closed.
+    // An unfinished line may turn out to be of another kind, so only complete lines can close a block.
     const end = this.#tail.lastIndexOf("\n") + 1;
     const closed = blocksOf(this.#tail.slice(0, end)).slice(0, -1);
     if (closed.length) {
@@ -36,7 +36,7 @@ export class Markdown {
   }
 }
 
-// Blocks as {kind, lines, end}, `end` being where the block ends in `text`.
+// Splits text into blocks {kind, lines, end}; `end`: the position in `text` after the block.
 export function blocksOf(text) {
   const blocks = [];
   let block = null;
@@ -76,7 +76,7 @@ export function blocksOf(text) {
   return blocks;
 }
 
-// A heading without the marks that may close it.
+// The text of a heading without its closing marks.
 function withoutMarks(title) {
   let end = title.length;
   while (title[end - 1] === "#") end -= 1;
@@ -87,8 +87,8 @@ function linesOf(text) {
   return text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
 }
 
-// `level`: of the heading before them, and then of the last one among them. No heading is more than one level below the one
-// before it, whatever the model writes.
+// `level`: the level of the last heading before the blocks; it becomes that of the last heading in them. A heading is at
+// most one level below the heading before it, whatever the model writes.
 function nodesOf(blocks, level) {
   const nodes = blocks.map((block) => {
     if (block.kind === "heading") level = Math.min(block.level + PAGE_LEVEL, level + 1, 6);
@@ -102,7 +102,7 @@ function nodeOf(block, level) {
     const code = element("code");
     code.textContent = block.lines.join("\n");
     const pre = element("pre", code);
-    pre.tabIndex = 0; // it may be wider than the page, and keys must be able to move it
+    pre.tabIndex = 0; // it may be wider than the page, and must be scrollable with the keyboard
     return pre;
   }
   if (block.kind === "ul" || block.kind === "ol") {
@@ -115,7 +115,7 @@ function nodeOf(block, level) {
   return inItsDirection(node);
 }
 
-// That of its own first letter.
+// The direction of an element, from the first letter of its text.
 function inItsDirection(node) {
   node.dir = "auto";
   return node;
@@ -127,7 +127,7 @@ function element(name, ...children) {
   return node;
 }
 
-// Strings and nodes: `code`, **bold**, *italic*. A mark without its end is text. One pass; what has no end is remembered.
+// Splits a line into strings and nodes: `code`, **bold**, *italic*. A mark without its end is text, found in one pass.
 export function inline(text, depth = 0) {
   const parts = [];
   const endless = new Set();
@@ -135,7 +135,7 @@ export function inline(text, depth = 0) {
   let at = 0;
   while (at < text.length) {
     const run = runAt(text, at);
-    // Three stars are two and one; more are nothing.
+    // Three stars are two and one; more are text.
     const mark = run[0] === "*" && run.length === 3 ? "**" : run;
     if (!run || (run[0] === "*" && run.length > 3)) {
       at += run.length || 1;
@@ -161,7 +161,7 @@ export function inline(text, depth = 0) {
   return parts;
 }
 
-// The whole run of stars or backticks that begins here, if one does.
+// The run of stars or backticks that begins at this position, or an empty string.
 function runAt(text, at) {
   const first = text[at];
   let end = at;
@@ -169,7 +169,7 @@ function runAt(text, at) {
   return text.slice(at, end);
 }
 
-// Where a run of exactly this mark begins, other than right behind the opening one; -1 if nowhere.
+// The position of the next run of exactly this mark, not directly after the opening one; -1 if there is none.
 function endOf(text, from, mark) {
   for (let at = text.indexOf(mark, from + 1); at >= 0; at = text.indexOf(mark, at)) {
     let end = at;

@@ -1,22 +1,22 @@
-// What a reader of an answer feels, measured where the tokens arrive: time to the first token, tokens per second, gaps.
+// The timing of an answer as its reader sees it: time to the first token, tokens per second, gaps between tokens.
 
 const KEPT = 96;
-// Arrivals within this time are one burst: it tells nothing about the pace of the tokens.
+// Arrivals within this time are one burst, which does not show the pace of the tokens.
 const BURST_MS = 20;
 
-// Milliseconds since 1970 that do not jump while the page is open, and go on over a reload.
+// Milliseconds since 1970 that do not jump while the page is open, and continue after a reload.
 export const clock = () => performance.timeOrigin + performance.now();
 
-// Keeps its times in `answer` {tokens, firstTokens, sentAt, firstAt, lastAt}, which is stored. The gaps are not stored.
+// Keeps its times in `answer` {tokens, firstTokens, sentAt, firstAt, lastAt}, which is stored; the gaps are not.
 export class Meter {
-  gaps = []; // milliseconds between arrivals, the last ones; tokens that come together are one arrival
+  gaps = []; // the last milliseconds between arrivals; tokens that arrive together are one arrival
   #answer;
 
   constructor(answer) {
     this.#answer = answer;
   }
 
-  // `count` tokens have come together.
+  // `count` tokens have arrived together.
   count(count, now = clock()) {
     const answer = this.#answer;
     if (answer.firstAt === null) answer.firstAt = now;
@@ -28,12 +28,12 @@ export class Meter {
   }
 }
 
-// Seconds; null before the first token.
+// Seconds from sending to the first token; null before it.
 export function ttft(answer) {
   return answer.firstAt === null ? null : Math.max(answer.firstAt - answer.sentAt, 0) / 1000;
 }
 
-// Tokens per second after the first arrival; null where all tokens came in one burst.
+// Tokens per second after the first arrival; null if all tokens came in one burst.
 export function rate(answer) {
   const milliseconds = answer.lastAt - answer.firstAt;
   return milliseconds >= BURST_MS ? (1000 * (answer.tokens - (answer.firstTokens ?? 1))) / milliseconds : null;

@@ -1,4 +1,4 @@
-// One request while it runs: its stream fills the record that is stored, and what shows it is told.
+// One request while it runs: its stream fills the stored record, and its view is told about each change.
 
 import { Refusal, cancel } from "/api.js";
 import { LIVE } from "/conversation.js";
@@ -9,9 +9,9 @@ import { Pool, follow } from "/stream.js";
 const pool = new Pool();
 
 export class Run {
-  link = null; // {why, until} while it is cut off
-  held = null; // "workers" or "redis" while no token comes because none responds or it does not answer
-  heardAt = 0; // when the last token came
+  link = null; // {why, until} while the connection is broken
+  held = null; // why no token arrives: "workers" if none responds, "redis" if Redis does not answer
+  heardAt = 0; // when the last token arrived
   #abort = new AbortController();
   #isStopping = false;
   #isSent = false;
@@ -20,7 +20,7 @@ export class Run {
   #ended;
   #held;
 
-  // `changed(run)` is called whenever something is to be drawn, `held(run)` when it has to wait, `ended(run)` once.
+  // `changed(run)` is called for each change to draw, `held(run)` when the run must wait, `ended(run)` once.
   constructor(record, body, { changed, held, ended }) {
     this.record = record;
     this.meters = record.answers.map((answer) => new Meter(answer));
@@ -30,7 +30,7 @@ export class Run {
     this.#held = held;
   }
 
-  // Runs, or goes on, to the end. Never raises.
+  // Runs, or resumes, until the end. Never throws.
   async go() {
     const { record } = this;
     let leave = () => {};
@@ -49,7 +49,7 @@ export class Run {
       this.#end("done");
     } catch (error) {
       if (this.#isStopping) this.#end("stopped");
-      else if (this.#abort.signal.aborted) return; // left, not stopped: it goes on elsewhere
+      else if (this.#abort.signal.aborted) return; // the run was left, not stopped: it continues on the server
       else this.#fail(error);
     } finally {
       unwatch(this);
@@ -59,7 +59,7 @@ export class Run {
     this.#ended(this);
   }
 
-  // No token comes, for this reason or for none that is known (null).
+  // Notes why no token arrives; null if no reason is known.
   hold(why) {
     if (why === this.held) return;
     this.held = why;
@@ -67,17 +67,17 @@ export class Run {
     if (why) this.#held(this);
   }
 
-  // Ends it, on the server too.
+  // Stops the run, also on the server.
   stop() {
     if (this.#isStopping || !LIVE.has(this.record.state)) return;
     this.#isStopping = true;
     this.record.state = "stopped";
-    // Before its id is known there is nothing to cancel: that follows as soon as it is.
+    // A request without a known id cannot be cancelled; it is cancelled as soon as its id is known.
     if (this.record.id !== null || !this.#isSent || this.link !== null) this.#stopNow();
     this.#changed(this);
   }
 
-  // Closes the stream; the server goes on, and so can another `Run` of the same record.
+  // Closes the stream. The request continues on the server, and another `Run` of the same record can resume it.
   leave() {
     this.#abort.abort();
   }
@@ -99,7 +99,7 @@ export class Run {
   #take(events) {
     if (this.#isStopping) return;
     const { record } = this;
-    const now = clock(); // all that is here came together
+    const now = clock(); // all these tokens have arrived together
     for (const { id, chunk } of events) {
       const position = Math.max(Number.parseInt(id, 10) || 0, record.position);
       const count = position - record.position;
@@ -132,7 +132,7 @@ export class Run {
   }
 }
 
-// The record seen as what `follow` needs; ids go straight into it.
+// Adapts the record to the form that `follow` takes; `follow` sets the ids of the record through it.
 class Call {
   #record;
 

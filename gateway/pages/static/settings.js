@@ -1,4 +1,4 @@
-// The settings of the form: what is empty is left to the server, what is wrong is said at its field.
+// The settings of the form. An empty field is left to the server, and an error is shown at its field.
 
 import { models } from "/api.js";
 import { $, el } from "/dom.js";
@@ -6,12 +6,12 @@ import { settings as stored } from "/store.js";
 
 const NUMBERS = { temperature: Number, top_p: Number, max_tokens: Number, seed: Number };
 const FIELDS = ["model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "sweep", "priority"];
-// Sampling parameters without a field, what they are called, and the value with which they do nothing.
+// Sampling parameters without a field of their own: their names for people, and the value with which they have no effect.
 const OTHERS = [["top_k", "top k", 0], ["min_p", "min p", 0], ["repetition_penalty", "repetition penalty", 1]];
 const MOST_TEMPERATURES = 8;
 const MOST_ANSWERS = 64;
 
-// Fills the fields with what was kept, and keeps what is changed.
+// Fills the fields with the stored settings, and stores each change.
 export function initSettings() {
   const kept = stored.get();
   for (const name of FIELDS) {
@@ -32,7 +32,7 @@ export function initSettings() {
   check();
 }
 
-// Asks for them until the server says.
+// Asks for the models until the server answers.
 export async function loadModels() {
   for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
     try {
@@ -47,7 +47,7 @@ export async function loadModels() {
 
 let cards = [];
 
-// Shows the name, the limit and the defaults of the chosen model.
+// Shows the name, the context length and the defaults of the selected model.
 function showModel() {
   const { value } = $("model");
   const card = cards.find(({ id }) => id === value);
@@ -56,7 +56,7 @@ function showModel() {
   showDefaults(card?.defaults);
 }
 
-// Shows the value that an empty field stands for: the model's own, where the server tells it.
+// Shows the value that an empty field stands for: the model's own, if the server has told it.
 function showDefaults(defaults) {
   for (const name of ["temperature", "top_p"]) $(name).placeholder = String(defaults?.[name] ?? 1);
   const others = OTHERS.filter(([name, , neutral]) => (defaults?.[name] ?? neutral) !== neutral);
@@ -74,7 +74,7 @@ function showModels(found) {
   showModel();
 }
 
-// The parameters of each request that one question makes; null if some field is wrong.
+// The parameters of each request that one question makes; null if a field is wrong.
 export function optionsOfRuns() {
   if (!check()) return null;
   const options = { model: $("model").value };

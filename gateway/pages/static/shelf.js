@@ -1,11 +1,11 @@
-// The list of conversations that this browser keeps, and how to take one out of it.
+// The list of the conversations that this browser stores, with a button to remove each.
 
 import { $, el } from "/dom.js";
 import { forgetConversation, listConversations } from "/store.js";
 
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
-// `open(id)` shows a conversation; `removed(id)` is called when it is forgotten.
+// `open(id)` shows a conversation; `removed(id)` is called after one was removed.
 export function showShelf(actions) {
   const rows = listConversations().map(({ id, title, changed }) => {
     const name = title || "Untitled";

@@ -1,4 +1,4 @@
-// Finds out why an answer is silent. The gateway is asked only while one is.
+// Finds out why an answer is silent. Asks the gateway only while an answer is silent.
 
 import { status } from "/api.js";
 
@@ -8,7 +8,7 @@ const ASK_MS = 400;
 const runs = new Set();
 let timer = null;
 
-/** Tell `run.hold(why)` whenever no token comes because of `why`, until `unwatch`. `run.heardAt`: when the last one came. */
+/** Calls `run.hold(why)` whenever no token arrives because of `why`, until `unwatch`. `run.heardAt`: time of the last token. */
 export function watch(run) {
   runs.add(run);
   timer ??= setTimeout(look, ASK_MS);
@@ -24,13 +24,13 @@ async function look() {
   const silent = [...runs].filter(isSilent);
   if (silent.length) {
     const why = reason(await status());
-    // A token may have come, or the answer may have ended, meanwhile.
+    // Meanwhile a token may have arrived, or the answer may have ended.
     for (const run of silent) if (runs.has(run) && isSilent(run)) run.hold(why);
   }
   timer = runs.size ? setTimeout(look, ASK_MS) : null;
 }
 
-// `state`: null where the gateway does not answer; then the stream itself breaks, and says so.
+// `state`: null if the gateway does not answer; then the stream itself breaks, which is shown.
 function reason(state) {
   if (state === null || state.responding > 0) return null;
   return state.redis ? "workers" : "redis";

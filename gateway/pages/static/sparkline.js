@@ -1,4 +1,4 @@
-// A line of the last gaps between arrivals of tokens, as one SVG path.
+// A line of the last gaps between tokens, as one SVG path.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 96;
@@ -15,7 +15,7 @@ export class Sparkline {
     this.element.append(this.path);
   }
 
-  // `gaps` in milliseconds, oldest first. The largest is the height, so that a stall is seen at once.
+  // `gaps`: in milliseconds, oldest first. The largest sets the scale, so that a stall is visible at once.
   draw(gaps) {
     this.path.setAttribute("d", pathOf(gaps));
   }

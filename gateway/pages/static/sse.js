@@ -1,4 +1,4 @@
-// Server-sent events from text that comes in pieces (WHATWG HTML, 9.2.6): any line ends, cut anywhere.
+// Parses server-sent events from text that arrives in pieces (WHATWG HTML, 9.2.6): any line ends, cut at any place.
 
 const MAX_LINE = 1 << 20;
 
@@ -8,7 +8,7 @@ export class SseParser {
   #data = [];
   #id = "";
 
-  // The events that `text` completes, each `{id, data}`. Comments and unknown fields are left out.
+  // Returns the events that `text` completes, each as {id, data}, without comments and unknown fields.
   push(text) {
     if (!text) return [];
     const isSplit = this.#isAfterCr && text[0] === "\n"; // the second half of a CRLF
@@ -36,7 +36,7 @@ export class SseParser {
   }
 }
 
-// Ids of events are `P` or `P.k`, and each is greater than all before it.
+// Ids of events are `P` or `P.k`, and increase.
 export function isAfter(id, other) {
   if (!other) return true;
   const [tokens, step = 0] = id.split(".").map(Number);

@@ -1,4 +1,4 @@
-// What this browser keeps: conversations, bounded, and the settings. Without storage everything lasts until the reload.
+// The browser's storage: a bounded number of conversations, and the settings. Without storage all is kept until the reload.
 
 import { VERSION } from "/conversation.js";
 
@@ -12,7 +12,7 @@ function attempt(action, otherwise = null) {
   try {
     return action();
   } catch {
-    return otherwise; // forbidden, full, or not ours
+    return otherwise; // storage is forbidden or full, or another program wrote this value
   }
 }
 
@@ -28,7 +28,7 @@ export function loadConversation(id) {
 export function saveConversation(conversation) {
   if (!conversation.turns.length) return;
   const text = JSON.stringify(conversation);
-  if (text.length > MOST_CHARACTERS) return; // it would drive out all others
+  if (text.length > MOST_CHARACTERS) return; // it would displace all other conversations
   const kept = entries().filter((entry) => entry.id !== conversation.id);
   let characters = text.length + kept.reduce((sum, entry) => sum + entry.size, 0);
   while (kept.length && (kept.length >= MOST_CONVERSATIONS || characters > MOST_CHARACTERS)) {
@@ -44,7 +44,7 @@ export function forgetConversation(id) {
   attempt(() => localStorage.removeItem(PREFIX + id));
 }
 
-// Which conversation this tab shows; a new tab begins a new one.
+// The conversation that this tab shows; a new tab begins a new one.
 export const current = {
   get: () => attempt(() => sessionStorage.getItem(CURRENT)),
   set: (id) => attempt(() => sessionStorage.setItem(CURRENT, id)),
@@ -63,7 +63,7 @@ function entries() {
       if (!key.startsWith(PREFIX)) continue;
       const text = localStorage.getItem(key);
       const conversation = attempt(() => read(text));
-      // What cannot be read goes first when room is needed.
+      // Conversations that cannot be read are the first to be removed when room is needed.
       const { title = "?", changed = 0 } = conversation ?? {};
       found.push({ id: key.slice(PREFIX.length), title, changed, size: text.length });
     }
@@ -71,7 +71,7 @@ function entries() {
   return found.sort((a, b) => b.changed - a.changed);
 }
 
-// Raises TypeError or SyntaxError for what this version did not write.
+// Throws TypeError or SyntaxError for data that another version wrote.
 function read(text) {
   const conversation = JSON.parse(text);
   if (conversation === null) return null;

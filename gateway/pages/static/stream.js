@@ -1,4 +1,4 @@
-// One streamed answer to its end, whatever breaks on the way: what is lost is asked for again after the last event.
+// Reads one streamed answer to its end. After a broken connection it asks for the events after the last one.
 //
 //   POST, with an idempotency key  ->  events  ->  [DONE]
 //        ^ broke before its id was known    |
@@ -11,14 +11,14 @@ import { SseParser, isAfter } from "/sse.js";
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 5000;
 const LONGEST_RETRY_AFTER_S = 60;
-// The gateway gives a sign of life every 15 s.
+// The gateway sends a keepalive every 15 s.
 const SILENCE_MS = 45000;
-// Given up after so long without an event.
+// Time without any event after which the stream is given up.
 const PATIENCE_MS = 180000;
 
-// `call`: {body, key, id, last}; `id` and `last` (the last event) are filled in as they become known. `take(events)` gets
-// parsed events in order, each once; `tell(state)` gets "open" or {why, wait} while it is cut off. Returns at [DONE].
-// Raises Refusal, or AbortError.
+// `call`: {body, key, id, last}; `id` and `last` (the last event) are set as they become known. `take(events)` gets the
+// parsed events in order, each once. `tell(state)` gets "open", or {why, wait} while the connection is broken. Returns at
+// [DONE]. Throws Refusal, or AbortError.
 export async function follow(call, { signal, take, tell }) {
   let pause = FIRST_PAUSE_MS;
   let heardAt = performance.now();
@@ -42,7 +42,7 @@ export async function follow(call, { signal, take, tell }) {
   }
 }
 
-// Hands on what is new; whether the stream is at its end.
+// Passes on the events that are new. Returns whether the stream is at its end.
 function deliver(call, events, take) {
   const fresh = [];
   let isDone = false;
@@ -66,7 +66,7 @@ function deliver(call, events, take) {
 
 async function* deliveries(call, signal, opened) {
   const headers = { Accept: "text/event-stream" };
-  // Of its own, so that a silent connection can be closed without ending the answer.
+  // A signal of its own, so that a silent connection can be closed without ending the answer.
   const silence = new AbortController();
   const either = AbortSignal.any([signal, silence.signal]);
   let timer = setTimeout(() => silence.abort(), SILENCE_MS);
@@ -96,14 +96,14 @@ async function* deliveries(call, signal, opened) {
     }
   } finally {
     clearTimeout(timer);
-    silence.abort(); // whoever leaves early leaves no connection open
+    silence.abort(); // leave no connection open after an early return
   }
 }
 
-// Whether it may be different in a moment.
+// Whether a retry may succeed.
 function isPassing(error) {
   if (error.status === 429 || error.status === 503) return true;
-  return error.code === null && (error.status === 502 || error.status === 504); // a proxy without a gateway behind it
+  return error.code === null && (error.status === 502 || error.status === 504); // from a proxy that has no gateway
 }
 
 function waitFor(error, pause) {
@@ -116,7 +116,7 @@ function unreachable(error) {
   return new Refusal("The server cannot be reached.", { code: "unreachable" });
 }
 
-// Ends early when the machine is online again.
+// Waits; returns early when the machine is online again.
 function sleep(ms, signal) {
   return new Promise((resolve, reject) => {
     const end = () => {
@@ -132,7 +132,7 @@ function sleep(ms, signal) {
   });
 }
 
-// A browser opens six connections to a server at most (HTTP/1.1), shared by all tabs: one is left for other calls.
+// A browser opens at most six connections to a server (HTTP/1.1), shared by all tabs: one is left for other calls.
 export class Pool {
   #free;
   #waiting = [];
@@ -141,7 +141,7 @@ export class Pool {
     this.#free = size;
   }
 
-  // Resolves to what gives the place back. Raises AbortError.
+  // Resolves to the function that returns the place. Rejects with AbortError.
   async enter(signal) {
     signal.throwIfAborted();
     if (this.#free > 0) this.#free -= 1;
@@ -151,7 +151,7 @@ export class Pool {
         this.#waiting.push(entry);
         signal.addEventListener("abort", () => {
           const at = this.#waiting.indexOf(entry);
-          if (at < 0) return; // it has its place already, and gives it back
+          if (at < 0) return; // it has been given its place already, and returns it
           this.#waiting.splice(at, 1);
           reject(signal.reason);
         });

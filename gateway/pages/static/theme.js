@@ -1,5 +1,5 @@
-// Dark or light: what the system says, until the button `#theme` of a page says otherwise; kept for all pages.
-// A plain script in the head, so that the first paint has the right colours.
+// The theme, dark or light: that of the system until the button `#theme` of any page is pressed; stored for all pages.
+// A classic script in the head, so that the first paint has the right colours.
 "use strict";
 
 {
@@ -37,7 +37,7 @@
       try {
         localStorage.setItem("quire.theme", theme);
       } catch {
-        // For this visit only, then.
+        // The choice holds for this visit only.
       }
     });
   });

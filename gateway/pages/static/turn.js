@@ -1,4 +1,4 @@
-// One turn on the page: what was said, and the answers to it side by side.
+// One turn on the page: the message, and the answers to it next to each other.
 
 import { AnswerCard } from "/answer.js";
 import { directionOf, el } from "/dom.js";
@@ -45,7 +45,7 @@ export class TurnView {
     this.answers.replaceChildren(...this.cards.map((card) => card.element));
   }
 
-  // The last turn is the one that can be answered anew.
+  // Only the last turn can be answered again.
   setLast(isLast) {
     this.foot.hidden = !isLast;
   }

@@ -34,6 +34,14 @@ def test_any_cut_of_the_text_gives_what_the_definition_says(text: str, stop: lis
     assert (shown, passing.matched) == expected(text, stop)
 
 
+@given(letters, stops, st.data())
+def test_the_stop_string_itself_comes_out_if_it_is_asked_for(text: str, stop: list[str], data: st.DataObject) -> None:
+    passing = StopStringFilter(stop, includes_match=True)
+    shown = "".join(passing.push(piece) for piece in data.draw(split(text))) + passing.flush()
+    before, matched = expected(text, stop)
+    assert (shown, passing.matched) == (before + (matched or ""), matched)
+
+
 @given(letters, stops)
 def test_no_part_of_a_stop_string_leaks_before_it_is_known(text: str, stop: list[str]) -> None:
     passing = StopStringFilter(stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,12 +129,14 @@ def test_min_tokens_bans_the_end_token_and_ignore_eos_passes_over_it() -> None:
     assert EOS in text(run(ignored), "a")
 
 
-def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it() -> None:
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_sequence_at_the_token_that_completes_it(include: bool) -> None:
     whole = continuation((5, 5), 30)
     letters = Letters().decode(whole)
     stop = letters[3:6]
     engine = make_engine()
-    engine.add(request("a", (5, 5), max_tokens=30, stop=(stop,), ignore_eos=True))
+    params: dict[str, Any] = {"stop": (stop,), "include_stop_str_in_output": include}
+    engine.add(request("a", (5, 5), max_tokens=30, ignore_eos=True, **params))
     items = run(engine)
     got = text(items, "a")
     assert Letters().decode(got) == letters[: letters.index(stop) + len(stop)]

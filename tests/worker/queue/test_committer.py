@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared import messages
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, Outcome, StepItem, step_items
 from quire.shared.redis.clients import command_client
 from quire.worker.queue import committer as module
 from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge
@@ -278,7 +277,7 @@ async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming
 
 def test_the_log_of_an_attempt_may_be_longer_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """With log-probabilities that of a long request is: a worker that could not read it would end, with all it runs."""
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(step_items, "MAX_FRAME_BYTES", 1000)
     items = [StepItem("r", at, (Delta(0, (at,), logprobs=bytes(164)),)) for at in range(100)]
     assert module.Attempt("attempt", bytearray(b"".join(item.encode() for item in items))).sent() == items
     assert module.Attempt("attempt", bytearray()).sent() == []

@@ -8,8 +8,8 @@ import re
 import pytest
 import yaml
 
-from quire.gateway.app import PROBES
 from quire.gateway.settings import GatewaySettings
+from quire.gateway.telemetry.access_log import PROBES
 from quire.ops.tools import values_schema
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings

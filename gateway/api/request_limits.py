@@ -1,0 +1,147 @@
+"""Limits of model and server, and the calls that keep to them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from quire.gateway.api.errors import InvalidRequest, ModelNotFound, refused
+from quire.shared.logprobs import record_bytes
+from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams
+from quire.shared.validators import shown
+
+# The largest size of a token in a message, and of the rest of the message without tokens and log-probabilities.
+TOKEN_BYTES = 5
+MESSAGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The limits of this server now; those of its workers may change."""
+
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    max_n: int
+    max_prompts: int
+    max_choices: int
+    special_tokens: Mapping[str, int]  # token ids of the tokenizer's special tokens, by text
+    sampling_defaults: Mapping[str, float]
+
+    def check_model(self, name: str) -> None:
+        if name != self.model:
+            raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
+
+    def check_choices(self, prompts: int, counts: Mapping[str, int]) -> None:
+        """Check the sequences per prompt of a call with this many prompts, by parameter. Raises InvalidRequest."""
+        for name, count in counts.items():
+            if count > self.max_n:
+                raise refused(
+                    name, f"{name} is {count}; this server allows at most {self.max_n} (its setting --max-n)."
+                )
+            if count > self.max_num_seqs:
+                raise refused(
+                    name,
+                    f"{name} is {count}; a worker of this server runs at most {self.max_num_seqs} sequences at once "
+                    "(its setting --max-num-seqs).",
+                )
+            if prompts * count > self.max_choices:
+                raise refused(
+                    name,
+                    f"{prompts} prompts times {name} = {count} are {prompts * count}; this server allows at most "
+                    f"{self.max_choices} in one call (its setting --max-choices).",
+                )
+
+    def sampling(
+        self,
+        common: SamplingParams,
+        prompts: Sequence[tuple[str, Sequence[int]]],
+        *,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        seed: int | None,
+    ) -> tuple[SamplingParams, ...]:
+        """The final sampling parameters for each of these prompts, which have names for errors. Raises InvalidRequest.
+
+        common: those that all prompts share. max_tokens: None if the call does not say; then default_max_tokens holds,
+        or, if that is None, the rest of the context. seed: None for a random one.
+        """
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in common.logit_bias])
+        self._check_token_ids("stop_token_ids", common.stop_token_ids)
+        common = replace(common, stop_token_ids=self._stop_token_ids(common))
+        sampling = []
+        for name, token_ids in prompts:
+            if token_ids and max(token_ids) >= self.vocab_size:
+                raise refused(
+                    name,
+                    f"{name} has a token that the model lacks (id {max(token_ids)}, vocabulary {self.vocab_size}): the "
+                    "tokenizer knows more tokens than the model. Leave special tokens out of the text.",
+                )
+            params = replace(
+                common,
+                max_tokens=self._max_tokens(name, len(token_ids), max_tokens, default_max_tokens),
+                seed=seed if seed is not None else secrets.randbits(64),
+            )
+            _check_min_tokens(params)
+            _check_size(params)
+            sampling.append(params)
+        return tuple(sampling)
+
+    def _stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        """The stop tokens with those of stop strings that are special tokens: such tokens have no text in an answer."""
+        by_text = [self.special_tokens[text] for text in params.stop if text in self.special_tokens]
+        return tuple(dict.fromkeys([*params.stop_token_ids, *by_text]))
+
+    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        if (largest := max(token_ids, default=0)) >= self.vocab_size:
+            raise refused(
+                name, f"{name} has the token id {largest}, and the last one of the model is {self.vocab_size - 1}."
+            )
+
+    def _max_tokens(self, name: str, length: int, asked: int | None, default: int | None) -> int:
+        if length == 0:
+            raise refused(name, f"{name} is empty: it has no tokens.", code="empty_prompt")
+        rest = self.max_model_len - length
+        if rest < 1:
+            raise self._too_long(
+                name, f"However, {name} has {length} tokens, and at least one must be left for the answer."
+            )
+        if asked is None:
+            return rest if default is None else min(default, rest)
+        if asked > rest:
+            raise self._too_long(
+                name, f"However, you requested {length + asked} tokens ({length} in {name}, {asked} in the completion)."
+            )
+        return asked
+
+    def _too_long(self, name: str, however: str) -> InvalidRequest:
+        return refused(
+            name,
+            f"This model's maximum context length is {self.max_model_len} tokens. {however} Please reduce the length "
+            f"of {name} or of the completion.",
+            code="context_length_exceeded",
+        )
+
+
+def _check_min_tokens(params: SamplingParams) -> None:
+    if params.min_tokens > params.max_tokens:
+        raise refused(
+            "min_tokens",
+            f"min_tokens is {params.min_tokens}, which is more than the {params.max_tokens} tokens that may be "
+            "generated.",
+        )
+
+
+def _check_size(params: SamplingParams) -> None:
+    """Check that the log-probabilities of ranked choices, which leave all at once, fit into one message."""
+    if not params.logprobs or params.is_streamed:
+        return
+    size = MESSAGE_BYTES + params.n * params.max_tokens * (TOKEN_BYTES + record_bytes(params.top_logprobs))
+    if size > MAX_FRAME_BYTES:
+        raise refused(
+            "logprobs",
+            f"logprobs of {params.n} ranked choices of {params.max_tokens} tokens take up to {size} bytes; they leave "
+            f"together, in at most {MAX_FRAME_BYTES}. Please lower max_tokens, n or the number of alternatives.",
+        )

@@ -1,0 +1,76 @@
+"""Serves the pages: every file of `static/`, with headers that keep them from loading anything from other servers.
+
+`/` is index.html, `/NAME` is NAME.html, and all other files are served under their names. A browser revalidates each
+file (ETag), so that the pages of a new gateway are never mixed with files of an old one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from importlib.resources import files
+
+from aiohttp import ETag, hdrs, web
+from aiohttp.typedefs import Handler
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
+}
+
+
+def names() -> list[str]:
+    """Returns the names of the static files."""
+    folder = files("quire.gateway.pages") / "static"
+    return sorted(file.name for file in folder.iterdir() if _ending(file.name) in _TYPES)
+
+
+def path_of(name: str) -> str:
+    """Returns the URL path of a static file."""
+    if _ending(name) != "html":
+        return f"/{name}"
+    return "/" if name == "index.html" else f"/{name.removesuffix('.html')}"
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.get(path_of(name), _handler(name)) for name in names()]
+
+
+def _ending(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _handler(name: str) -> Handler:
+    """Returns the handler of one file, which is read and compressed here, once."""
+    body = (files("quire.gateway.pages") / "static" / name).read_bytes()
+    packed = gzip.compress(body, mtime=0)
+    digest = hashlib.sha256(body).hexdigest()[:32]
+    content_type = _TYPES[_ending(name)]
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        is_packed = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
+        etag = ETag(f"{digest}-gzip" if is_packed else digest)
+        known = request.if_none_match or ()
+        if any(given.value in (etag.value, "*") for given in known):
+            response = web.Response(status=304, headers=HEADERS)
+        else:
+            response = web.Response(
+                body=packed if is_packed else body, content_type=content_type, charset="utf-8", headers=HEADERS
+            )
+            if is_packed:
+                response.headers[hdrs.CONTENT_ENCODING] = "gzip"
+        response.etag = etag
+        return response
+
+    return show

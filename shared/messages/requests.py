@@ -1,0 +1,89 @@
+"""Requests and worker cards: maps with a version, read strictly.
+
+Decoding accepts exactly the known keys, the right types and bounded sizes. The bounds are generous: the gateway
+enforces the limits that users meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.shared.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
+from quire.shared.sampling_params import SamplingParams
+from quire.shared.validators import Integer, InvalidValue, Text, TokenIds, checked, read_map
+
+MAX_PROMPT_TOKENS = 2_000_000
+MAX_SALT_LENGTH = 256
+MAX_ID_LENGTH = 128
+MAX_MODEL_LENGTH = 512
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_CARD_BYTES = 65536
+
+
+def _prompt(name: str, value: Any) -> tuple[int, ...]:
+    if type(value) is not bytes or len(value) % 4 or len(value) > 4 * MAX_PROMPT_TOKENS:
+        raise InvalidValue(name, f"must be packed 32-bit token ids, at most {MAX_PROMPT_TOKENS}")
+    return unpack_token_ids(value)
+
+
+def _sampling(name: str, value: Any) -> SamplingParams:
+    return read_map(SamplingParams, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One accepted request as the worker gets it. Its only texts are stop strings and a JSON schema.
+
+    Requests share cached prefixes only with requests of the same `cache_salt`.
+    """
+
+    id: str = checked(Text(0, MAX_ID_LENGTH))
+    model: str = checked(Text(0, MAX_MODEL_LENGTH))
+    prompt: tuple[int, ...] = checked(_prompt)
+    sampling: SamplingParams = checked(_sampling)
+    cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
+    version: int = checked(Integer(VERSION, VERSION), default=VERSION)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the request may occupy: what admission and placement count."""
+        return len(self.prompt) + self.sampling.num_sequences * self.sampling.max_tokens
+
+    def encode(self) -> bytes:
+        """The request as a message."""
+        return pack(as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> GenerationRequest:
+        """Reads a message. Raises MessageError."""
+        return decode(data, MAX_BODY_BYTES, lambda value: read_map(cls, "request", value))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCard:
+    """The description of a worker for gateways, sent with every heartbeat."""
+
+    worker_id: str = checked(Text(0, 256))
+    incarnation: str = checked(Text(0, 64))
+    model: str = checked(Text(0, MAX_MODEL_LENGTH))
+    max_model_len: int = checked(Integer(1, MAX_PROMPT_TOKENS))
+    max_num_seqs: int = checked(Integer(1, 65536))
+    vocab_size: int = checked(Integer(1, 2**31 - 1))
+    eos_token_ids: tuple[int, ...] = checked(TokenIds(64))
+    block_size: int = checked(Integer(1, 65536))
+    total_blocks: int = checked(Integer(1, 2**40))
+    free_blocks: int = checked(Integer(0, 2**40))
+    running: int = checked(Integer(0, 2**31))
+    waiting: int = checked(Integer(0, 2**31))
+    steps: int = checked(Integer(0, 2**62))
+    version: int = checked(Integer(VERSION, VERSION), default=VERSION)
+
+    def encode(self) -> bytes:
+        """The card as a message."""
+        return pack(as_map(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> WorkerCard:
+        """Reads a message. Raises MessageError."""
+        return decode(data, MAX_CARD_BYTES, lambda value: read_map(cls, "worker card", value))

@@ -1,0 +1,79 @@
+"""Messages of a chat that are refused, by the name of the message and the key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.gateway.api.chat_messages import read_messages
+from quire.gateway.api.completions import read_prompts
+from quire.gateway.api.errors import ApiError, body
+from tests.gateway.api.refusals import CHAT, USER, check
+from tests.gateway.running import RunningGateway, chat_body
+
+MESSAGES: dict[str, tuple[Any, str]] = {
+    "none": ([], "messages"),
+    "not an array": ("Hello", "messages"),
+    "an object": ({"role": "user"}, "messages"),
+    "a string inside": ([USER, "Hello"], "messages[1]"),
+    "no role": ([{"content": "x"}], "messages[0].role"),
+    "unknown role": ([{"role": "wizard", "content": "x"}], "messages[0].role"),
+    "tool role": ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+    "role of another type": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "null content": ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
+    "content of another type": ([{"role": "user", "content": 5}], "messages[0].content"),
+    "no parts": ([{"role": "user", "content": []}], "messages[0].content"),
+    "an image": (
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        "messages[0].content[0].type",
+    ),
+    "a part without text": ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    "unknown key of a part": (
+        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
+        "messages[0].content[0].cache_control",
+    ),
+    "a part that is a string": ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+    "tool calls": ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    "unknown key": ([{**USER, "surprise": 1}], "messages[0].surprise"),
+    "name of another type": ([{**USER, "name": 1}], "messages[0].name"),
+}
+
+
+@pytest.mark.parametrize(("messages", "param"), MESSAGES.values(), ids=MESSAGES)
+async def test_messages_that_are_none(server: RunningGateway, messages: Any, param: str) -> None:
+    await check(server, CHAT, chat_body(messages=messages), 400, param, param)
+
+
+async def test_a_content_without_parts_is_called_empty(server: RunningGateway) -> None:
+    body = chat_body(messages=[{"role": "user", "content": []}])
+    await check(server, CHAT, body, 400, "messages[0].content", "is an empty array; send at least one text part")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refused(act: Callable[[], object]) -> dict[str, Any] | None:
+    """The error as a client would get it; any other exception is a fault of the gateway."""
+    try:
+        act()
+    except ApiError as error:
+        found: dict[str, Any] = json.loads(body(error))["error"]
+        return found
+    return None
+
+
+@given(values)
+def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) -> None:
+    for read in (read_messages, lambda prompt: read_prompts(prompt, 8, 100)):
+        refusal = refused(lambda read=read: read(value))
+        assert refusal is None or refusal["param"] is not None

@@ -1,0 +1,99 @@
+"""Error responses: one shape for every error, also of HTTP that is malformed and of faults of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.gateway.api.refusals import CHAT, USER
+from tests.gateway.running import MODEL, RunningGateway, raw_request, read_reply
+
+
+async def test_paths_and_methods_that_are_not_here(server: RunningGateway) -> None:
+    reply = await server.get("/v1/nothing")
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
+    reply = await server.get(CHAT)
+    assert (reply.status, reply.error["code"], reply.headers["allow"]) == (405, "method_not_allowed", "POST")
+    reply = await server.post("/v1/models", {})
+    assert reply.status == 405
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/healthz"), ("GET", "/nothing"), ("PUT", CHAT)])
+async def test_an_expectation_that_no_server_knows(server: RunningGateway, method: str, path: str) -> None:
+    """aiohttp answers it before anything else, in plain text."""
+    before = server.gateway.meters.refusals["expectation_failed"]
+    reply = await server.send(raw_request(method, path, b"{}", {"Expect": "tea"}))
+    assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
+    assert reply.error["message"] == "The header Expect may only be 100-continue, not 'tea'; leave it out."
+    assert reply.headers["content-type"].startswith("application/json")
+    assert len(reply.headers["x-request-id"]) == 32
+    assert reply.headers["server"] == "quire"
+    assert server.gateway.meters.refusals["expectation_failed"] == before + 1
+
+
+HTTP: dict[str, tuple[bytes, int]] = {
+    "no HTTP": (b"hello\r\n\r\n", 400),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50 + b"\r\n\r\n", 400),
+    "both lengths": (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    "negative length": (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+    "a header of 10 kB": (b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n", 431),
+    "a path of 10 kB": (b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\n\r\n", 431),
+    "10000 headers": (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", 431),
+    "NUL in a header": (b"GET / HTTP/1.1\r\nX: a\x00b\r\n\r\n", 400),
+}
+
+
+@pytest.mark.parametrize(("data", "status"), HTTP.values(), ids=HTTP)
+async def test_what_is_not_http(server: RunningGateway, data: bytes, status: int) -> None:
+    reply = await server.send(data)
+    assert reply.status == status
+    assert reply.error["type"] == "invalid_request_error"
+    # As of every answer: not which versions of what.
+    assert (reply.headers["server"], reply.headers["x-content-type-options"]) == ("quire", "nosniff")
+
+
+async def test_a_broken_chunk_is_the_clients_fault(server: RunningGateway) -> None:
+    head = raw_request("POST", CHAT, b"", {"Content-Length": "", "Transfer-Encoding": "chunked"})
+    reader, writer = await server.connect(head + b"zz\r\nnot a chunk\r\n")
+    reply = await asyncio.wait_for(read_reply(reader), 10)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    writer.close()
+
+
+async def test_the_form_of_errors_is_frozen(server: RunningGateway) -> None:
+    reply = await server.chat(temperature="hot")
+    assert reply.body == (
+        b'{"error": {"message": "temperature must be a number from 0 to 2, not \'hot\'.", '
+        b'"type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}}'
+    )
+    reply = await server.chat(model="other")
+    assert reply.body == (
+        b'{"error": {"message": "There is no model \'other\' here; this server has \'test-model\'.", '
+        b'"type": "invalid_request_error", "param": "model", "code": "model_not_found"}}'
+    )
+
+
+async def test_the_sdk_raises_its_own_exceptions(server: RunningGateway) -> None:
+    import openai
+
+    async with server.openai() as client:
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=[USER], temperature=9)  # type: ignore[list-item]
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=[USER])  # type: ignore[list-item]
+
+
+async def test_a_fault_of_the_gateway_is_a_500_without_details(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*arguments: object) -> None:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(gateway.gateway.submission, "submit", broken)
+    reply = await gateway.chat()
+    assert (reply.status, reply.error["code"]) == (500, "internal")
+    assert "secret" not in reply.error["message"]
+    assert reply.headers["x-request-id"] in reply.error["message"]

@@ -1,0 +1,59 @@
+"""Limits of model, server and workers are named in the errors of calls that exceed them."""
+
+from __future__ import annotations
+
+from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import MODEL, RunningGateway, chat_body
+
+
+async def test_more_than_the_context_holds(server: RunningGateway) -> None:
+    reply = await server.complete(prompt=[1] * 500, max_tokens=20)
+    assert reply.error["code"] == "context_length_exceeded"
+    assert reply.error["message"].startswith(
+        "This model's maximum context length is 512 tokens. However, you requested 520 tokens (500 in prompt, 20 in the"
+    )
+    reply = await server.chat(messages=[{"role": "user", "content": "x " * 2000}])
+    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, "messages", "context_length_exceeded")
+
+
+async def test_limits_of_this_server_are_named(server: RunningGateway) -> None:
+    await check(server, CHAT, chat_body(n=5), 400, "n", "at most 4")
+    await check(server, COMPLETIONS, {"model": MODEL, "prompt": ["x"] * 8, "n": 4}, 400, "n", "at most 16")
+    await check(server, CHAT, chat_body(best_of=5), 400, "best_of", "best_of is 5; this server allows at most 4")
+    await check(server, CHAT, chat_body(use_beam_search=True, beam_width=5), 400, "beam_width", "--max-n")
+    many = {"model": MODEL, "prompt": ["x"] * 8}
+    await check(server, COMPLETIONS, {**many, "best_of": 3}, 400, "best_of", "are 24; this server allows at most 16")
+    await check(server, COMPLETIONS, {**many, "use_beam_search": True}, 400, "beam_width", "beam_width = 4 are 32")
+
+
+async def test_no_call_asks_for_more_sequences_than_every_worker_runs(server: RunningGateway) -> None:
+    async with server.worker(emit([65]), max_num_seqs=3), server.worker(emit([65]), max_num_seqs=2):
+        await server.gateway.worker_registry.refresh()
+        for asked, param in (
+            ({"n": 3}, "n"),
+            ({"best_of": 3}, "best_of"),
+            ({"use_beam_search": True, "beam_width": 3}, "beam_width"),
+            ({"use_beam_search": True}, "beam_width"),
+        ):
+            says = "at most 2 sequences at once (its setting --max-num-seqs)"
+            await check(server, CHAT, chat_body(**asked), 400, param, says)
+            await check(server, COMPLETIONS, {"model": MODEL, "prompt": "x", **asked}, 400, param, says)
+
+
+async def test_a_model_that_is_not_here(server: RunningGateway) -> None:
+    for name in ("gpt-9", "", "x\r\nSet-Cookie: a", "\x00", "\u2028", "{braces}"):
+        await check(server, CHAT, chat_body(model=name), 404, "model", "no model")
+    reply = await server.get("/v1/models/gpt-9")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_text_that_becomes_a_token_which_no_worker_has_is_refused(start_gateway: Start) -> None:
+    """A tokenizer may know more tokens than the model: such an id must not get into a step with other requests."""
+    gateway = await start_gateway()
+    async with gateway.worker(emit([65]), vocab_size=300):
+        await gateway.gateway.worker_registry.refresh()
+        reply = await gateway.chat()
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+    assert "vocabulary 300" in reply.error["message"]

@@ -1,0 +1,600 @@
+"""A stream that is taken up again, anywhere and at any event: exactly what the client has not had, live to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionChunk
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from quire.gateway.api import resume as joining
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.completions import CompletionDialect
+from quire.gateway.model.served_model import ServedModel, load_model
+from quire.gateway.stream.cursor import SILENCE_S
+from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import EventRenderer
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import Script, Steps, emit, endless
+from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
+from tests.gateway.test_main import running, settings
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# An emoji of several tokens in the middle, and at the end what might have become the stop string.
+FIRST, SECOND = tokens("a😀b <sto"), tokens("two <s")
+
+
+def body(path: str, **parameters: Any) -> dict[str, Any]:
+    given_ = chat_body() if path == CHAT else {"model": MODEL, "prompt": "Hello"}
+    return {**given_, "stream": True, "stream_options": {"include_usage": True}, "stop": "<stop>", **parameters}
+
+
+def halting(at: int, go_on: asyncio.Event) -> Script:
+    """Both choices token by token, the second one short, with a halt before step `at`."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        n = request.sampling.n
+        for index, token in enumerate(FIRST):
+            if index == at:
+                await go_on.wait()
+            last = index == len(FIRST) - 1
+            deltas = [Delta(0, (token,), "length" if last else None)]
+            if n == 2 and index < len(SECOND):
+                deltas.append(Delta(1, (SECOND[index],), "length" if index == len(SECOND) - 1 else None))
+            yield tuple(deltas), Outcome("length") if last else None
+
+    return script
+
+
+def stream_path(path: str, event: Event) -> str:
+    return f"{path}/{event.data['id']}/stream"
+
+
+async def resumed(gateway: RunningGateway, path: str, after: EventId | str, by: str = "header") -> list[Event]:
+    given_ = {"Last_Event_ID": str(after)} if by == "header" else {}
+    query = f"?starting_after={after}" if by == "query" else ""
+    async with gateway.stream(path + query, **given_) as stream:
+        assert stream.response.status == 200, await stream.response.text()
+        return await stream.rest()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gateway: Start, path: str, n: int) -> None:
+    """Of one that runs, for which the first client still waits, and of one that has ended; on both gateways."""
+    here, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    halt = 6
+    async with here.worker(halting(halt, go_on)), here.stream(path, body(path, n=n)) as stream:
+        begun = [await stream.next()]
+        while begun[-1].id < EventId(halt * n - 2):
+            begun.append(await stream.next())
+        target = stream_path(path, begun[0])
+        places = [BEGINNING, *(event.id for event in begun)]
+        calls = [
+            asyncio.create_task(resumed(gateway, target, place, by))
+            for place, gateway, by in zip(places, [here, there] * 20, ["header", "query", "query"] * 20, strict=False)
+        ]
+
+        async def listening() -> bool:
+            return here.gateway.router.calls + there.gateway.router.calls == 1 + len(calls)
+
+        await until(listening)
+        go_on.set()
+        whole = begun + await stream.rest()
+        assert whole[-1].data == "[DONE]"
+        assert "".join(texts(whole)) == "a😀b <sto"
+        assert n == 1 or "".join(texts(whole, 1)) == "two <s"
+        for place, call in zip(places, calls, strict=True):
+            assert await call == [event for event in whole if event.id > place], place
+    # Now it has ended, and there is no worker any more.
+    for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
+        assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
+    assert here.gateway.router.calls == there.gateway.router.calls == 0
+
+
+@pytest.mark.slow
+async def test_a_gateway_that_is_killed_is_replaced_by_another(redis_url: str, model_folder: Path) -> None:
+    go_on = asyncio.Event()
+    given_ = settings(redis_url, model_folder)
+    with running(given_) as (first, first_url, _), running(given_) as (second, second_url, _):
+        here, there = (_at(given_, url) for url in (first_url, second_url))
+        async with here.worker(halting(6, go_on)):
+            begun = []
+            async with here.stream(CHAT, body(CHAT, n=1)) as one, here.stream(CHAT, body(CHAT, n=2)) as two:
+                for stream in (one, two):
+                    begun.append([await stream.next()])
+                    while begun[-1][-1].id.tokens < 4:
+                        begun[-1].append(await stream.next())
+                first.kill()
+            targets = [stream_path(CHAT, events[0]) for events in begun]
+            calls = [
+                asyncio.create_task(resumed(there, target, events[-1].id))
+                for target, events in zip(targets, begun, strict=True)
+            ]
+            go_on.set()
+            rests = [await call for call in calls]
+            wholes = [await resumed(there, target, BEGINNING) for target in targets]
+        second.send_signal(signal.SIGTERM)
+    for had, rest, whole in zip(begun, rests, wholes, strict=True):
+        assert had + rest == whole
+        assert "".join(texts(whole)) == "a😀b <sto"
+        assert whole[-1].data == "[DONE]"
+    assert "".join(texts(wholes[1], 1)) == "two <s"
+
+
+def _at(given_: Any, url: str) -> Any:
+    """What talks to a gateway in another process."""
+    served: Any = SimpleNamespace(model=SimpleNamespace(name=MODEL))
+    return RunningGateway(given_, served, int(url.rsplit(":", 1)[1]))
+
+
+async def test_the_sdk_reads_a_stream_that_is_taken_up_again(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("Hello 😀"), "stop")), gateway.openai() as client:
+        events = await gateway.events(CHAT, chat_body(stream=True))
+        stream = await client.get(
+            f"/chat/completions/{events[0].data['id']}/stream",
+            cast_to=ChatCompletionChunk,
+            stream=True,
+            stream_cls=openai.AsyncStream[ChatCompletionChunk],
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello 😀"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome("error", "the engine broke"), "generation_failed"),
+        (Outcome("deadline", "too late"), "deadline_exceeded"),
+        (Outcome("quarantined", "it kills"), "quarantined"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Outcome) else "",
+)
+async def test_what_failed_fails_the_same_way_again(start_gateway: Start, outcome: Outcome, code: str) -> None:
+    here, there = await start_gateway(), await start_gateway()
+
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("begun"))),), None
+        yield (), outcome
+
+    async with here.worker(script):
+        whole = await here.events(COMPLETIONS, body(COMPLETIONS))
+    assert whole[-1].data["error"]["code"] == code
+    again = await resumed(there, stream_path(COMPLETIONS, whole[0]), BEGINNING)
+    assert again == whole
+
+
+async def test_what_cannot_be_had_gives_no_hint_why(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("abc"))):
+        events = await gateway.events(CHAT, chat_body(stream=True))
+    public = events[0].data["id"]
+    bare = public.removeprefix("chatcmpl-")
+    wrong = [
+        f"{CHAT}/chatcmpl-{'0' * 32}/stream",
+        f"{CHAT}/{bare}/stream",
+        f"{CHAT}/cmpl-{bare}/stream",
+        f"{CHAT}/chatcmpl-{bare.upper()}x/stream",
+        f"{CHAT}/{public}-1/stream",
+        f"{CHAT}/chatcmpl-{'%C3%A9' * 16}/stream",
+        f"{CHAT}/{public}%0a/stream",
+        f"{COMPLETIONS}/{public}/stream",
+        f"{COMPLETIONS}/cmpl-{bare}/stream",
+    ]
+    replies = [await gateway.get(path) for path in wrong]
+    keys = gateway.gateway.broker.keys
+    await gateway.gateway.broker.client.delete(keys.request(bare), keys.output(bare))
+    replies.append(await gateway.get(f"{CHAT}/{public}/stream"))
+    assert {reply.status for reply in replies} == {404}
+    assert len({reply.body for reply in replies}) == 1
+    assert replies[0].error["code"] == "not_found"
+
+
+WRONG = ("", "x", "-1", "01", "1.0", "1.", "1.1.1", "1e3", "\u0663", "9" * 11, "4", "3.3", "3.99", "1000000000.1")
+
+
+async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("abc"))):
+        events = await gateway.events(COMPLETIONS, {**body(COMPLETIONS), "stream_options": None})
+    assert events[-1].id == EventId(3, 2)
+    path = stream_path(COMPLETIONS, events[0])
+    for wrong in WRONG:
+        for query, headers in ((f"?starting_after={wrong}", {}), ("", {"Last_Event_ID": wrong})):
+            async with gateway.stream(path + query, **headers) as stream:
+                assert stream.response.status == 400, wrong
+                error = (await stream.response.json())["error"]
+            assert error["code"] == "invalid_event_id"
+            assert wrong in error["message"] or not wrong.isascii()
+            if wrong in ("4", "1000000000.1"):
+                assert "its last one is 3." in error["message"]
+    async with gateway.stream(f"{path}?starting_after=1&starting_after=2") as stream:
+        assert "2 values" in (await stream.response.json())["error"]["message"]
+    # Taken for nothing, it would give the whole stream to who has most of it.
+    async with gateway.stream(f"{path}?start_after=1") as stream:
+        error = (await stream.response.json())["error"]
+    assert (stream.response.status, error["code"], error["param"]) == (400, "unknown_parameter", "start_after")
+
+
+async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_while(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the request goes on for those who listen on another gateway."""
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.3)
+    gateway, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
+        begun = [await stream.next()]
+        target = stream_path(COMPLETIONS, begun[0])
+
+        async def logged() -> bool:
+            broker = gateway.gateway.broker
+            key = broker.keys.request(begun[0].data["id"].removeprefix("cmpl-"))
+            return await broker.client.hget(key, "emitted") == b"3"
+
+        await until(logged)
+        for place in ("3.1", "4", "1000000000.1"):
+            async with there.stream(target, Last_Event_ID=place) as other:
+                assert other.response.status == 400
+                assert place in (await other.response.json())["error"]["message"]
+        await there.gateway.submission.canceller._idle.wait()
+        go_on.set()
+        assert (await stream.rest())[-1].data == "[DONE]"
+
+
+async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -> None:
+    """The client has more than the log, which is behind for as long as it takes a worker to make the rest again."""
+    gateway, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
+        first = await stream.next()
+
+        async def resume() -> list[Event]:
+            async with there.stream(f"{stream_path(COMPLETIONS, first)}?starting_after=5") as other:
+                assert other.response.status == 200, await other.response.text()
+                return await other.rest()
+
+        resumed = asyncio.create_task(resume())
+
+        async def has_looked() -> bool:
+            return there.gateway.router.stats.log_reads >= 1
+
+        await until(has_looked)
+        assert not resumed.done()
+        go_on.set()
+        whole = [first, *await stream.rest()]
+        rest = await resumed
+    assert rest == [event for event in whole if event.id > EventId(5)]
+    assert rest[-1].data == "[DONE]"
+
+
+@pytest.mark.slow
+async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wait(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the looks at a silent request, which become rare."""
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 3.0)
+    gateway, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
+        first = await stream.next()
+
+        async def resume() -> None:
+            async with there.stream(f"{stream_path(COMPLETIONS, first)}?starting_after=5") as other:
+                assert other.response.status == 200, await other.response.text()
+                await other.rest()
+
+        resumed = asyncio.create_task(resume())
+
+        async def is_patient() -> bool:  # the next look is due behind the end of the wait
+            return any(cursor.silence_s >= 2 for one in there.gateway.router._open for cursor in one.cursors.values())
+
+        await until(is_patient)
+        go_on.set()
+        await resumed
+        await stream.rest()
+
+
+async def test_the_header_counts_more_than_the_query(gateway: RunningGateway) -> None:
+    """A browser that connects again keeps the query, and renews the header."""
+    async with gateway.worker(emit(tokens("abc"))):
+        whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
+    target = stream_path(COMPLETIONS, whole[0])
+    async with gateway.stream(f"{target}?starting_after=1", Last_Event_ID="2") as stream:
+        assert await stream.rest() == whole[2:]
+
+
+async def test_calls_with_several_prompts_cannot_be_taken_up_again(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("abc"))):
+        events = await gateway.events(COMPLETIONS, body(COMPLETIONS, prompt=["a", "b"]))
+    reply = await gateway.get(stream_path(COMPLETIONS, events[0]))
+    assert (reply.status, reply.error["code"]) == (400, "several_prompts")
+    assert "2 prompts" in reply.error["message"]
+
+
+# --- who cancels, and when --------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_cancelled_when_its_last_listener_leaves(gateway: RunningGateway) -> None:
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            second = gateway.stream(target)
+            stream = await second.__aenter__()
+            await stream.next()
+        steps = worker.steps.copy()
+        await stream.take(200)  # far more than two steps after the first client left
+        assert worker.cancelled.empty(), steps
+        await second.__aexit__(None, None, None)
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gateway: Start) -> None:
+    here, there = await start_gateway(), await start_gateway()
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            second = there.stream(target)
+            stream = await second.__aenter__()
+            await stream.next()
+            await first.take(3)  # from the log: what is published goes to the other gateway by now
+
+        async def left() -> bool:
+            return here.gateway.router.calls == 0
+
+        await until(left)
+        await here.gateway.submission.canceller._idle.wait()
+        await stream.take(200)
+        assert worker.cancelled.empty()
+        await second.__aexit__(None, None, None)
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(start_gateway: Start) -> None:
+    here, there = await start_gateway(), await start_gateway()
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            async with there.stream(target) as stream:
+                await stream.next()
+
+            async def left() -> bool:
+                return there.gateway.router.calls == 0
+
+            await until(left)
+            await there.gateway.submission.canceller._idle.wait()
+
+            async def heard() -> bool:
+                """What is published comes here again: the log is not read any more."""
+                repairs = here.gateway.router.stats.repairs
+                await asyncio.sleep(3 * SILENCE_S)
+                return here.gateway.router.stats.repairs == repairs
+
+            await until(heard)
+            await first.take(200)
+            assert worker.cancelled.empty()
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_who_joins_by_key_and_leaves_takes_nothing_from_the_first(start_gateway: Start) -> None:
+    here, there = await start_gateway(), await start_gateway()
+    async with here.worker(endless(65)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as first:
+            await first.next()
+            async with there.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as second:
+                await second.next()
+
+            async def left() -> bool:
+                return there.gateway.router.calls == 0
+
+            await until(left)
+            await there.gateway.submission.canceller._idle.wait()
+            await first.take(200)
+            assert worker.cancelled.empty()
+            assert len(worker.claimed) == 1
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: RunningGateway) -> None:
+    broker = gateway.gateway.broker
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            request_id = (await first.next()).data["id"].removeprefix("cmpl-")
+            await broker.attach(request_id, "dead")  # without a lease
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client leaves while another is being looked up, and then that one does."""
+    look_up, reached, go_on = joining.look_up, asyncio.Event(), asyncio.Event()
+
+    async def delayed(*arguments: Any) -> Any:
+        reached.set()
+        await go_on.wait()
+        return await look_up(*arguments)
+
+    monkeypatch.setattr(joining, "look_up", delayed)
+
+    def calls(count: int) -> Any:
+        async def open_() -> bool:
+            return gateway.gateway.router.calls == count
+
+        return until(open_)
+
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            second = asyncio.create_task(gateway.get(target))
+            await reached.wait()
+        await calls(1)
+        await gateway.gateway.submission.canceller._idle.wait()
+        assert worker.cancelled.empty()
+        second.cancel()
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+        await calls(0)
+
+
+async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client leaves while another is being refused."""
+    monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.5)
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+            call = asyncio.create_task(gateway.get(target + "?starting_after=1000000000"))
+            await asyncio.sleep(0)
+        assert (await call).status == 400
+        await asyncio.wait_for(worker.cancelled.get(), 10)
+
+
+async def test_when_redis_fails_while_a_stream_is_taken_up_nothing_is_cancelled(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+    async with gateway.worker(halting(2, go_on)) as worker:
+        async with gateway.stream(COMPLETIONS, body(COMPLETIONS, background=True)) as first:
+            target = stream_path(COMPLETIONS, await first.next())
+        real = gateway.gateway.broker.attach
+
+        async def unlucky(*arguments: Any) -> None:
+            await real(*arguments)
+            raise RedisConnectionError("the reply was lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.gateway.broker, "attach", unlucky)
+            reply = await gateway.get(target)
+        assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")
+        go_on.set()
+        assert (await resumed(gateway, target, BEGINNING))[-1].data == "[DONE]"
+        assert worker.cancelled.empty()
+
+
+async def test_in_the_background_a_request_runs_on_without_a_client(
+    start_gateway: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    here, there = await start_gateway(), await start_gateway()
+    go_on = asyncio.Event()
+    async with here.worker(halting(2, go_on)) as worker:
+        async with here.stream(COMPLETIONS, body(COMPLETIONS, background=True)) as stream:
+            begun = await stream.take(1)
+        target = stream_path(COMPLETIONS, begun[0])
+        async with there.stream(target) as stream:  # one that joins and leaves does not cancel either
+            await stream.next()
+
+        async def alone() -> bool:
+            return here.gateway.router.calls + there.gateway.router.calls == 0
+
+        await until(alone)
+        go_on.set()
+
+        async def ended() -> bool:
+            return (await there.gateway.broker.read_totals()).get("length") == 1
+
+        await until(ended)
+        assert worker.cancelled.empty()
+    assert "".join(texts(await resumed(there, target, BEGINNING))) == "a😀b <sto"
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.access"]
+    assert any(line.startswith("POST") and line.endswith(" background") for line in lines)
+    assert any(line.startswith("GET") and line.endswith(" background joined") for line in lines)
+
+
+async def test_only_streams_may_run_in_the_background(gateway: RunningGateway) -> None:
+    reply = await gateway.chat(background=True)
+    assert (reply.status, reply.error["param"]) == (400, "background")
+
+
+async def test_a_log_that_is_gone_while_its_request_is_done_is_an_error_and_no_wait(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("abc"))):
+        whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
+    broker = gateway.gateway.broker
+    await broker.client.delete(broker.keys.output(whole[0].data["id"].removeprefix("cmpl-")))
+    [event] = await resumed(gateway, stream_path(COMPLETIONS, whole[0]), BEGINNING)
+    assert "lost" in event.data["error"]["message"]
+
+
+async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway.worker(emit(tokens("abc"))):
+        whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
+    broker = gateway.gateway.broker
+    await broker.client.hset(broker.keys.request(whole[0].data["id"].removeprefix("cmpl-")), "about", b"\xc1")
+    for _ in range(3):
+        assert (await gateway.get(stream_path(COMPLETIONS, whole[0]))).status == 404
+    assert gateway.gateway.meters.corrupt_abouts == 3
+    assert caplog.text.count("is corrupt") == 1
+
+
+# --- ids do not depend on how tokens came -----------------------------------------------------------------------------
+
+
+def portions(cuts: list[int], n: int) -> list[StepItem]:
+    """All tokens, of both choices in turn, in items that end at `cuts`; and the outcome in an item of its own."""
+    ends = {0: len(FIRST) - 1, 1: len(SECOND) - 1}
+    flat = [
+        Delta(choice, (ids[index],), "length" if index == ends[choice] else None)
+        for index in range(len(FIRST))
+        for choice, ids in ((0, FIRST), (1, SECOND))[:n]
+        if index <= ends[choice]
+    ]
+    items, start = [], 0
+    for end in [*sorted({cut for cut in cuts if 0 < cut < len(flat)}), len(flat)]:
+        deltas: list[Delta] = []
+        for delta in flat[start:end]:
+            if deltas and deltas[-1].choice == delta.choice:
+                delta = delta._replace(token_ids=deltas.pop().token_ids + delta.token_ids)
+            deltas.append(delta)
+        items.append(StepItem("r", start, tuple(deltas)))
+        start = end
+    return [*items, StepItem("r", start, (), Outcome("length"))]
+
+
+def contents(events: list[tuple[EventId, Any]]) -> tuple[list[str], list[Any]]:
+    """The text of each choice, and everything else with its id."""
+    found, others = ["", ""], []
+    for event_id, data in events:
+        choices = data["choices"] if isinstance(data, dict) else []
+        for choice in choices:
+            found[choice["index"]] += choice["text"]
+        if not choices or choices[0]["finish_reason"]:
+            others.append((event_id, data))
+    return found, others
+
+
+@given(st.lists(st.integers(0, 24)), st.lists(st.integers(0, 24)), st.integers(1, 2), st.data())
+def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
+    model_folder: Path, before: list[int], after: list[int], n: int, data: st.DataObject
+) -> None:
+    """After Redis lost its tail a worker logs tokens again, in other portions than a client has seen."""
+    about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
+
+    def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
+        dialect = CompletionDialect("r", model(model_folder), about)
+        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, {}, last)
+        text = events.feed(portions(cuts, n))
+        return [(event.id, event.data) for event in parse_events(text)] if text else []
+
+    first = events(before, BEGINNING)
+    left = data.draw(st.integers(0, len(first)))
+    rest = events(after, first[left - 1][0] if left else BEGINNING)
+    assert contents(first[:left] + rest) == contents(first)
+
+
+@cache
+def model(folder: Path) -> ServedModel:
+    return load_model(str(folder), MODEL)

@@ -1,0 +1,229 @@
+"""The engine page: who may see it, and how its streams begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from quire.gateway.pages import engine_page
+from quire.gateway.settings import GatewaySettings
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import FakeWorker
+from tests.gateway.running import RunningGateway, until
+from tests.shared.test_views import VIEW
+
+
+async def silent(request: Any) -> Any:
+    raise AssertionError("nothing is asked of this worker")
+    yield
+
+
+def worker(gateway: RunningGateway, name: str = "w1") -> Any:
+    return gateway.worker(silent, worker_id=name)
+
+
+async def sees_workers(gateway: RunningGateway, count: int = 1) -> None:
+    async def there() -> bool:
+        return len(gateway.gateway.worker_registry.workers) == count
+
+    await until(there)
+
+
+class Looker:
+    """One who reads the stream of views."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def next(self) -> Any:
+        """The next view, or the next claim; None at the end."""
+        async with asyncio.timeout(10):
+            while line := await self._response.content.readline():
+                if line.startswith(b"data: "):
+                    return json.loads(line[6:])
+        return None
+
+    async def number(self, wanted: int) -> str:
+        """The worker of the first view with this number; views before it are skipped."""
+        while (view := await self.next())["number"] != wanted:
+            pass
+        worker: str = view["worker"]
+        return worker
+
+
+class Lookers:
+    """Opens streams of views; all end with the block."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Lookers:
+        self._session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def look(self, gateway: RunningGateway, name: str = "w1", follow: str = "") -> Looker:
+        query = {"worker": name} | ({"follow": follow} if follow else {})
+        stream = self._session.get(f"{gateway.url}/engine/stream", params=query)
+        response = await self._stack.enter_async_context(stream)
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        self._stack.callback(response.close)
+        return Looker(response)
+
+
+async def subscribers(fake: FakeWorker, name: str = "w1") -> int:
+    channel = fake.broker.keys.view(name)
+    [(_, count)] = await fake.broker.client.pubsub_numsub(channel)
+    return int(count)
+
+
+async def subscribed(fake: FakeWorker, count: int = 1, name: str = "w1") -> None:
+    async def there() -> bool:
+        return await subscribers(fake, name) == count
+
+    await until(there)
+
+
+async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: RunningGateway) -> None:
+    large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
+    async with worker(gateway) as fake, Lookers() as lookers:
+        await sees_workers(gateway)
+        quick = await lookers.look(gateway)
+        stalled = socket.socket()
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", gateway.port))
+        reader, writer = await asyncio.open_connection(sock=stalled, limit=2**20)
+        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await subscribed(fake)
+        sent = 160  # of 40 kB: more than sockets hold
+        for number in range(sent):
+            await fake.broker.publish_view("w1", replace(large, number=number).encode())
+            found = await quick.next()
+            assert found["number"] <= number
+        while found["number"] < sent - 1:
+            found = await quick.next()
+        slow = []
+        async with asyncio.timeout(20):
+            while not slow or slow[-1] < sent - 1:
+                line = await reader.readline()
+                slow += [int(part.split(b",")[0]) for part in line.split(b'"number":')[1:]]
+        writer.close()
+    assert slow == sorted(slow)
+    assert len(slow) < sent, "some were skipped"
+
+
+async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+    large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)
+    async with worker(gateway) as fake:
+        await sees_workers(gateway)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await subscribed(fake)
+
+        async def closed() -> bool:
+            await fake.broker.publish_view("w1", large.encode())
+            return not gateway.connections
+
+        await until(closed)
+        writer.close()
+
+
+async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> None:
+    assert (await gateway.get("/engine/workers")).json == {"model": "test-model", "workers": []}
+    assert "there is none now" in (await gateway.get("/engine/stream")).error["message"]
+    async with worker(gateway, "w2"), worker(gateway, "w1"):
+        await sees_workers(gateway, 2)
+        found = (await gateway.get("/engine/workers")).json["workers"]
+        assert [one["id"] for one in found] == ["w1", "w2"]
+        assert found[0]["total_blocks"] == 100
+        wrong = await gateway.get("/engine/stream?worker=elsewhere")
+        assert (wrong.status, wrong.error["param"]) == (404, "worker")
+        assert "there are w1, w2" in wrong.error["message"]
+        wrong = await gateway.get("/engine/stream?worker=w1&rate=9")
+        assert (wrong.status, wrong.error["message"]) == (
+            400,
+            "'rate' is no parameter of /engine/stream; it has worker and follow.",
+        )
+        wrong = await gateway.get("/engine/stream?worker=w1&follow=a%20key")
+        assert (wrong.status, wrong.error["param"]) == (400, "follow")
+        assert "not 'a key'" in wrong.error["message"]
+
+
+async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_page, "MAX_VIEWERS", 2)
+    async with worker(gateway), Lookers() as lookers:
+        await sees_workers(gateway)
+        for _ in range(2):
+            await lookers.look(gateway)
+        refused = await gateway.get("/engine/stream?worker=w1")
+        assert (refused.status, refused.error["code"]) == (429, "too_many_viewers")
+
+
+async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str) -> None:
+    gateway = await start_gateway()
+    async with worker(gateway) as fake, Lookers() as lookers:
+        await sees_workers(gateway)
+        looker = await lookers.look(gateway)
+        await subscribed(fake)
+        stopping = asyncio.create_task(gateway.shut_down())
+        assert await looker.next() is None
+        await stopping
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "127.3.2.1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "::"}, False),
+        ({"host": "10.0.0.5"}, False),
+        ({"host": "gateway.example"}, False),
+        ({"host": "0.0.0.0", "engine_view": "on"}, True),
+        ({"engine_view": "off"}, False),
+    ],
+)
+def test_it_is_on_by_itself_only_where_no_other_machine_comes(settings: dict[str, Any], expected: bool) -> None:
+    given = GatewaySettings(**settings)
+    assert engine_page.is_on(given.engine_view, given.host) is expected
+
+
+async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(start_gateway: Start) -> None:
+    gateway = await start_gateway(engine_view="off")
+    for path in ("/engine", "/engine/workers", "/engine/stream?worker=w1", "/engine/"):
+        reply = await gateway.get(path)
+        assert reply.status == 404
+        assert "--engine-view on (QUIRE_ENGINE_VIEW=on)" in reply.error["message"]
+    assert (await gateway.get("/")).status == 200
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: RunningGateway) -> None:
+    page = await gateway.get("/engine")
+    assert page.status == 200
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert b"style=" not in page.body
+    assert b"<script>" not in page.body
+    parts = ("view", "paint", "map", "tables", "charts", "demo", "says")
+    names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in parts))
+    total = len(page.body)
+    for name in names:
+        reply = await gateway.get(f"/{name}")
+        assert reply.status == 200
+        assert b"innerHTML" not in reply.body
+        total += len(reply.body)
+    assert total <= 60_000

@@ -1,0 +1,255 @@
+"""A client that leaves is not worked for: streaming or not, waiting or running, before its answer or in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire.shared.keys import LaneKeys
+from quire.shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import FakeWorker, Steps, emit, endless
+from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
+
+CHAT = "/v1/chat/completions"
+
+
+def call(**parameters: Any) -> bytes:
+    return raw_request("POST", CHAT, json.dumps(chat_body(**parameters)).encode())
+
+
+async def outcome(gateway: RunningGateway, name: str) -> int:
+    keys = LaneKeys(MODEL)
+    return int(await gateway.gateway.broker.client.hget(keys.totals, name) or 0)
+
+
+async def started(worker: FakeWorker) -> None:
+    async def begun() -> bool:
+        return bool(worker.steps)
+
+    await until(begun)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_a_running_request_is_cancelled_within_two_steps(gateway: RunningGateway, stream: bool, how: str) -> None:
+    async with gateway.worker(endless(65)) as worker:
+        _, writer = await gateway.connect(call(stream=stream))
+        await started(worker)
+        if how == "reset":
+            writer.transport.abort()
+        else:
+            writer.close()
+        request_id = await asyncio.wait_for(worker.cancelled.get(), 10)
+        assert request_id == worker.claimed[0].id
+    assert await outcome(gateway, "cancelled") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGateway, stream: bool) -> None:
+    _, writer = await gateway.connect(call(stream=stream))
+
+    async def queued() -> bool:
+        return await gateway.queued() == 1
+
+    async def empty() -> bool:
+        return await gateway.queued() == 0
+
+    await until(queued)
+    writer.close()
+    await until(empty)
+    assert await outcome(gateway, "cancelled") == 1
+    async with gateway.worker(emit(tokens("a"))) as worker:
+        assert (await gateway.chat()).status == 200
+        assert len(worker.claimed) == 1
+
+
+async def test_every_prompt_of_a_call_is_cancelled(gateway: RunningGateway) -> None:
+    body = json.dumps({"model": MODEL, "prompt": ["a", "b", "c"]}).encode()
+    _, writer = await gateway.connect(raw_request("POST", "/v1/completions", body))
+
+    async def queued() -> bool:
+        return await gateway.queued() == 3
+
+    async def cancelled() -> bool:
+        return await outcome(gateway, "cancelled") == 3
+
+    await until(queued)
+    writer.close()
+    await until(cancelled)
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
+    """Before the body is complete, while it is tokenized or submitted, in the stream, just after the end."""
+    data = call(stream=True)
+    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
+
+        async def leave(index: int) -> None:
+            cut = index % 5 == 4
+            _, writer = await gateway.connect(data[: len(data) // 2] if cut else data)
+            await writer.drain()
+            for _ in range(index % 7):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001 * (index % 11))
+            writer.transport.abort()
+
+        await asyncio.gather(*map(leave, range(100)))
+
+        async def settled() -> bool:
+            broker = gateway.gateway.broker
+            totals = await broker.client.hgetall(broker.keys.totals)
+            ended = sum(int(count) for name, count in totals.items() if name != b"accepted")
+            return int(totals.get(b"accepted", 0)) == ended and gateway.gateway.router.calls == 0
+
+        await until(settled)
+        assert await gateway.queued() == 0
+        assert (await gateway.chat()).status == 200
+        assert len(worker.claimed) <= 81
+
+
+@pytest.mark.slow
+async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+
+    much = (Delta(0, tuple(tokens("The quick brown fox " * 1000))),)
+
+    async def flood(request: GenerationRequest) -> Steps:
+        while True:
+            yield much, None
+
+    async with gateway.worker(flood) as worker:
+        _, writer = await gateway.connect(call(stream=True))
+        transport: Any = writer.transport
+        transport.pause_reading()
+        assert await asyncio.wait_for(worker.cancelled.get(), 20) == worker.claimed[0].id
+        transport.abort()
+
+
+async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_cannot_return(
+    start_gateway: Start,
+) -> None:
+    first = await start_gateway()
+    async with first.worker(endless(65)) as worker:
+        async with running_gateway(replace(first.settings, drain_s=0.1)) as second:
+            _, stream = await second.connect(call(stream=True))
+            await started(worker)
+            _, whole = await second.connect(call())
+
+            async def both() -> bool:
+                return len(worker.claimed) == 2
+
+            await until(both)
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[1].id
+        for writer in (stream, whole):
+            writer.close()
+        broker = first.gateway.broker
+        running, cancelled = worker.claimed[0].id, worker.claimed[1].id
+        assert await broker.client.hget(broker.keys.request(cancelled), "outcome") == b"cancelled"
+        assert await broker.client.hmget(broker.keys.request(running), "state", "cancel") == [b"running", None]
+        await broker.cancel(running)
+
+
+@pytest.mark.alone
+async def test_streams_that_are_open_when_the_gateway_ends_get_as_long_as_it_says(start_gateway: Start) -> None:
+    first = await start_gateway()
+    clock, drain_s = asyncio.get_running_loop().time, 1.0
+    async with first.worker(endless(65)) as worker:
+        async with running_gateway(replace(first.settings, drain_s=drain_s)) as second:
+            reader, writer = await second.connect(call(stream=True))
+            await started(worker)
+            told_at = clock()
+            cut = asyncio.create_task(reader.read())
+            cut.add_done_callback(lambda _: took.append(clock() - told_at))
+            took: list[float] = []
+        await cut
+        writer.close()
+        await first.gateway.broker.cancel(worker.claimed[0].id)
+    assert 0.9 * drain_s < took[0] < 1.5 * drain_s
+
+
+async def test_without_time_for_open_streams_a_gateway_ends_at_once(start_gateway: Start) -> None:
+    first = await start_gateway()
+    async with first.worker(endless(65)) as worker:
+        async with asyncio.timeout(10), running_gateway(replace(first.settings, drain_s=0)) as second:
+            _, writer = await second.connect(call(stream=True))
+            await started(worker)
+        writer.close()
+        await first.gateway.broker.cancel(worker.claimed[0].id)
+
+
+async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
+    async with (
+        gateway.worker(endless(65)) as worker,
+        gateway.stream(CHAT, chat_body(stream=True, background=True)) as s,
+    ):
+        call_id = (await s.next()).data["id"]
+        await started(worker)
+        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+        assert (reply.status, reply.json) == (200, {"id": call_id, "cancelled": True})
+        assert (await s.rest())[-1].data["error"]["code"] == "cancelled"
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
+    assert await outcome(gateway, "cancelled") == 1
+    again = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+    assert (again.status, again.json["cancelled"]) == (200, False)
+
+
+@pytest.mark.parametrize("call_id", ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"])
+async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway, call_id: str) -> None:
+    reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
+
+
+async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: RunningGateway) -> None:
+    body = {"model": MODEL, "prompt": ["one", "two"], "stream": True, "background": True}
+    path = "/v1/completions"
+    async with gateway.worker(endless(65)) as worker, gateway.stream(path, body) as stream:
+        call_id = (await stream.next()).data["id"]
+        await started(worker)
+        assert (await gateway.post(f"{CHAT}/{call_id}/cancel", b"")).status == 404  # of the other dialect
+        assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
+        await stream.rest()
+    assert await outcome(gateway, "cancelled") == 2
+
+
+async def test_a_call_of_which_one_prompt_has_ended_is_cancelled_all_the_same(gateway: RunningGateway) -> None:
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("a"))),), None
+        if not request.id.endswith("-1"):
+            yield (Delta(0, tuple(tokens("b")), "stop"),), Outcome("stop")
+        while True:
+            yield (Delta(0, tuple(tokens("a"))),), None
+
+    body = {"model": MODEL, "prompt": ["one", "two"], "stream": True, "background": True}
+    path = "/v1/completions"
+    async with gateway.worker(script), gateway.stream(path, body) as stream:
+        event = await stream.next()
+        call_id = event.data["id"]
+        while not event.data["choices"][0]["finish_reason"]:
+            event = await stream.next()
+        assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
+        await stream.rest()
+    assert [await outcome(gateway, name) for name in ("stop", "cancelled")] == [1, 1]
+    assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is False
+
+
+async def test_who_does_not_read_small_answers_loses_the_connection(start_gateway: Start) -> None:
+    gateway = await start_gateway(write_timeout_s=0.2)
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+    # Answers to what is asked at once, until sockets hold no more of them.
+    asks = 200 * raw_request("GET", "/v1/models")
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(20):
+            while True:
+                writer.write(asks)
+                await writer.drain()
+
+    async def closed() -> bool:
+        return not gateway.connections
+
+    await until(closed)
+    writer.transport.abort()
