@@ -23,7 +23,6 @@ from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.broker import Broker, QueueBounds, new_id
 from quire.shared.redis.clients import command_client, pubsub_client
-from quire.shared.states import CancelReply
 from quire.shared.telemetry.loop_lag import LoopLag
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.messages import GenerationRequest
-from quire.shared.states import CancelReply, ExpireReply
 
 # Attempts with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3

@@ -19,7 +19,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from quire.gateway.pages.engine_viewer import EngineViewer, render
-from quire.shared.broker import BEAT_S, VIEW_TTL_S, Broker
+from quire.shared.broker import Broker
+from quire.shared.keys import BEAT_S, VIEW_TTL_S
 from quire.shared.messages import MessageError
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import pubsub_client
