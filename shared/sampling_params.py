@@ -35,6 +35,8 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 64
 MAX_SCHEMA_LENGTH = 65_536
 MAX_LENGTH_PENALTY = 10
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_LENGTH = 256
 MAX_BIASES = 1024
 MAX_BIAS = 100
 
@@ -122,6 +124,22 @@ class OneOrMoreTexts:
         return f"a string or {self.texts}"
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """An array of strings, as `Texts` bounds them, each with a character besides spaces."""
+
+    texts: Texts
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        words = self.texts(name, value)
+        if any(not word.strip() for word in words):
+            raise InvalidValue(name, "must have words with a character besides spaces")
+        return words
+
+    def __str__(self) -> str:
+        return str(self.texts)
+
+
 class EarlyStopping:
     """Hugging Face's three values, in JSON; the final form is one of EARLY_STOPPING."""
 
@@ -175,8 +193,8 @@ def parameter(
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the tokens of one prompt's answers. Every value is final: the gateway has filled in all defaults,
-    and has chosen a seed where the call has none."""
+    """The parameters of one prompt's answers. Every value is final: the gateway has filled in all defaults, and has
+    chosen a seed for a call without one."""
 
     max_tokens: int = parameter(
         Integer(1, MAX_OUTPUT_TOKENS),
@@ -259,6 +277,12 @@ class SamplingParams:
         read=TokenIds(MAX_STOP_TOKENS, high=None),
         excludes=NO_BEAMS,
     )
+    bad_words: tuple[str, ...] = parameter(
+        Words(Texts(MAX_BAD_WORDS, 1, MAX_BAD_WORD_LENGTH)),
+        "extension, as in vLLM: words that the answer must not contain, at its beginning or after a space. The last "
+        "token of a word is never chosen after its other tokens; other tokens with the same text are not banned",
+        default=(),
+    )
     # The text of a JSON schema that every choice follows; empty: none. Clients give it as `response_format`.
     json_schema: str = parameter(Text(0, MAX_SCHEMA_LENGTH), default="")
     logprobs: bool = parameter(
@@ -329,7 +353,7 @@ class SamplingParams:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether tokens leave step by step. Otherwise the choices are ranked, and come in one item at the end."""
+        """True if tokens leave step by step. Otherwise the choices are ranked, and come in one item at the end."""
         return not self.beam_width and self.best_of in (0, self.n)
 
 

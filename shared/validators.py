@@ -35,7 +35,7 @@ def shown(value: Any) -> str:
 
 
 def wrong(name: str, expected: object, value: Any) -> InvalidValue:
-    """The error for a value that is not what is expected of it."""
+    """The error for a value that differs from what `expected` says."""
     return InvalidValue(name, f"must be {expected}, not {shown(value)}")
 
 

@@ -101,6 +101,9 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         assert check(name, [5, 0]) == (5, 0)
         check(name, [1] * 64)
         wrong = [[1] * 65, [-1], ["5"], [1.0], [True], 5, "5"]
+    elif name == "bad_words":
+        assert check(name, ["x" * 256] * 64) == ("x" * 256,) * 64
+        wrong = [["x"] * 65, ["x" * 257], [""], ["  "], [5], "x", 5]
     elif name == "early_stopping":
         assert [check(name, value) for value in (True, False, "never")] == ["true", "false", "never"]
         wrong = ["true", 1]

@@ -1,4 +1,4 @@
-"""How a call wants to be admitted: its deadline, its priority class, and whether it repeats another call."""
+"""The admission options of a call: its deadline, its priority class, and its idempotency key."""
 
 from __future__ import annotations
 

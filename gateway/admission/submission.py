@@ -86,7 +86,7 @@ class Submission:
     async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, options: AdmissionOptions) -> str:
         try:
             first = await self._submit_first(requests[0], about, options)
-            # The other ids follow from the first. Requests that a first gateway failed to submit are submitted now.
+            # The first id gives the ids of the rest. Requests that a first gateway failed to submit are submitted now.
             others = replace(options, idempotency_key="")
             beside = "" if first == requests[0].id else first
             for index, request in enumerate(requests[1:], start=1):

@@ -22,7 +22,7 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
-    # Whether the connection closes: the rest of the client's body is not read.
+    # True if the connection closes, because the rest of the client's body is not read.
     closes = False
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens as the two dialects write them, in pieces: with 20 alternatives each token takes a page.
+"""Log-probabilities of tokens as JSON of the two dialects, in pieces: with 20 alternatives each token takes a page.
 
-Every token that was generated has its entry, also those without text of their own: of half a character, of a stop
-string that was found, the end token. So there are as many as `usage.completion_tokens` says.
+Every generated token has an entry, also a token without text of its own: half a character, a part of the stop string,
+the end token. So there are as many entries as `usage.completion_tokens` says.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from itertools import islice
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.stream.transcript import ScoredTokens
 
-# What JSON has no number for, or nobody has a use for (OpenAI API reference, `logprobs`).
+# Stands for minus infinity, which JSON cannot express (OpenAI API reference, `logprobs`).
 LEAST = -9999.0
-# Tokens in a piece.
+# Tokens per piece of JSON.
 PORTION = 64
 
 
 def of_chat(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
-    """`logprobs` of a choice of a chat."""
+    """The JSON of `logprobs` of a choice of a chat."""
 
     def entry(token_id: int, logprob: float) -> str:
         token = texts[token_id]
@@ -36,10 +36,10 @@ def of_chat(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
 
 
 def of_completion(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
-    """`logprobs` of a choice of a completion. The token itself is among `top_logprobs`, wherever it ranks."""
+    """The JSON of `logprobs` of a choice of a completion. `top_logprobs` has the token itself at any rank."""
 
     def alternatives(token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> str:
-        # Of tokens with the same name the likeliest one stands for all.
+        # Several tokens may have the same name; the most probable one stands for all.
         found: dict[str, float] = {}
         for other, value in (*top, (token_id, logprob)):
             found.setdefault(texts[other].name, value)
@@ -66,5 +66,5 @@ def _array(values: Iterator[str]) -> Iterator[str]:
 
 
 def _number(logprob: float) -> str:
-    """With as many digits as a float32 has."""
+    """A log-probability with the digits of a float32."""
     return f"{max(logprob, LEAST):.9g}"

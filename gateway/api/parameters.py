@@ -26,7 +26,7 @@ def anything(name: str, value: Any) -> Any:
 
 
 def stream_options(name: str, value: Any) -> bool:
-    """Whether the client asks for an event with the usage. Raises InvalidRequest or InvalidValue."""
+    """True if the client asks for an event with the usage. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     if value.get("include_obfuscation", False) not in (None, False):
@@ -104,7 +104,7 @@ OF_THE_CALL: dict[str, Parameter] = {
 _SAMPLING = {name: one for name, one in PARAMETERS.items() if one.help}
 CHAT = {"messages": MESSAGES, **OF_THE_CALL, **_SAMPLING}
 COMPLETIONS = {"prompt": PROMPT, **OF_THE_CALL, **_SAMPLING}
-# Completions have one parameter for both: a number asks for log-probabilities, and for so many alternatives.
+# Completions have one parameter for both: it asks for log-probabilities, and its value is the number of alternatives.
 del COMPLETIONS["top_logprobs"]
 COMPLETIONS["logprobs"] = Parameter(
     read=PARAMETERS["top_logprobs"].read,

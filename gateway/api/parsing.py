@@ -1,10 +1,10 @@
-"""Reads the body of a call: bounded in size, time and values, strictly JSON, strictly UTF-8.
+"""Reads the body of a call: strict JSON in strict UTF-8, with bounds on its size, its time and its number of values.
 
-What standard parsers let through is refused here, because it would fail later and elsewhere: NaN, keys that occur
-twice, UTF-16, lone surrogates, nesting without end.
+Standard parsers accept NaN, keys that occur twice, UTF-16, lone surrogates and deep nesting. They are refused here,
+because they would fail later.
 
-Nobody else is served while a body is parsed. A text of 4 MiB takes some milliseconds, a list of a million empty lists a
-hundred times as long; so values are counted before there are any.
+The event loop stands still while a body is parsed. A text of 4 MiB takes some milliseconds, a list of a million empty
+lists a hundred times as long. So values are counted before the body is parsed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from quire.gateway.api.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
 
-# So many values a body may always have, and one more for so many bytes that it may have.
+# A body may have LEAST_MAX_VALUES values, or one per BYTES_PER_VALUE bytes of the size limit if that is more.
 LEAST_MAX_VALUES = 1 << 16
 BYTES_PER_VALUE = 16
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -26,7 +26,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_object(request: web.Request, limit: int, timeout_s: float) -> dict[str, Any]:
-    """The JSON object that is the body of `request`. Raises ApiError."""
+    """The JSON object in the body of `request`. Raises ApiError."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("A body with a Content-Encoding is not accepted; send plain JSON.")
     if request.content_type != "application/json":
@@ -35,7 +35,7 @@ async def read_object(request: web.Request, limit: int, timeout_s: float) -> dic
 
 
 def max_values(max_body_bytes: int) -> int:
-    """How many values a body may have."""
+    """The largest number of values in a body."""
     return max(LEAST_MAX_VALUES, max_body_bytes // BYTES_PER_VALUE)
 
 
@@ -63,7 +63,7 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 
 def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
-    """The JSON object in `data`, which may have so many values. Raises InvalidRequest."""
+    """The JSON object in `data`, which has at most `limit` values. Raises InvalidRequest."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -93,8 +93,8 @@ def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
 
 
 def has_more_values(text: str, limit: int) -> bool:
-    """Whether JSON has more keys, elements and brackets than that. Of what is no JSON it may be wrong."""
-    if _marks(text) <= limit:  # in strings or not
+    """True if JSON has more than `limit` keys, elements and brackets. The result is meaningless for invalid JSON."""
+    if _marks(text) <= limit:  # even if strings are counted
         return False
     # Without escapes every quote begins or ends a string.
     bare = text.replace("\\\\", "").replace('\\"', "")

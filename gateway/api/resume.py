@@ -1,4 +1,4 @@
-"""Joining a request that is in Redis already: what is known of it, and which place in its stream a client names."""
+"""Resumes a call that is in Redis: looks it up, and finds the place in its stream that a client names."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 LAST_EVENT_ID = "Last-Event-ID"
 STARTING_AFTER = "starting_after"
-# How long a place that a running request has not reached is waited for: the log may have lost it with a death of Redis.
+# Wait for a place that a running request has not reached: Redis may have died and lost a part of the log.
 LOST_TAIL_S = 5.0
 LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A request as Redis has it. `left_s`: until its deadline, None without one."""
+    """A call as Redis has it. left_s: seconds until its deadline; None without one."""
 
     about: CallMetadata
     is_done: bool
@@ -39,7 +39,7 @@ class StoredCall:
 
 
 def read_call_id(public_id: str, prefix: str) -> str:
-    """The id of the call that clients know as `public_id`. Raises NotFound."""
+    """The id of a call from the id that clients see. Raises NotFound."""
     call_id = public_id.removeprefix(prefix)
     if not public_id.startswith(prefix) or not _HEXADECIMAL.fullmatch(call_id):
         raise not_found()
@@ -47,7 +47,7 @@ def read_call_id(public_id: str, prefix: str) -> str:
 
 
 def read_event_id(request: web.Request) -> EventId:
-    """The last event that the client has, by its own account. The header counts more: browsers renew it only.
+    """The id of the last event that the client has. The header has precedence: browsers update only the header.
 
     Raises InvalidRequest.
     """
@@ -73,7 +73,10 @@ def read_event_id(request: web.Request) -> EventId:
 
 
 async def look_up(broker: Broker, request_id: str) -> StoredCall | None:
-    """What Redis knows of a request; None if nothing. Raises MessageError, RedisError or OSError."""
+    """The call that Redis has under the id of its first request; None if unknown.
+
+    Raises MessageError, RedisError or OSError.
+    """
     pipe = broker.client.pipeline(transaction=False)
     pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline")
     pipe.time()
@@ -89,16 +92,16 @@ async def look_up(broker: Broker, request_id: str) -> StoredCall | None:
 async def catch_up(
     outputs: OutputBuffer, answer: Transcript, events: EventRenderer, after: EventId, known: StoredCall
 ) -> str:
-    """Read the output log up to the place that the client names; the events behind it that this brought.
+    """Read the output log up to the place that the client names, and return the events after it that were read, too.
 
-    Raises InvalidRequest if there is no such place, nor one soon in a request that runs.
+    Raises InvalidRequest if the stream has no such place, or does not reach it soon.
     """
     beginning = events.opening()
-    # What Redis lost when it died, its worker sends again or another one computes again.
+    # The worker sends again what Redis lost when it died, or another worker computes it again.
     is_ahead = after.tokens > known.tokens
     if not (known.is_done and is_ahead):
         async with _waiting(outputs) if is_ahead else nullcontext():
-            # Behind the last token of a request that runs there can be nothing more in the log, only in its end.
+            # After its last token, only a request that is done has more events: those of its end.
             while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
                 beginning += events.feed(await outputs.next())
     if events.reached < after:
@@ -109,7 +112,7 @@ async def catch_up(
 
 @asynccontextmanager
 async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
-    """For LOST_TAIL_S at most. Nothing is published here yet, and silence makes looks at the log rare: it gets more."""
+    """Wait for at most LOST_TAIL_S, and look at the log often: output is not published to this gateway yet."""
     loop = asyncio.get_running_loop()
     looks = [loop.call_later(LOST_TAIL_S * n / LOOKS, outputs.suspect) for n in range(1, LOOKS)]
     try:
@@ -122,7 +125,7 @@ async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
 
 
 def not_found() -> NotFound:
-    """One answer to whatever cannot be had: it does not tell whether it ever was there."""
+    """The one error for every stream that cannot be resumed. It does not tell whether the stream ever existed."""
     return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
 
 

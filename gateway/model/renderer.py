@@ -17,7 +17,7 @@ from quire.shared.text.json_schema import SchemaError
 CHARACTERS_PER_TOKEN = 16
 # Texts of this length take less time to tokenize than the way to a thread and back.
 SHORT_CHARACTERS = 512
-# Characters that a chat template writes around one message, which are tokenized, too.
+# Characters that a chat template writes around one message. They are tokenized as well.
 MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]
@@ -54,7 +54,7 @@ class Renderer:
         return await self._run(len(prompt), self._encode, prompt, True)
 
     async def check_schema(self, schema: str) -> None:
-        """Raises InvalidRequest for a JSON schema that no answer can be made to follow."""
+        """Check that answers can follow a JSON schema. Raises InvalidRequest."""
         if not schema:
             return
         if not self._model.eos_token_ids:

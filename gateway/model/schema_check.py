@@ -1,7 +1,7 @@
-"""Whether answers can follow a JSON schema: each new one is tried in a process of its own.
+"""Checks that answers can follow a JSON schema: each new schema is tried in a process of its own.
 
-A few characters can ask for hours, gigabytes or a stack without end (`shared/text/json_schema.py`). There that ends one
-small process; here it would be the gateway.
+A few characters of a schema can ask for hours, gigabytes or an endless stack (`shared/text/json_schema.py`). In a
+process of its own that ends the trial, and not the gateway.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from quire.shared.text import json_schema
 from quire.shared.text.json_schema import ANY_OBJECT, SchemaError
 
-# Schemas of which it is known.
+# Schemas whose results are kept.
 KEPT = 256
-# The limit of its processor time ends a trial, unless the machine is so busy that it gets none.
+# A limit of processor time ends most trials earlier. This one is for a machine that is too busy to run the trial.
 TIMEOUT_S = 30.0
 TOO_LARGE = "it is too large, or takes too long"
 
 
 class Schemas:
-    """Tries schemas, so many at a time."""
+    """Tries schemas in at most `threads` processes at a time, and keeps the results."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="schema")
@@ -33,11 +33,11 @@ class Schemas:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def check(self, schema: str) -> None:
-        """Raises SchemaError for one that no answer can be made to follow."""
+        """Raises SchemaError for a schema that answers cannot follow."""
         if schema not in self._known:
             try:
                 wrong = await asyncio.get_running_loop().run_in_executor(self._threads, try_out, schema)
-            except subprocess.TimeoutExpired as error:  # of a busy machine, not of the schema: it may be tried again
+            except subprocess.TimeoutExpired as error:  # the machine is busy; the schema may be tried again
                 raise SchemaError(TOO_LARGE) from error
             self._known[schema] = wrong
             if len(self._known) > KEPT:
@@ -48,8 +48,8 @@ class Schemas:
 
 
 def try_out(schema: str) -> str:
-    """What is wrong with a schema; empty: nothing. Raises TimeoutExpired."""
-    # Not as a module: the process needs nothing of this project, wherever that is found.
+    """The error of a schema; empty for a good one. Raises TimeoutExpired."""
+    # Run as a file, not as a module: the process needs no other module of this project.
     command = [sys.executable, "-P", json_schema.__file__]
     trial = subprocess.run(
         command, input=schema.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S

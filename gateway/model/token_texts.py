@@ -1,7 +1,7 @@
-"""The text of single tokens, for answers that list them: whole bytes, where the text of an answer has whole characters.
+"""The text and bytes of single tokens, for answers that list them.
 
-A tokenizer decodes lists of ids, and shows what is no character as U+FFFD. So bytes are read from the vocabulary, which
-writes them in one of two ways; which one, the tokenizer's decoder tells.
+A token may be a part of a character, which a tokenizer decodes to U+FFFD. So the bytes are read from the vocabulary. It
+writes them in one of two ways; the tokenizer's decoder tells which.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-# Tokens that are kept; a vocabulary may be larger, but texts use a small part of it.
+# Tokens that are kept. A vocabulary may be larger, but texts use a small part of it.
 MAX_KEPT = 1 << 16
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>", re.ASCII)
 
 
 class TokenText(NamedTuple):
-    """One token as JSON. `text`: a string, with U+FFFD for what is no whole character; `name`: the same, but such a
-    token is written `bytes:\\xe2\\x80`; `bytes`: the array of its bytes.
+    """One token as JSON.
+
+    text: a string, with U+FFFD for a part of a character. name: the same, but a token with such a part is written
+    `bytes:\\xe2\\x80`. bytes: the array of its bytes.
     """
 
     text: str
@@ -29,7 +31,7 @@ class TokenText(NamedTuple):
 
 
 class TokenTexts(dict[int, TokenText]):
-    """By token id; made when they are asked for."""
+    """Texts by token id, made on demand."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -38,7 +40,7 @@ class TokenTexts(dict[int, TokenText]):
         kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
         self._byte_of = _byte_alphabet() if "ByteLevel" in kinds else {}
         self._has_bytes = "ByteFallback" in kinds
-        # Where the beginning of a word is part of its token, as a sign of its own.
+        # True if the vocabulary marks the beginning of a word with a sign of its own in the token.
         self._has_spaces = not self._byte_of and bool(kinds & {"ByteFallback", "Metaspace", "Replace"})
 
     def __missing__(self, token_id: int) -> TokenText:
@@ -52,7 +54,7 @@ class TokenTexts(dict[int, TokenText]):
         return made
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a token in the middle of a text; none for an id that the tokenizer lacks."""
+        """The bytes of a token in the middle of a text; empty for an id that the tokenizer lacks."""
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -66,15 +68,15 @@ class TokenTexts(dict[int, TokenText]):
 
 
 def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
-    """The types of a decoder and of its parts."""
+    """The types of a decoder and of the decoders in it."""
     yield decoder["type"]
     for part in decoder.get("decoders", ()):
         yield from _kinds(part)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level vocabularies write bytes (GPT-2): printable ones of Latin-1 stand for
-    themselves, the other bytes in order for U+0100 and up."""
+    """The byte of each character of byte-level vocabularies (GPT-2). Printable characters of Latin-1 are their own
+    bytes; the characters from U+0100 on are the remaining bytes, in order."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

@@ -33,7 +33,7 @@ def unpack(data: bytes, limit: int) -> Any:
 
 
 def decode(data: bytes, limit: int, read: Callable[[Any], T]) -> T:
-    """What `read` makes of one msgpack object of at most `limit` bytes. Raises MessageError."""
+    """Applies `read` to one msgpack object of at most `limit` bytes. Raises MessageError."""
     value = unpack(data, limit)
     try:
         return read(value)

@@ -1,4 +1,4 @@
-"""Requests, and what workers tell about themselves: maps with a version, read strictly.
+"""Requests and worker cards: maps with a version, read strictly.
 
 Decoding accepts exactly the known keys, the right types and bounded sizes. The bounds are generous: the gateway
 enforces the limits that users meet.
@@ -62,7 +62,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCard:
-    """What a worker tells gateways about itself with every beat."""
+    """The description of a worker for gateways, sent with every heartbeat."""
 
     worker_id: str = checked(Text(0, 256))
     incarnation: str = checked(Text(0, 64))

@@ -57,7 +57,7 @@ class Delta(NamedTuple):
     logprobs: bytes | None = None
 
     def first(self, count: int) -> Delta:
-        """The first `count` of its tokens, which are more: so without the end of the choice."""
+        """The first `count` tokens of more, so without the end of the choice."""
         records = self.logprobs
         if records is not None:
             records = records[: count * record_size(records, len(self.token_ids))]

@@ -33,7 +33,7 @@ from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.results import Results, best_beams
-from quire.worker.engine.sampler import Sampler
+from quire.worker.engine.sampler import Sampler, bad_word_tokens
 from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 class Engine:
     """A continuous-batching engine over one model.
 
-    tokenizer: turns ids into text for requests with stop strings; no other request is detokenized here.
+    tokenizer: for requests with stop strings, which are detokenized here, and with bad words.
     name: the model's, part of the hashes of cached prefixes.
     blocks: a block manager to use instead of the paged one, for comparisons.
     runner: makes the runner; a DeviceRunner lets the engine run one step ahead.
@@ -88,6 +88,7 @@ class Engine:
         self.observer: Callable[[Step], None] | None = None
         # Run check_integrity after every step (tests).
         self.checks_itself = False
+        self._tokenizer = tokenizer
         self._results = Results(self.eos_token_ids, self.vocab_size, tokenizer, self._end, self._forget)
         self._num_arrivals = 0
         # Ids of synchronous requests. While there are any, no step is launched ahead.
@@ -109,6 +110,7 @@ class Engine:
         """
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt)
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
+        group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
         outputs: dict[int, list[int]] = {}
         finished: dict[int, Delta] = {}
         for delta in (delta for item in earlier for delta in item.deltas):

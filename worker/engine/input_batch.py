@@ -82,12 +82,7 @@ class InputBatch:
         self.choices[row] = sequence.choice
         self.max_lengths[row] = sequence.num_prompt_tokens + params.max_tokens
         self.is_drawn[row] = params.temperature > 0
-        self.is_adjusted[row] = bool(
-            group.has_penalties
-            or params.logit_bias
-            or (params.min_tokens > 0 and not params.ignore_eos)
-            or params.json_schema
-        )
+        self.is_adjusted[row] = group.changes_logits
         self.is_watched[row] = bool(params.stop or params.stop_token_ids)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)
         self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS

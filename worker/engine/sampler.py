@@ -2,8 +2,9 @@
 
 Order and definitions: repetition penalty over prompt and output (Hugging Face), presence and frequency penalty over the
 output (OpenAI), `logit_bias` (OpenAI), `min_tokens` by banning the end tokens, a grammar by banning all tokens that it
-does not allow, then temperature, top-k, top-p and min-p (`quire.kernels.ops.Ops.sample`). The result of a row depends
-on its own logits, parameters and random number only.
+does not allow, `bad_words` (vLLM) by banning the last token of a word after its other tokens, then temperature, top-k,
+top-p and min-p (`quire.kernels.ops.Ops.sample`). The result of a row depends on its own logits, parameters and random
+number only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 
 from quire.kernels import Ops
+from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.scoring import score
 from quire.worker.engine.sequence import Sequence
@@ -120,6 +123,10 @@ class Sampler:
             presence[row], frequency[row] = params.presence_penalty, params.frequency_penalty
             if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:
                 bans += [row * vocabulary + token for token in self._eos]
+            for word in sequence.group.bad_words:
+                start = len(sequence.token_ids) - len(word) + 1
+                if start >= sequence.num_prompt_tokens and sequence.token_ids[start:] == [*word[:-1]]:
+                    bans.append(row * vocabulary + word[-1])
             if sequence.matcher is not None:
                 allowed[row] = sequence.matcher.allowed()
         ids = np.array([token for counts in seen for token in counts], dtype=np.int32)
@@ -142,6 +149,25 @@ class Sampler:
             logits.view(-1).index_fill_(0, self._send(np.array(bans)), NEVER)
         for row, words in allowed.items():
             restrict(logits[row], words)
+
+
+def bad_word_tokens(
+    words: Iterable[str], tokenizer: TextDecoder | None, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of words, at the beginning of a text and after a space (vLLM's `bad_words`).
+
+    A sequence with a token that the model lacks cannot be generated, and is left out. Raises RequestRefused.
+    """
+    if not words:
+        return ()
+    if tokenizer is None:
+        raise RequestRefused("bad_words needs a tokenizer, and this engine has none")
+    sequences = {
+        tuple(tokenizer.encode(space + word.lstrip(" "), add_special_tokens=False).ids): None
+        for word in words
+        for space in ("", " ")
+    }
+    return tuple(token_ids for token_ids in sequences if token_ids and max(token_ids) < vocab_size)
 
 
 def restrict(logits: torch.Tensor, words: np.ndarray) -> None:

@@ -167,6 +167,8 @@ class SequenceGroup:
     # Whether results carry tokens step by step; and whether the group streams a single sequence.
     is_streamed: bool = True
     is_single: bool = False
+    # Token sequences of `sampling.bad_words`.
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Create one sequence per choice, or a single one for a beam search, which forks at each step.
@@ -190,12 +192,17 @@ class SequenceGroup:
         return bool(s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0)
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether penalties, biases, bans or a grammar change the logits of the model."""
+        s = self.sampling
+        bans = (s.min_tokens and not s.ignore_eos) or self.bad_words
+        return bool(self.has_penalties or s.logit_bias or bans or s.json_schema)
+
+    @property
     def is_synchronous(self) -> bool:
         """Whether the host needs the tokens or logits of each step before the next one, which is then not launched
         ahead."""
-        s = self.sampling
-        changes_logits = self.has_penalties or s.min_tokens or s.logit_bias or s.json_schema
-        return bool(not self.is_streamed or changes_logits or s.logprobs)
+        return not self.is_streamed or self.changes_logits or self.sampling.logprobs
 
     @property
     def unfinished(self) -> list[Sequence]:

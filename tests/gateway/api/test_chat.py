@@ -120,6 +120,7 @@ async def test_the_worker_gets_every_parameter_as_it_was_given(gateway: RunningG
         "min_tokens": 2,
         "ignore_eos": True,
         "stop": ["x", "y"],
+        "bad_words": ["a", "b c"],
         "n": 2,
     }
     async with gateway.worker(emit(tokens("abc"))) as worker:
@@ -128,7 +129,11 @@ async def test_the_worker_gets_every_parameter_as_it_was_given(gateway: RunningG
     assert request.model == MODEL
     assert list(request.prompt) == tokens("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
     sampling = request.sampling
-    assert {name: getattr(sampling, name) for name in given} == {**given, "stop": ("x", "y")}
+    assert {name: getattr(sampling, name) for name in given} == {
+        **given,
+        "stop": ("x", "y"),
+        "bad_words": ("a", "b c"),
+    }
     assert sampling.max_tokens == 9
 
 

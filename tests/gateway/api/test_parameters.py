@@ -27,6 +27,8 @@ WRONG: dict[str, list[Any]] = {
     "stream": ["true", 1],
     "stop": [1, [1], [""], "", ["x"] * 17, ["x" * 1025], {}, [["x"]]],
     "model": [1, [], {}],
+    "bad_words": ["x", [""], [" "], ["x"] * 65, ["x" * 257], [5], [None], {}, 1],
+    "include_stop_str_in_output": [1, "true", []],
     "best_of": [0, -1, 129, 1.0, "2", True],
     "use_beam_search": [1, "true", []],
     "beam_width": [1, 0, -1, 129, 4.0, "4", True],

@@ -35,6 +35,8 @@ requests = st.builds(
         stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
         stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=80).map(tuple),
         ignore_eos=st.booleans(),
+        include_stop_str_in_output=st.booleans(),
+        bad_words=st.lists(st.text("ab ", min_size=1, max_size=5).filter(str.strip), max_size=64).map(tuple),
         best_of=st.integers(0, 128),
         beam_width=st.integers(0, 128),
         length_penalty=st.floats(-10, 10),
