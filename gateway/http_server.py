@@ -103,8 +103,8 @@ class GatewayRunner(web.AppRunner):
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=settings.http_keepalive_s,
-            # aiohttp waits this long twice: for handlers to end, then for those that still read a body to notice. It
-            # takes 0 for no limit.
+            # aiohttp waits this long twice: for handlers to end, then for those that still read a body to notice. A
+            # value of 0 would mean no limit.
             shutdown_timeout=max(settings.drain_s, 0.001) / 2,
             auto_decompress=False,
             max_line_size=MAX_HEADER_BYTES,

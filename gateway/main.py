@@ -29,13 +29,13 @@ from quire.shared.telemetry.tracing import start as start_tracing
 
 log = logging.getLogger("gateway")
 
-# A published step of 256 requests makes some thousands of objects, none of them in cycles. Python's default has the
-# collector look through the youngest after each 700, and so a few times per step.
+# Allocations between two garbage collections. A published step of 256 requests makes some thousands of objects, none of
+# them in cycles; with Python's default of 700 the collector would run a few times per step.
 GC_THRESHOLD = 20_000
 
 
 def run(settings: GatewaySettings) -> int:
-    """Serve until told to stop. The exit status: 0, or 1 after one line that says why it cannot start."""
+    """Serves until SIGTERM or SIGINT. Returns the exit status: 0, or 1 after one line that says why it cannot start."""
     settings = replace(settings, gateway_id=settings.gateway_id or new_id())
     setup_logging(
         "gateway",
@@ -76,7 +76,7 @@ async def _serve(settings: GatewaySettings) -> None:
         log.info("for operators: %s%s", internal.url, internal.paths)
         if tracer is not None:
             log.info("traces go to %s", tracer.url)
-        # What exists now lives as long as the process: the collector need not look at it again.
+        # All objects of the start live as long as the process: exempt them from garbage collection.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)

@@ -28,7 +28,7 @@ from quire.shared.telemetry.loop_lag import LoopLag
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
-# How long a gateway that ends waits for Redis to accept its cancellations.
+# Seconds that a gateway waits at its end for Redis to accept cancellations.
 CANCEL_TIMEOUT_S = 3.0
 
 
@@ -63,7 +63,7 @@ class Gateway:
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
         self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
         self.canceller = self.submission.canceller
-        # 3) The way out, and what runs in the background.
+        # 3) The background tasks.
         self.loop_lag = LoopLag()
         self.loop_lag.start()
         self.router.silence.start()
@@ -82,7 +82,7 @@ class Gateway:
 
     @property
     def limits(self) -> RequestLimits:
-        """What a call may ask for now; depends on the workers that are alive."""
+        """The limits of a call now; they depend on the workers that are alive."""
         settings, workers = self.settings, self.worker_registry
         return RequestLimits(
             model=self.model.name,

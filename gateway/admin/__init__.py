@@ -1,0 +1,1 @@
+"""The admin endpoints of a gateway: `server` serves `/metrics` and `/health`, `metrics` renders the metrics."""

@@ -1,4 +1,4 @@
-"""What a gateway says about itself: its model, and whether it works.
+"""Endpoints that describe a gateway: its model, and whether it works.
 
 `/readyz` is for supervisors: it counts a worker until its registration expires, at least five seconds after its last
 heartbeat. `/status` is for a person who waits for an answer, and wants to know earlier that a worker has stopped: it

@@ -63,8 +63,8 @@ class StreamStats:
 class OutputBuffer:
     """The output of the requests of one call, for one consumer.
 
-    The producer calls `feed` for each item, then `flush`. The consumer either awaits `next`, or sets `sink`, which is
-    called as soon as there are items, so that no task needs to wake up for them.
+    The producer calls `feed` for each item, then `flush`. The consumer either awaits `next`, or sets `sink`: `flush`
+    calls it directly, so that no task needs to wake up for the items.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class OutputBuffer:
             self._must_read = True
 
     def flush(self) -> None:
-        """Hands what was fed to the consumer."""
+        """Hands the fed items to the consumer."""
         if self.sink is None or not self.sink() or self._must_read or self._waiting:
             self.wake()
 

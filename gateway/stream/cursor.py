@@ -29,7 +29,7 @@ class Cursor:
         self.ended = False
         # Time of the last item, or of the last check for silence, on the loop's clock.
         self.heard_at = now
-        # How long the request may be silent before it is compared with its log.
+        # Seconds of silence after which the request is compared with its log.
         self.silence_s = SILENCE_S
         # The generation of the `OutputBuffer` to which the last item was added.
         self.generation = -1
@@ -62,8 +62,10 @@ class Cursor:
 
 
 def weight(item: StepItem) -> int:
-    """Returns the number of tokens of an item plus that of its log-probabilities, which are as large as tokens when
-    they are written."""
+    """Returns the number of tokens of an item plus the number of its log-probabilities.
+
+    A log-probability counts as a token, because it is as large when it is written.
+    """
     count = 0
     for delta in item.deltas:  # nearly always one
         count += len(delta.token_ids)
@@ -78,7 +80,7 @@ def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem
         here = weight(item)
         if here >= size:
             parts = [item]
-            # Cutting a part off copies the remainder, which is slow for a long item. So it is halved first.
+            # Cutting a part off copies the remainder. That is slow for a long item, so it is halved first.
             while here > 16 * size and len(halves := split(parts[0], (parts[0].start + parts[0].end) // 2)) == 2:
                 parts[:1] = halves
                 here = weight(parts[0])

@@ -4,8 +4,8 @@ transcript -> dialect -> `EventRenderer` -> `StreamWriter` -> socket
 
 In steady state the items of a frame are rendered and written while the frame is routed, without waking a task
 (`StreamWriter._on_items`). The call's own task does the rest: the first and the last events, keepalives, reads of the
-output log, and waiting for a client that does not read. What such a client holds in memory is bounded, and its
-connection is closed when nothing could be written to it for the write timeout.
+output log, and waiting for a client that does not read. Such a client holds a bounded amount of memory, and its
+connection is closed after the write timeout.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Choice, ScoredTokens, Transcript
 from quire.shared.messages import StepItem
 
-# Bytes in the write buffer of a socket above which its client counts as slow. After that tokens are buffered, which are
-# smaller than events (`buffer.MAX_WAITING`), and then nothing: the rest stays in the log.
+# Bytes in the write buffer of a socket above which its client counts as slow. Up to `buffer.MAX_WAITING` tokens are
+# buffered then, because tokens are smaller than events. All further tokens stay in the log.
 BUFFER_BYTES = 16 * 1024
 # Characters of a JSON body that are rendered before other tasks run. A longer body is sent while it is rendered.
 PART_CHARACTERS = 64 * 1024
 
 
 class AnswerFormat(Protocol):
-    """How a dialect writes the answer to one call. Events are complete except for their ids."""
+    """Writes the answer to one call in a dialect. Events are complete except for their ids."""
 
     def opening(self) -> list[str]: ...
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
@@ -42,7 +42,7 @@ class AnswerFormat(Protocol):
 
 
 class WriteMeter(Protocol):
-    """Counts what is written to one client (`telemetry.request_meter.CallMeter`)."""
+    """Counts the writes to one client (`telemetry.request_meter.CallMeter`)."""
 
     def stream_opened(self) -> None: ...
     def stream_closed(self) -> None: ...
@@ -154,7 +154,7 @@ class StreamWriter:
         self._meter = meter
         self._write_timeout_s = write_timeout_s
         self._is_chunked = False
-        # The events of the end of the stream, which are written together with the end of the body.
+        # The last events of the stream; they are written together with the end of the body.
         self._last = ""
         # Why nothing more can be written.
         self._failure: Exception | None = None
@@ -208,7 +208,7 @@ class StreamWriter:
         return response
 
     def _on_items(self) -> bool:
-        """Writes what was fed. Returns False if the call's task must run."""
+        """Writes the items that were fed. Returns False if the call's task must run."""
         try:
             self._write_items()
         except Exception as error:
@@ -216,7 +216,7 @@ class StreamWriter:
         return self._failure is None and not self._transcript.ended and not self._protocol.writing_paused
 
     def _write_items(self) -> None:
-        """Renders and writes what is buffered, unless the client is slow."""
+        """Renders and writes the buffered items, unless the client is slow."""
         if self._protocol.writing_paused or self._transcript.ended or self._failure is not None:
             return
         is_due = self._buffer.keepalive_due
