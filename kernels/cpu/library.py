@@ -36,64 +36,26 @@ class LevelFunctions(Protocol):
     ) -> Int64: ...
 
     def rope_and_cache(
-        self,
-        qkv: Pointer,
-        positions: Pointer,
-        cos_sin: Pointer,
-        slots: Pointer,
-        k_cache: Pointer,
-        v_cache: Pointer,
-        q: Pointer,
-        q_norm: Pointer,
-        k_norm: Pointer,
-        tokens: Size,
-        max_position: Size,
-        block_count: Size,
-        block_size: Size,
-        heads: Size,
-        kv_heads: Size,
-        head_dim: Size,
-        eps: Float,
+        self, qkv: Pointer, positions: Pointer, cos_sin: Pointer, slots: Pointer, k_cache: Pointer,
+        v_cache: Pointer, q: Pointer, q_norm: Pointer, k_norm: Pointer, tokens: Size, max_position: Size,
+        block_count: Size, block_size: Size, heads: Size, kv_heads: Size, head_dim: Size, eps: Float,
         wide_slots: Int,
-    ) -> Int64: ...
+    ) -> Int64: ...  # fmt: skip
 
     def paged_attention(
-        self,
-        q: Pointer,
-        k_cache: Pointer,
-        v_cache: Pointer,
-        block_tables: Pointer,
-        seq_lens: Pointer,
-        query_start: Pointer,
-        out: Pointer,
-        table_width: Size,
-        sequences: Size,
-        tokens: Size,
-        block_count: Size,
-        heads: Int,
-        kv_heads: Int,
-        head_dim: Int,
-        block_size: Int,
-        window: Int,
-        scale: Float,
-    ) -> Int64: ...
+        self, q: Pointer, k_cache: Pointer, v_cache: Pointer, block_tables: Pointer, seq_lens: Pointer,
+        query_start: Pointer, out: Pointer, table_width: Size, sequences: Size, tokens: Size, block_count: Size,
+        heads: Int, kv_heads: Int, head_dim: Int, block_size: Int, window: Int, scale: Float,
+    ) -> Int64: ...  # fmt: skip
 
     def layers(self, step: Pointer) -> Int64: ...
 
     def argmax(self, logits: Pointer, rows: Size, n: Size, out: Pointer) -> None: ...
 
     def sample(
-        self,
-        logits: Pointer,
-        rows: Size,
-        n: Size,
-        temperature: Pointer,
-        top_k: Pointer,
-        top_p: Pointer,
-        min_p: Pointer,
-        uniform: Pointer,
-        out: Pointer,
-    ) -> None: ...
+        self, logits: Pointer, rows: Size, n: Size, temperature: Pointer, top_k: Pointer, top_p: Pointer,
+        min_p: Pointer, uniform: Pointer, out: Pointer,
+    ) -> None: ...  # fmt: skip
 
     def top_logprobs(
         self, logits: Pointer, rows: Size, n: Size, count: Size, values: Pointer, ids: Pointer

@@ -173,25 +173,10 @@ class CpuOps:
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         q = torch.empty((qkv.shape[0], num_heads, d), dtype=self.dtype)
         bad = self._functions.rope_and_cache(
-            address(qkv),
-            address(positions),
-            address(cos_sin),
-            address(slot_mapping),
-            address(k_cache),
-            address(v_cache),
-            q.data_ptr(),
-            address(q_norm),
-            address(k_norm),
-            qkv.shape[0],
-            cos_sin.shape[0],
-            blocks,
-            block_size,
-            num_heads,
-            num_kv_heads,
-            d,
-            eps,
-            slot_mapping.dtype is torch.int64,
-        )
+            address(qkv), address(positions), address(cos_sin), address(slot_mapping), address(k_cache),
+            address(v_cache), q.data_ptr(), address(q_norm), address(k_norm), qkv.shape[0], cos_sin.shape[0],
+            blocks, block_size, num_heads, num_kv_heads, d, eps, slot_mapping.dtype is torch.int64,
+        )  # fmt: skip
         if bad:
             raise IndexError(
                 checks.no_such_slot(bad - 1, positions, cos_sin.shape[0], slot_mapping, blocks * block_size)
@@ -219,24 +204,10 @@ class CpuOps:
         tokens, heads, _ = q.shape
         out = self._out(out, (tokens, heads * d), self.dtype)
         bad = self._functions.paged_attention(
-            address(q),
-            address(k_cache),
-            address(v_cache),
-            address(block_tables),
-            address(seq_lens),
-            address(query_start_loc),
-            address(out),
-            block_tables.shape[1],
-            seq_lens.shape[0],
-            tokens,
-            blocks,
-            heads,
-            kv_heads,
-            d,
-            block_size,
-            sliding_window,
-            scale,
-        )
+            address(q), address(k_cache), address(v_cache), address(block_tables), address(seq_lens),
+            address(query_start_loc), address(out), block_tables.shape[1], seq_lens.shape[0], tokens, blocks, heads,
+            kv_heads, d, block_size, sliding_window, scale,
+        )  # fmt: skip
         if bad:
             raise IndexError(checks.no_such_blocks(bad - 1, blocks))
         return out
@@ -338,16 +309,9 @@ class CpuOps:
         rows, vocabulary = logits.shape
         out = torch.empty(rows, dtype=torch.int32)
         self._functions.sample(
-            address(logits),
-            rows,
-            vocabulary,
-            address(temperature),
-            address(top_k),
-            address(top_p),
-            address(min_p),
-            address(uniform),
-            out.data_ptr(),
-        )
+            address(logits), rows, vocabulary, address(temperature), address(top_k), address(top_p), address(min_p),
+            address(uniform), out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def penalise(

@@ -16,15 +16,9 @@ WORDS = 1024  # int64 words that one program copies
 
 @triton.jit(do_not_specialize_on_alignment=["src", "dst"])  # halves of one tensor, at any alignment
 def move_kernel(
-    src_caches,
-    dst_caches,
-    src,
-    dst,
-    src_stride,
-    dst_stride,
-    words,
+    src_caches, dst_caches, src, dst, src_stride, dst_stride, words,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Copy block src[i] of the cache at src_caches[c] to block dst[i] of the cache at dst_caches[c], for all i and c.
 
     src_caches, dst_caches [caches] int64: addresses. src_stride, dst_stride: from block to block; words: of one block

@@ -16,27 +16,10 @@ from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of
 
 @triton.jit(do_not_specialize=["table_width"])
 def decode_kernel(
-    q,
-    k_cache,
-    v_cache,
-    block_tables,
-    items,
-    counts,
-    out,
-    partial,
-    partial_weights,
-    table_width,
-    scale,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    FIELDS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k_cache, v_cache, block_tables, items, counts, out, partial, partial_weights, table_width, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
     A row of one chunk is written to out. Other chunks write their weighted values to partial [slots, heads, D], and the
@@ -95,16 +78,9 @@ def decode_kernel(
 
 @triton.jit
 def reduce_kernel(
-    rows,
-    partial,
-    partial_weights,
-    out,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FIELDS: tl.constexpr,
-):
+    rows, partial, partial_weights, out,
+    HEADS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PIECES: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
     """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped. grid (R, HEADS).
 
     PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as `prefill_kernel` sums
@@ -158,39 +134,14 @@ def decode(
     group = heads // kv_heads
     most_work = plan.items.shape[0] * kv_heads * -(-group // tiles.rows)
     decode_kernel[(min(multiprocessors * tiles.per_sm, most_work),)](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        plan.items,
-        plan.counts,
-        out,
-        partial,
-        partial_weights,
-        block_tables.shape[1],
-        scale,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        D=d,
-        PADDED_D=padded,
-        BLOCK_SIZE=block_size,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        FIELDS=FIELDS,
-        PRECISION=dot_precision(q.dtype),
-        num_warps=tiles.warps,
+        q, k_cache, v_cache, block_tables, plan.items, plan.counts, out, partial, partial_weights,
+        block_tables.shape[1], scale,
+        KV_HEADS=kv_heads, GROUP=group, D=d, PADDED_D=padded, BLOCK_SIZE=block_size, ROWS=tiles.rows,
+        KEYS=tiles.keys, FIELDS=FIELDS, PRECISION=dot_precision(q.dtype), num_warps=tiles.warps,
         num_stages=tiles.paged_stages,
-    )
+    )  # fmt: skip
     if plan.partials:
         reduce_kernel[(len(plan.rows), heads)](
-            plan.rows,
-            partial,
-            partial_weights,
-            out,
-            HEADS=heads,
-            D=d,
-            PADDED_D=padded,
-            PIECES=1 if plan.in_order else 16,
-            FIELDS=FIELDS,
-            num_warps=2,
-        )
+            plan.rows, partial, partial_weights, out,
+            HEADS=heads, D=d, PADDED_D=padded, PIECES=1 if plan.in_order else 16, FIELDS=FIELDS, num_warps=2,
+        )  # fmt: skip

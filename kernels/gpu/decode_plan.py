@@ -59,24 +59,10 @@ def _row_keys(seq_lens, query_start, row, count, sequences, steps, window, capac
 
 @triton.jit(do_not_specialize=["count", "sequences", "steps", "window", "capacity", "target", "piece"])
 def plan_rows_kernel(
-    seq_lens,
-    query_start,
-    rows,
-    counts,
-    count,
-    sequences,
-    steps,
-    window,
-    capacity,
-    target,
-    piece,
-    EACH_TOKEN: tl.constexpr,
-    KEYS: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
-    ITEMS_PER_PROGRAM: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    seq_lens, query_start, rows, counts, count, sequences, steps, window, capacity, target, piece,
+    EACH_TOKEN: tl.constexpr, KEYS: tl.constexpr, MIN_CHUNK: tl.constexpr, ITEMS_PER_PROGRAM: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Fill `rows` and `counts` of a DecodePlan. grid (1,): one pass for the sum of keys, one for the chunks.
 
     piece: keys of a chunk. 0: the number follows from the sum.
@@ -171,24 +157,11 @@ def plan_decode(
     items = torch.empty((bound, FIELDS), dtype=torch.int32, device=device)
     counts = torch.empty(1, dtype=torch.int32, device=device)
     plan_rows_kernel[(1,)](
-        seq_lens,
-        query_start,
-        rows,
-        counts,
-        count,
-        sequences,
-        sequences.bit_length(),
-        window,
-        capacity,
-        target,
+        seq_lens, query_start, rows, counts, count, sequences, sequences.bit_length(), window, capacity, target,
         piece,
-        EACH_TOKEN=each_token,
-        KEYS=tiles.keys,
-        MIN_CHUNK=MIN_CHUNK,
-        ITEMS_PER_PROGRAM=ITEMS_PER_PROGRAM,
-        FIELDS=FIELDS,
-        BLOCK=512,
-    )
+        EACH_TOKEN=each_token, KEYS=tiles.keys, MIN_CHUNK=MIN_CHUNK, ITEMS_PER_PROGRAM=ITEMS_PER_PROGRAM,
+        FIELDS=FIELDS, BLOCK=512,
+    )  # fmt: skip
     plan_items_kernel[(triton.cdiv(bound, 256),)](
         rows, counts, items, count, count.bit_length(), bound, FIELDS=FIELDS, BLOCK=256
     )

@@ -16,21 +16,10 @@ from quire.kernels.gpu.tile_sizes import dot_precision, matmul_tiles
 
 @triton.jit(do_not_specialize=["tokens"])
 def matmul_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    tokens,
-    N,
-    K,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BAND: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, weight, bias, out, tokens, N, K,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr, EVEN_K: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """x [tokens, K], weight [N, K], bias [N] -> out [tokens, N]. grid (cdiv(tokens, ROWS) * cdiv(N, COLUMNS),).
 
     Successive programs share a tile of weights. Programs are ordered in bands of BAND tiles of rows over all columns,
@@ -74,21 +63,8 @@ def invariant_matmul(
         return out
     tiles = matmul_tiles(tokens, n, x.dtype)
     matmul_kernel[(triton.cdiv(tokens, tiles.rows) * triton.cdiv(n, tiles.columns),)](
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        tokens,
-        n,
-        k,
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        DEPTH=tiles.depth,
-        BAND=16,
-        EVEN_K=k % tiles.depth == 0,
-        BIAS=bias is not None,
-        PRECISION=dot_precision(x.dtype),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+        x, weight, x if bias is None else bias, out, tokens, n, k,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, BAND=16, EVEN_K=k % tiles.depth == 0,
+        BIAS=bias is not None, PRECISION=dot_precision(x.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
     return out

@@ -50,33 +50,11 @@ def _fold_all(
 # The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
 @triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["tiles", "work", "order"])
 def prefill_kernel(
-    q,
-    k,
-    v,
-    block_tables,
-    seq_lens,
-    query_start,
-    tiles,
-    work,
-    order,
-    out,
-    table_width,
-    row_stride,
-    window,
-    scale,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    PAGED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    PIECE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, block_tables, seq_lens, query_start, tiles, work, order, out, table_width, row_stride, window, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
+    PIECE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; tiles, work, order: one list of a PrefillPlan.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
@@ -187,32 +165,10 @@ def prefill(
     paged = k.dim() == 4
     kv_heads = k.shape[1]
     prefill_kernel[(plan.bound * kv_heads,)](
-        q,
-        k,
-        v,
-        block_tables,
-        seq_lens,
-        query_start,
-        plan.tiles[kind],
-        plan.work[kind],
-        plan.order[kind],
-        out,
-        block_tables.shape[1],
-        0 if paged else k.stride(0),
-        window,
-        scale,
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        D=d,
-        PADDED_D=power_of_2(d),
-        BLOCK_SIZE=k.shape[2] if paged else 1,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        PAGED=paged,
-        WINDOW=window > 0,
-        ALIGNED=aligned,
-        PIECE=piece,
-        PRECISION=dot_precision(q.dtype),
-        num_warps=tiles.warps,
+        q, k, v, block_tables, seq_lens, query_start, plan.tiles[kind], plan.work[kind], plan.order[kind], out,
+        block_tables.shape[1], 0 if paged else k.stride(0), window, scale,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
+        BLOCK_SIZE=k.shape[2] if paged else 1, ROWS=tiles.rows, KEYS=tiles.keys, PAGED=paged, WINDOW=window > 0,
+        ALIGNED=aligned, PIECE=piece, PRECISION=dot_precision(q.dtype), num_warps=tiles.warps,
         num_stages=tiles.paged_stages if paged else tiles.stages,
-    )
+    )  # fmt: skip

@@ -49,19 +49,9 @@ def plan_sequences_kernel(
 
 @triton.jit(do_not_specialize=["sequences", "steps", "window", "capacity", "bound"])
 def plan_tiles_kernel(
-    seq_lens,
-    query_start,
-    starts,
-    tiles,
-    work,
-    sequences,
-    steps,
-    window,
-    capacity,
-    bound,
-    BLOCK_Q: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    seq_lens, query_start, starts, tiles, work, sequences, steps, window, capacity, bound,
+    BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Fill `tiles` and `work` of a PrefillPlan. grid (cdiv(bound, BLOCK), kinds)."""
     kind = tl.program_id(1)
     starts += kind * (sequences + 1)
@@ -108,17 +98,7 @@ def plan_prefill(
         seq_lens, query_start, starts, sequences, longest, BLOCK_Q=block_q, SPLIT=split, BLOCK=512
     )
     plan_tiles_kernel[(triton.cdiv(bound, 256), kinds)](
-        seq_lens,
-        query_start,
-        starts,
-        tiles,
-        work,
-        sequences,
-        sequences.bit_length(),
-        window,
-        capacity,
-        bound,
-        BLOCK_Q=block_q,
-        BLOCK=256,
-    )
+        seq_lens, query_start, starts, tiles, work, sequences, sequences.bit_length(), window, capacity, bound,
+        BLOCK_Q=block_q, BLOCK=256,
+    )  # fmt: skip
     return PrefillPlan(tiles, work, work.argsort(dim=-1, descending=True), bound)

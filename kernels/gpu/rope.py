@@ -120,28 +120,10 @@ def rope_and_cache(
     all_heads = num_heads + 2 * num_kv_heads
     block_heads = min(8, power_of_2(all_heads))
     rope_and_cache_kernel[(tokens, triton.cdiv(all_heads, block_heads))](
-        qkv,
-        positions,
-        cos_sin,
-        slot_mapping,
-        k_cache,
-        v_cache,
-        q,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        eps,
-        len(cos_sin),
-        blocks * block_size,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        D=d,
-        HALF=power_of_2(d // 2),
-        BLOCK_SIZE=block_size,
-        BLOCK_HEADS=block_heads,
-        Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None,
-        KEEP_K=keep_k,
-        FP8=k_cache.dtype == FP8,
-        num_warps=2,
-    )
+        qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, q, qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm, eps, len(cos_sin), blocks * block_size,
+        HEADS=num_heads, KV_HEADS=num_kv_heads, D=d, HALF=power_of_2(d // 2), BLOCK_SIZE=block_size,
+        BLOCK_HEADS=block_heads, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, KEEP_K=keep_k,
+        FP8=k_cache.dtype == FP8, num_warps=2,
+    )  # fmt: skip
     return q

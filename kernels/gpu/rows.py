@@ -77,16 +77,9 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
         # might read the sum.
         warps = max(1, min(4, padded // 32)) if padded <= 2048 else 8 if padded <= 8192 else 16
         rms_norm_kernel[(x.numel() // width,)](
-            x,
-            x if residual is None else residual,
-            weight,
-            out,
-            eps,
-            WIDTH=width,
-            PADDED=padded,
-            ADD=residual is not None,
-            num_warps=warps,
-        )
+            x, x if residual is None else residual, weight, out, eps,
+            WIDTH=width, PADDED=padded, ADD=residual is not None, num_warps=warps,
+        )  # fmt: skip
     return out
 
 

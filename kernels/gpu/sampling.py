@@ -76,16 +76,9 @@ def _threshold(
 # The parameters have one value per row, and may be columns of a buffer, at any alignment.
 @triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "out"])
 def sample_kernel(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    uniforms,
-    out,
-    vocabulary,
+    logits, temperatures, top_ks, top_ps, min_ps, uniforms, out, vocabulary,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Compute out [R] int32 from logits [R, vocabulary] float32 and the parameters [R] of `Ops.sample`. grid (R,)."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * vocabulary

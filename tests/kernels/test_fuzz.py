@@ -1,4 +1,4 @@
-"""Steps over block tables that the block manager makes, with every slot that belongs to no sequence poisoned.
+"""Steps over block tables that the block manager makes, with NaN in every slot that belongs to no sequence.
 
 Prompts share cached prefixes, forks share a partly filled tail until one of them writes, freed blocks are used again,
 and the last token of a prompt that is all cached is computed but not stored. A step may write the slots that it was
@@ -72,7 +72,7 @@ class Memory:
         self.live.append(sequence)
 
     def fork(self, which: int) -> None:
-        """Both go on behind what is computed, each with a token of its own."""
+        """Fork a sequence. Both continue after the computed tokens, each with a token of its own."""
         parent = self.live[which % len(self.live)]
         if not parent.num_computed or self.blocks.num_free < 3:
             return
@@ -90,7 +90,7 @@ class Memory:
                 cache[block] = float("nan")
 
     def fill(self, sequence: Sequence, first: int, end: int) -> None:
-        """What earlier steps stored, by the operation itself: an angle of zero leaves keys as they are."""
+        """Write the keys and values of earlier steps with `rope_and_cache`, at an angle of zero, which keeps keys."""
         s, at = self.shape, torch.arange(first, max(first, end))
         if len(at):
             k, v = torch.randn(2, len(at), s.kv_heads, s.d).to(self.ops.dtype)

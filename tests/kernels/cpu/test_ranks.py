@@ -1,4 +1,4 @@
-"""Ranks that exchange through shared memory: sums in the order of the ranks, whatever their length."""
+"""Collective operations through shared memory, for tensors of any length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(size: int) -> list[CpuRanks]:
 
 
 def together(ranks: list[CpuRanks], call: Callable[[CpuRanks], Any]) -> list[Any]:
-    """What `call` returns on each rank, all at once in threads."""
+    """Call `call` on all ranks at the same time, in threads, and return the results."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         return [one.result(30) for one in [pool.submit(call, rank) for rank in ranks]]
 
@@ -66,7 +66,7 @@ def test_a_row_has_the_same_sum_alone_and_among_others() -> None:
         assert torch.equal(alone[0], together_[row])
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
     ranks = make(2)
@@ -78,7 +78,7 @@ def test_what_is_no_number_stays_none() -> None:
     assert (cancelled[values.isfinite()] == 0).all()
 
 
-def test_everybody_gets_what_rank_0_has_and_rank_0_what_everybody_has() -> None:
+def test_broadcast_and_gather() -> None:
     ranks = make(3)
     for length in (*LENGTHS, 7):
         values = [torch.randint(0, 2**31 - 1, (length,), dtype=torch.int32) for _ in ranks]
@@ -101,7 +101,7 @@ def test_many_calls_in_a_row_never_mix_their_values() -> None:
     assert together(ranks, run) == [[6.0 * number for number in range(count)]] * 3
 
 
-def test_nobody_waits_for_a_rank_that_has_ended() -> None:
+def test_no_rank_waits_for_one_that_has_ended() -> None:
     ranks = make(2)
     ones = torch.ones(3)
 
@@ -122,7 +122,7 @@ def test_nobody_waits_for_a_rank_that_has_ended() -> None:
         ranks[1].gather(torch.ones(3))
 
 
-def test_a_wrong_tensor_is_refused_before_anybody_waits() -> None:
+def test_a_wrong_tensor_is_refused_before_any_rank_waits() -> None:
     (rank,) = make(1)
     for dtype in (torch.float16, torch.float64, torch.int32):
         with pytest.raises(TypeError, match=str(dtype)):

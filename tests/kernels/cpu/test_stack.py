@@ -21,7 +21,7 @@ from tests.support.kernels.stacks import (
 
 
 def test_a_sum_that_is_given_up_gives_no_output(cpu_ops):
-    """The last sum of all, behind which no other fails."""
+    """The last all-reduce of a step, after which no other one could fail."""
     file = shared_file(2)
     ranks = [CpuRanks(rank, 2, file) for rank in range(2)]
     os.close(file)

@@ -68,7 +68,7 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
 
 
 def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
-    """Behind another layer, of another window."""
+    """The plan has been used by a layer with another window before."""
     paged = make(case, monkeypatch, [1, 150, 40], [1, 1, 3])
     expected = paged.attend()
     for found, rows in zip(paged.attend(times=2), expected, strict=True):
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
 def test_no_page_before_every_window_is_read(monkeypatch, invariant):
-    """They may be gone, and another sequence's, or nobody's, by now."""
+    """Such pages may have been freed, and may belong to another sequence now."""
     case = Case(TRITON_DTYPES[0], 2, 1, 16, 8, window=30)
     paged = make(case, monkeypatch, [300, 200], [4, 1], batch_invariant=invariant)
     spare = int(next(iter({*range(len(paged.k_cache))} - {*paged.tables.flatten().tolist()})))  # of NaN
@@ -104,13 +104,13 @@ def test_no_page_before_every_window_is_read(monkeypatch, invariant):
     check(paged, paged.attend())
 
 
-def test_chunks_on_cached_pages_beside_decode_rows(case, monkeypatch):
+def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
     paged = make(case, monkeypatch, [LONG - 200, 40, 1, 130], [1, 40, 1, 21])
     check(paged, paged.attend())
 
 
 def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
-    """A sequence that begins with the step reads no page, though one beside it does; their pages may not exist yet."""
+    """A sequence that begins with the step reads no page, while other sequences do; its pages hold NaN here."""
     paged = make(case, monkeypatch, [37, 150, 61, 3], [37, 1, 20, 3])
     for s in (0, 3):
         mine = paged.tables[s, : -(-paged.lengths[s] // paged.block_size)].long()

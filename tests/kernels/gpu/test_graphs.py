@@ -26,7 +26,7 @@ BUCKET = GraphBucket(MIXED, num_tokens=16, num_sequences=4)
 
 
 def mix(draw: random.Random) -> dict[str, torch.Tensor]:
-    """A step of decodes, chunks behind a context and new prompts, at random, in blocks of their own."""
+    """Make a random step of decodes, chunks after a context and new prompts, in separate blocks."""
     lengths, queries = [], []
     for kind in [draw.choice(["decode", "chunk", "new"]) for _ in range(draw.randint(1, BUCKET.num_sequences))]:
         count = 1 if kind == "decode" else draw.randint(1, 9)

@@ -1,4 +1,4 @@
-"""Pages so far behind in a cache that their offsets do not fit into 32 bits; most of its memory is never touched."""
+"""Pages of a large cache whose offsets do not fit into 32 bits. Most memory of the cache is never accessed."""
 
 import math
 import mmap
@@ -27,7 +27,7 @@ def make_caches(ops, num_blocks: int) -> list[torch.Tensor]:
 
 
 def step(ops, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What attention gives where the last NEAR blocks of a cache are written and read, and what is in them then."""
+    """Write and read the last NEAR blocks of a cache. Returns the attention, and the contents of these blocks."""
     torch.manual_seed(5)
     caches = make_caches(ops, num_blocks)
     tables = torch.arange(num_blocks - 1, num_blocks - NEAR, -1, dtype=torch.int32).view(3, 3)

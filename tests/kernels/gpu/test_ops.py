@@ -1,4 +1,4 @@
-"""What TritonOps checks itself: the use of packed weights, plans and host memory."""
+"""Argument checks of TritonOps: the use of packed weights, ids on request, and host memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the Triton kernels do not support is refused in one line that names the value and what would fit."""
+"""Unsupported dtypes and shapes are refused with one line that names the value and the supported ones."""
 
 import sys
 
@@ -90,7 +90,7 @@ def test_head_sizes(gpu_ops, head_dim):
 
 
 def test_caches_of_another_maker(gpu_ops):
-    """What another implementation may have allocated is refused by the operation itself."""
+    """The operation refuses caches of an unsupported shape, which another implementation may have allocated."""
     wide = torch.zeros(2, 1, 16, 320, dtype=gpu_ops.dtype)
     q, one = torch.zeros(1, 1, 320, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
     where = torch.zeros(1, 1, dtype=torch.int32), one, torch.tensor([0, 1], dtype=torch.int32)

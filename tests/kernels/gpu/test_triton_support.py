@@ -1,4 +1,4 @@
-"""What Triton raises is one line with kernel, cause and remedy, and a Triton that compiles wrongly is named.
+"""Errors of Triton become one line with kernel, cause and remedy; a Triton that compiles wrongly is reported.
 
 The errors are Triton's own: tests.support.kernels.triton_failures compiles kernels for a GPU that need not be there.
 """

@@ -1,4 +1,4 @@
-"""What watches the interpreter finds each of the mistakes that it is there for; all other tests here run under it."""
+"""The recorder of accesses finds each kind of wrong access. All kernel tests run with it."""
 
 import pytest
 import torch
