@@ -177,7 +177,9 @@ def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: P
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     path = make_kind(tmp_path / "phi3", "phi3", rope_parameters=rope, original_max_position_embeddings=64)
     assert read_transformers_config(path).max_position_embeddings == 64
-    assert refusal(path, 65).endswith("its longest one is of 64; give --max-model-len from 1 to 64, or 0 for 64")
+    assert refusal(path, 65).endswith(
+        "the longest context of the model is 64; give --max-model-len from 1 to 64, or 0 for 64"
+    )
     assert load(path).max_model_len == 64
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=dynamic)
@@ -227,7 +229,7 @@ def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: P
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM has its attention written out in Transformers"),
         ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "2 of its 3 layers have no attention"),
         ("llama4_text", {"attention_chunk_size": 32, "num_local_experts": 2, "head_dim": 16}, "neither causal nor"),
-        ("mamba", {"state_size": 4}, "keeps a state beside keys and values"),
+        ("mamba", {"state_size": 4}, "keeps a state besides keys and values"),
         ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2}, "supported: causal language models"),
     ],
 )
@@ -248,7 +250,7 @@ def test_a_model_of_a_class_with_states_is_refused_if_a_layer_has_one(tmp_path: 
     kinds = ["attention", "mamba", "attention"]
     fields = LLAMA_LIKE | GRANITE_HYBRID | {"layer_types": kinds}
     path = make_other(tmp_path / "granite", "granitemoehybrid", **fields)
-    assert "keeps a state beside keys and values; Quire serves decoder-only models" in refusal(path)
+    assert "keeps a state besides keys and values; Quire serves decoder-only models" in refusal(path)
 
 
 def test_a_mask_that_no_layer_uses_is_no_obstacle(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> No
     """Llama 4 scales queries by them where it rotates nothing: in contexts that no short text reaches."""
     fields = {"num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "no_rope_layers": [1, 0, 1]}
     path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
-    assert "it takes positions from its cache" in refusal(path)
+    assert "it takes positions from the cache of Transformers" in refusal(path)
     change(path, attn_temperature_tuning=False)
     assert load(path).max_model_len == 256
 
@@ -319,7 +321,7 @@ def test_a_token_that_looks_at_the_one_before_it_is_found_in_few_bits_too(
         TransformersModel.load(read_transformers_config(path), ops, "cpu")
 
 
-@pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, and vocab_size"), (1, "IndexError")])
+@pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, but vocab_size"), (1, "IndexError")])
 def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: int, why: str, tmp_path: Path) -> None:
     """As where the configurations of a text and of the whole have one each."""
     config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
