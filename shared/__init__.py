@@ -1,1 +1,1 @@
-"""What gateway and worker both speak: messages, keys, scripts, settings, text. No torch, and nothing of the project."""
+"""Shared by gateway and worker: messages, keys, scripts, settings, text. Imports neither torch nor the services."""

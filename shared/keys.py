@@ -12,12 +12,11 @@ GROUP = "workers"
 # Queues in the order in which workers look at them.
 PRIORITY_CLASSES = ("interactive", "standard", "batch")
 DEFAULT_CLASS = "standard"
-# Requests that a worker handed back unfinished; read before all classes.
+# Queue of requests that a worker returned unfinished; read before all classes.
 HANDED = "handed"
 QUEUES = (HANDED, *PRIORITY_CLASSES)
 
-# How long a finished request's hash and output log stay, and a notice in a mailbox: a client may come back for tokens
-# that it missed.
+# Life of a finished request's hash and output log, and of a mailbox: a client may come back for tokens that it missed.
 RETENTION_S = 600
 # Longest life of an idempotency key, a day. A key whose request is forgotten counts as unused.
 IDEMPOTENCY_S = 86_400
@@ -28,9 +27,9 @@ GATEWAY_TTL_S = 10
 BEAT_S = 1.0
 # Life of a worker's heartbeat: a few lost or late beats do not make it count as stuck.
 WORKER_TTL_S = 5
-# How long an entry of the set of workers outlives its last heartbeat: names of workers that are gone must not pile up.
+# Life of an entry in the set of workers after its last heartbeat: names of workers that are gone must not pile up.
 FORGET_WORKER_S = 3600
-# How long one request of a gateway for views of a worker's engine holds; it is renewed while the page is open.
+# Life of a gateway's request for views of a worker's engine; renewed while the page /engine is open.
 VIEW_TTL_S = 3.0
 # Length of the dead-letter stream; Redis drops the oldest entries beyond it.
 MAX_DEAD = 1000
@@ -38,7 +37,7 @@ MAX_DEAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class LaneKeys:
-    """The keys of one lane. `prefix` is what scripts build per-request keys from."""
+    """The keys of one lane. Scripts build the keys of a request from `prefix`."""
 
     lane: str
 
@@ -51,7 +50,7 @@ class LaneKeys:
         return f"{self.prefix}queue:{name}"
 
     def request(self, request_id: str) -> str:
-        """Hash: body, about, state, attempt, owner, gateway, emitted, deaths, outcome."""
+        """Hash of a request: body, about, state, attempt, owner, gateway, emitted, deaths, outcome, ..."""
         return f"{self.prefix}req:{request_id}"
 
     def output(self, request_id: str) -> str:
@@ -64,12 +63,12 @@ class LaneKeys:
 
     @property
     def dead(self) -> str:
-        """Stream: requests that were given up because their workers died."""
+        """Dead-letter stream: requests that were quarantined because their workers died."""
         return f"{self.prefix}dead"
 
     @property
     def load(self) -> str:
-        """Hash: queued requests and tokens, in all and by class; kept exact by the scripts."""
+        """Hash: queued requests and tokens, in total and by class; the scripts keep it exact."""
         return f"{self.prefix}load"
 
     @property
@@ -79,7 +78,7 @@ class LaneKeys:
 
     @property
     def recoveries(self) -> str:
-        """Hash of counters: what recovery did (`Broker.read_recoveries`)."""
+        """Hash of counters of recovery (`Broker.read_recoveries`)."""
         return f"{self.prefix}recoveries"
 
     @property
@@ -96,7 +95,7 @@ class LaneKeys:
         return f"{self.prefix}worker:{worker_id}:mailbox"
 
     def view(self, worker_id: str) -> str:
-        """String with a TTL: somebody looks at this worker's engine. And the pub/sub channel of what they see."""
+        """String with a TTL: a gateway wants views of this worker's engine. Also the pub/sub channel of the views."""
         return f"{self.prefix}view:{worker_id}"
 
     def channel(self, gateway_id: str) -> str:
@@ -104,5 +103,5 @@ class LaneKeys:
         return f"{self.prefix}gateway:{gateway_id}"
 
     def gateway_lease(self, gateway_id: str) -> str:
-        """String with a TTL: the gateway lives. Nobody listening is not the same as nobody interested."""
+        """String with a TTL, the lease of a gateway. Without it the requests of its clients are orphans."""
         return f"{self.prefix}gateway:{gateway_id}:alive"

@@ -23,9 +23,9 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session, so that Ctrl-C at the terminal reaches the parent only.
 
-    When the parent dies, however it does, the child gets `death_signal` (Linux). The kernel watches the *thread* that
-    calls this: call it from the main thread. `output`: None for the parent's own. `keep` are file descriptors that the
-    child inherits.
+    When the parent dies for any reason, the child gets `death_signal` (Linux). The kernel watches the *thread* that
+    calls this: call it from the main thread. output: None for the parent's standard output. keep: file descriptors that
+    the child inherits.
     """
     return subprocess.Popen(
         dying_with_parent(command, death_signal),
@@ -39,5 +39,5 @@ def spawn(
 
 
 def dying_with_parent(command: Sequence[str], death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command, so that as a child of this process it gets the signal when this process dies."""
+    """Return the command wrapped so that its process gets the signal when this process dies."""
     return [sys.executable, "-I", "-S", _DIE_WITH_PARENT, str(int(death_signal)), str(os.getpid()), *command]

@@ -1,9 +1,9 @@
 """Settings: one frozen dataclass per process, read from flags and environment variables, and nothing else.
 
-Each field is declared with `option(...)` and can be given as `--field-name` or as `QUIRE_FIELD_NAME`. The flag beats
-the variable, the variable beats the default, and a variable that is empty counts as not set. What is wrong or unknown
-stops the process with a `SettingError`: one line with the name, the value, where it came from, and the remedy. What is
-found out later (settings that do not fit each other or the machine) gets its sources by `with_sources`.
+Each field is declared with `option(...)` and can be given as `--field-name` or as `QUIRE_FIELD_NAME`. The flag
+overrides the variable, the variable overrides the default, and an empty variable counts as not set. A wrong or unknown
+setting stops the process with a `SettingError`: one line with the name, the value, its source and the remedy.
+`with_sources` adds the sources to errors found later, about settings that do not fit each other or the machine.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 PREFIX = "QUIRE_"
-# Names of variables, with spaces: `quire serve` got these as flags, or decided them, and its services find them in
-# their environment.
+# A variable with names of variables, separated by spaces. `quire serve` was given these settings as flags, or set them
+# itself, and passes them to its services in the environment.
 FROM_FLAGS = "_QUIRE_FROM_FLAGS"
 EXIT_CODE = 2
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-# How an optional number is set back to "not given" when its default is a number.
+# The text that sets an optional number to None if its default is a number.
 _NONE = "none"
 
 T = TypeVar("T")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used. The text is one line for people: name, value, source and remedy."""
+    """A setting cannot be used. The text is one line: name, value, source and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting as declared: what `--help`, the documentation and the parser know about it."""
+    """The declaration of one setting, for the parser, `--help` and the documentation."""
 
     name: str
     kind: type
@@ -67,11 +67,11 @@ class Option:
 
     @property
     def label(self) -> str:
-        """Both ways to give the option, as errors name it: `--port (QUIRE_PORT)`."""
+        """The flag and the variable, as errors name the option: `--port (QUIRE_PORT)`."""
         return f"{self.flag} ({self.variable})"
 
     def parse(self, text: str, source: str) -> Any:
-        """The value that `text` stands for. `source` is the flag or variable it came from. Raises SettingError."""
+        """Return the value of `text`. source: the flag or variable that it came from. Raises SettingError."""
         if self.optional and self.kind is not str and text.lower() == _NONE:
             return None
         value = self._convert(text, source)
@@ -105,7 +105,7 @@ class Option:
         return text
 
     def format(self, value: Any) -> str:
-        """The text that `parse` reads as `value`."""
+        """Return the text that `parse` reads as `value`."""
         if value is None:
             return "" if self.default is None else _NONE
         if self.kind is bool:
@@ -113,12 +113,12 @@ class Option:
         return repr(value) if self.kind is float else str(value)
 
     def wrong(self, text: str, source: str, what: str) -> SettingError:
-        """The error for this option's value `text` from `source`."""
+        """Return the error for this option's value `text` from `source`."""
         shown = "the value" if self.secret else repr(text)
         return SettingError(f"{self.label}: {shown} from {source} {what}; {self.remedy()}")
 
     def remedy(self) -> str:
-        """What may be given, as the end of a sentence."""
+        """Return the valid values as the end of a sentence: `give a whole number from 0 to 65535`."""
         if self.kind is bool:
             return f"give {self.flags[0]} or {self.flags[1]}, or {self.variable}=true or false"
         if self.choices:
@@ -149,9 +149,9 @@ def option(
 ) -> Any:
     """Declare a field of a settings dataclass.
 
-    A `positional` one can also be given without its flag (one per class). A `secret` one is never printed nor put on a
-    command line for others to read. `variable` is for the few whose `QUIRE_` name means something else elsewhere.
-    A `last` one of a base class is listed after the options of the classes that inherit it.
+    positional: the option can also be given without its flag; at most one per class. secret: the value is never
+    printed, and never put on a command line. variable: its name, if QUIRE_<NAME> belongs to another command. last:
+    `--help` lists the option of a base class after the options of the class that inherits it.
     """
     metadata = {
         "option": {
@@ -170,8 +170,10 @@ def option(
 
 
 def options(cls: Any) -> tuple[Option, ...]:
-    """The options of a settings class in the order of its fields, the `last` ones last. Raises TypeError for a wrong
-    declaration."""
+    """Return the options of a settings class in the order of its fields, with the `last` ones at the end.
+
+    Raises TypeError for a wrong declaration.
+    """
     hints = get_type_hints(cls)
     found = []
     for field in dataclasses.fields(cls):
@@ -202,8 +204,8 @@ def load(
 ) -> T:
     """Read the settings of a process.
 
-    `known` lists the settings classes (or names of variables) of the other processes, whose `QUIRE_*` variables are no
-    mistake here. `--help` prints the help to standard output and raises SystemExit(0). Raises SettingError.
+    known: settings classes, or names of variables, of other processes: their `QUIRE_*` variables are accepted and
+    ignored. `--help` prints the help to standard output and raises SystemExit(0). Raises SettingError.
     """
     declared = options(cls)
     if _asks_for_help(argv):
@@ -219,7 +221,7 @@ def load(
 
 
 def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
-    """Refuse `QUIRE_*` variables that no process has: a misspelt setting must not be ignored in silence."""
+    """Raise SettingError for unknown `QUIRE_*` variables: a misspelt setting must not be ignored silently."""
     names: set[str] = set()
     for entry in known:
         names |= {entry} if isinstance(entry, str) else {item.variable for item in options(entry)}
@@ -231,17 +233,17 @@ def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
 
 
 def refuse_flag(flag: str, known: Iterable[str], prog: str) -> NoReturn:
-    """Raise the SettingError for an unknown flag, with the nearest of the known ones."""
+    """Raise the SettingError for an unknown flag, and propose the most similar known one."""
     nearest = difflib.get_close_matches(flag, sorted(known), n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
     raise SettingError(f"unknown flag {flag}: {remedy}")
 
 
 def with_sources(message: str, settings: Any, environ: Mapping[str, str]) -> str:
-    """An error about `settings` that was found after `load`, with the variables from which what it names came.
+    """Return an error about `settings`, with the environment variables that set what it names.
 
-    A setting is named by its flag, or by its name at the beginning. One that came as a flag, or was not given at all,
-    needs no more than its name.
+    The message names a setting by its flag, or by its field name at the beginning. Nothing is added for settings that
+    were given as flags, or not at all.
     """
     came = []
     flags = environ.get(FROM_FLAGS, "").split()
@@ -258,12 +260,12 @@ def with_sources(message: str, settings: Any, environ: Mapping[str, str]) -> str
 
 
 def to_environ(settings: Any) -> dict[str, str]:
-    """Environment variables under which `load` gives these settings again, whatever else the environment says."""
+    """Return environment variables from which `load` reads these settings again, defaults included."""
     return {item.variable: item.format(getattr(settings, item.name)) for item in options(type(settings))}
 
 
 def render_help(declared: Sequence[Option], *, prog: str, description: str, examples: Sequence[str]) -> str:
-    """The text of `--help`."""
+    """Return the text of `--help`."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
     positional = [item for item in declared if item.positional]
     usage = " ".join([f"usage: {prog}", *(f"[{item.metavar}]" for item in positional), "[options]"])
@@ -328,7 +330,7 @@ def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> 
 
 
 def _kind(name: str, hint: Any) -> tuple[type, bool, tuple[Any, ...]]:
-    """The plain type of a field, whether None is allowed, and the values of a Literal."""
+    """Return the plain type of a field, whether None is allowed, and the values of a Literal."""
     optional = False
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not type(None)]

@@ -32,7 +32,7 @@ class OutcomeName(StrEnum):
     DEADLINE = "deadline"
     #: The request cannot be served; the detail says why.
     ERROR = "error"
-    #: Its workers died too often; a copy is in the dead-letter stream.
+    #: The workers of the request died too often; a copy is in the dead-letter stream.
     QUARANTINED = "quarantined"
 
 
@@ -54,13 +54,13 @@ class SubmitReply(StrEnum):
 class CancelReply(StrEnum):
     """Reply of `cancel`."""
 
-    #: It was queued and is now done.
+    #: The request was queued and is now done.
     CANCELLED = "cancelled"
-    #: It runs; its worker learns of the cancellation with the next commit.
+    #: The request runs; its worker learns of the cancellation with the next commit.
     FLAGGED = "flagged"
     #: A listener at another gateway keeps it alive; nothing was done.
     WANTED = "wanted"
-    #: It had ended before.
+    #: The request had ended before.
     DONE = "done"
     #: Redis has no such request.
     UNKNOWN = "unknown"
@@ -71,9 +71,9 @@ class ExpireReply(StrEnum):
 
     #: The deadline has passed, and the request is now done.
     EXPIRED = "expired"
-    #: The deadline has not passed, or there is none; nothing was done.
+    #: The deadline has not passed, or the request has no deadline; nothing was done.
     EARLY = "early"
-    #: It had ended before, or was corrupt and is now done.
+    #: The request had ended before, or was corrupt and is now done.
     DONE = "done"
     #: Redis has no such request.
     UNKNOWN = "unknown"
@@ -95,11 +95,11 @@ class DropReason(StrEnum):
 
     #: Redis has no such request.
     UNKNOWN = "unknown"
-    #: Its hash or its log is corrupt; it ended as an error.
+    #: The hash or the log of the request is corrupt; it ended as an error.
     CORRUPT = "corrupt"
-    #: It was cancelled while it waited.
+    #: The request was cancelled while it waited.
     CANCELLED = "cancelled"
-    #: Its deadline passed while it waited.
+    #: The deadline passed while the request waited.
     DEADLINE = "deadline"
-    #: Its workers died too often.
+    #: The workers of the request died too often.
     QUARANTINED = "quarantined"

@@ -18,7 +18,7 @@ from quire.shared.broker.gateway import (
 from quire.shared.broker.lane import new_id
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
 from quire.shared.broker.reader import QueueReader, StreamEntry
-from quire.shared.broker.registration import NameHolder, NameVerbs
+from quire.shared.broker.registration import NameHolder, RegistrationVerbs
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [
@@ -41,5 +41,5 @@ __all__ = [
 ]
 
 
-class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, NameVerbs, OperatorVerbs):
-    """All verbs of one lane over one command connection pool. Raises redis-py's RedisError when Redis fails."""
+class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs):
+    """All verbs of one lane over one command client. Raises redis-py's RedisError when Redis fails."""

@@ -1,4 +1,4 @@
-"""The commit of an engine's step: what it takes, and what it tells the worker about its requests."""
+"""The commit of an engine step: its arguments, and its reply about the worker's requests."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quire.shared.broker.lane import Lane, pairs, text
 from quire.shared.keys import RETENTION_S
 from quire.shared.messages import VERSION, StepItem, new_packer
 
-# A notice in a worker's mailbox; every other one is the token of an attempt that is over.
+# A notice in a worker's mailbox; any other notice is the token of an attempt that is over.
 CANCEL = "cancel"
 _ATTEMPT = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
-    """What the commit of a step told the worker about its requests."""
+    """The reply of a commit: what changed for the worker's requests."""
 
-    lost: tuple[tuple[str, str], ...]  # request id, and the attempt token that is over
+    lost: tuple[tuple[str, str], ...]  # request id, and the token of the attempt that is over
     cancelled: tuple[str, ...]
     expired: tuple[str, ...]
-    behind: dict[str, int]
-    # Request id and notice: what of the above is in the worker's mailbox until the next commit says it was obeyed.
+    behind: dict[str, int]  # request id, and the token at which its log ends: the worker sends the rest again
+    # Request id and notice: those of the above that stay in the worker's mailbox until a commit says that it obeyed.
     notices: tuple[tuple[str, str], ...] = ()
 
 
@@ -42,7 +42,7 @@ class StepCommit(NamedTuple):
 
 
 class PackedStep:
-    """The requests of a step as the script takes them: six values each, of which the last is the item in msgpack."""
+    """The requests of a step as the script takes them: six values each; the last one is the item in msgpack."""
 
     __slots__ = ("values",)
 
@@ -57,17 +57,17 @@ class PackedStep:
 
     @property
     def items(self) -> list[bytes]:
-        """What each request's log gets."""
+        """The packed items, as the output logs store them."""
         return self.values[5::6]
 
 
 class CommitVerb(Lane):
-    """`commit_step`, which a worker calls for every step."""
+    """The verb `commit_step`, which a worker calls for every step."""
 
     def __init__(self, client: Redis, lane: str) -> None:
         super().__init__(client, lane)
         self._commit_step = self.script("commit_step")
-        # Without the types for bytes and short strings, which Redis' cmsgpack does not know.
+        # Redis' cmsgpack knows neither the msgpack type for bytes nor that for short strings.
         self._packer = msgpack.Packer(use_bin_type=False)
 
     async def commit_step(
@@ -76,12 +76,12 @@ class CommitVerb(Lane):
         commits: PackedStep | Sequence[StepCommit],
         obeyed: Sequence[tuple[str, str]] = (),
     ) -> StepReply:
-        """Log and publish one step's tokens under the fence. Repeat the identical call if it fails.
+        """Log and publish one step's tokens under the fence. If the call fails, repeat it with the same arguments.
 
         obeyed: the `notices` of the reply before this one.
         """
         step = commits if isinstance(commits, PackedStep) else PackedStep(commits)
-        # One argument for all: redis-py takes several microseconds for each.
+        # One argument for the whole step: redis-py takes several microseconds per argument.
         args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step.values)]
         args += (part.encode(errors="surrogateescape") for notice in obeyed for part in notice)
         reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
@@ -95,7 +95,7 @@ class CommitVerb(Lane):
                 cancelled.append(request_id)
             elif _ATTEMPT.fullmatch(notice):
                 overtaken.append((request_id, notice))
-            elif (request_id, notice) not in obeyed:  # it comes again until a commit has taken it away
+            elif (request_id, notice) not in obeyed:  # it is repeated until a commit has removed it
                 self.note_corrupt("notice", repr(request_id[:64]), f"{notice[:64]!r}")
         return StepReply(
             (*pairs(lost), *overtaken),

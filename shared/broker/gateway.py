@@ -1,4 +1,4 @@
-"""What a gateway says to the queue: it submits requests, listens to them, cancels them and looks at workers."""
+"""The verbs of a gateway: submit requests, listen to them, cancel them, and look at workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quire.shared.states import CancelReply, ExpireReply, RequestState, SubmitRe
 
 
 class IdempotencyConflict(Exception):
-    """The idempotency key stands for a call with another body."""
+    """The idempotency key was used for a call with another body."""
 
 
 class QueueFull(Exception):
-    """The queue is at its bound. Carries what waits now, for Retry-After."""
+    """The queue is at its bound. Carries the waiting requests and tokens, for Retry-After."""
 
     def __init__(self, requests: int, tokens: int) -> None:
         super().__init__(f"{requests} requests with {tokens} tokens are waiting")
@@ -29,7 +29,7 @@ class QueueFull(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What may wait in a lane, over all its classes."""
+    """Largest number of requests and of tokens that may wait in a lane, over all classes."""
 
     requests: int
     tokens: int
@@ -45,7 +45,7 @@ class LastBeat:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A request that a gateway has joined: whether it is done, and what the first gateway noted about the call."""
+    """A request that a gateway has attached to. `about` is the call metadata that the first gateway stored."""
 
     is_done: bool
     about: bytes
@@ -79,14 +79,14 @@ class GatewayVerbs(Lane):
         traceparent: str = "",
         beside: str = "",
     ) -> str:
-        """Accept a request into the queue, once however often it is called.
+        """Accept a request into the queue; calls with the same id accept it once.
 
-        deadline_ms: from now, 0 for none. about: what `attach` returns. is_background: it runs on without a client.
-        traceparent: of the span of the call, which `claim` returns.
-        idempotency_key and fingerprint: a key that the client chose, and a hash of what it asked for.
-        beside: another request; where somebody listens to that one, somebody will listen to this one, too.
-        Returns the id of the request that stands for the call: another one if the key was used before. Raises QueueFull
-        and IdempotencyConflict.
+        deadline_ms: from now; 0 is no deadline. about: call metadata, which `attach` returns. is_background: run on
+        without a client. traceparent: of the span of the call, which `claim` returns.
+        idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
+        beside: another request, whose listeners become listeners of this one.
+        Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
+        QueueFull and IdempotencyConflict.
         """
         request = self.keys.request(request_id)
         keys = [request, self.keys.queue(priority_class)]
@@ -103,12 +103,12 @@ class GatewayVerbs(Lane):
         return text(reply[1]) if found is SubmitReply.SAME else request_id
 
     async def attach(self, request_id: str, gateway: str) -> Attachment | None:
-        """Have the output of a request published to `gateway` from now on; None if it is unknown."""
+        """Publish the output of a request to `gateway` from now on. Returns None for an unknown request."""
         reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
         return Attachment(text(reply[0]) == RequestState.DONE, reply[1]) if reply else None
 
     async def detach(self, request_id: str, gateway: str) -> list[str]:
-        """At `gateway` nobody listens to a request any more; returns where somebody does, or did when it died."""
+        """Remove `gateway` from the listeners of a request. Returns the remaining gateways; some may have died."""
         return list(map(text, await self._detach(keys=[self.keys.request(request_id)], args=[gateway])))
 
     async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> CancelReply:
@@ -126,9 +126,9 @@ class GatewayVerbs(Lane):
         return ExpireReply(text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S])))
 
     async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
-        """The items of the output log that end after token `after`, the terminal one included: at most `count` entries.
+        """Return the items of the output log that end after token `after`, including the terminal one.
 
-        With `count` one of them may be the entry that ends at `after`, which is then not among the items.
+        count: largest number of log entries read. One of them may end at `after`, and gives no item.
         """
         # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
         entries: Any = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
@@ -136,7 +136,7 @@ class GatewayVerbs(Lane):
         return [item for item in items if item.end > after or item.outcome is not None]
 
     async def note_repairs(self, count: int) -> None:
-        """Count that gateways found in output logs what was published and did not arrive."""
+        """Count published items that did not arrive, and that a gateway read from the output log instead."""
         await self.client.hincrby(self.keys.recoveries, "repairs", count)
 
     async def refresh_gateway(self, gateway_id: str) -> None:
@@ -144,7 +144,7 @@ class GatewayVerbs(Lane):
         await self.client.set(self.keys.gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
 
     async def live_workers(self) -> list[WorkerCard]:
-        """The cards of the workers of this lane whose engine has made progress within WORKER_TTL_S."""
+        """Return the cards of the lane's workers whose engine made progress within WORKER_TTL_S."""
         names = await self.client.zrange(self.keys.workers, 0, -1)
         if not names:
             return []
@@ -157,12 +157,12 @@ class GatewayVerbs(Lane):
                 try:
                     cards.append(WorkerCard.decode(data))
                 except MessageError as error:
-                    # A worker of another version is not one that this gateway can use.
+                    # This gateway cannot use a worker of another version.
                     self.note_corrupt("worker card", text(name), error)
         return cards
 
     async def last_beats(self) -> list[LastBeat]:
-        """The last heartbeat of each worker of this lane that has a card: those of `live_workers`."""
+        """Return the last heartbeat of each worker in `live_workers`."""
         names = await self.client.zrange(self.keys.workers, 0, -1)
         pipe = self.client.pipeline(transaction=False)
         pipe.time()
@@ -177,7 +177,7 @@ class GatewayVerbs(Lane):
         ]
 
     async def owner(self, idempotency_key: str) -> tuple[str, str]:
-        """The state of the request that an idempotency key stands for, and the worker that has it; "" where unknown."""
+        """Return the state and the worker of the request that an idempotency key stands for; "" if unknown."""
         request_id = await self.client.hget(self.keys.idempotency(idempotency_key), "id")
         if request_id is None:
             return "", ""
@@ -185,7 +185,7 @@ class GatewayVerbs(Lane):
         return text(state or b""), text(worker or b"")
 
     async def look(self, worker_id: str) -> dict[str, int]:
-        """Ask a worker to publish views of its engine for the next VIEW_TTL_S. Returns what waits in each queue."""
+        """Ask a worker to publish views of its engine for VIEW_TTL_S. Returns the number of requests in each queue."""
         pipe = self.client.pipeline(transaction=False)
         pipe.set(self.keys.view(worker_id), "1", px=int(1000 * VIEW_TTL_S))
         pipe.hmget(self.keys.load, *(f"requests:{name}" for name in QUEUES))
@@ -193,6 +193,6 @@ class GatewayVerbs(Lane):
         return {name: max(0, int(count or 0)) for name, count in zip(QUEUES, waiting, strict=True)}
 
     async def queued(self) -> tuple[int, int]:
-        """Requests and tokens that wait in this lane now."""
+        """Return how many requests and tokens wait in this lane."""
         requests, tokens = await self.client.hmget(self.keys.load, "requests", "tokens")
         return int(requests or 0), int(tokens or 0)

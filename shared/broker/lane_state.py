@@ -1,4 +1,4 @@
-"""What waits, runs and has ended in a lane, read at one moment. For metrics: it costs a few commands."""
+"""The state of a lane at one moment, for metrics: waiting, running and ended requests. It takes a few commands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quire.shared.messages import OUTCOMES
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """accepted = the sum of `ended` + waiting + running, at any moment.
+    """Requests and tokens of a lane. At any moment accepted = sum of `ended` + sum of `waiting` + running.
 
-    ended: by outcome. waiting, tokens: by priority class. oldest_s: by queue, how long its first entry that nobody has
-    taken waits; 0 where there is none. dead: requests that were quarantined and are kept.
+    ended: by outcome. waiting, tokens: by priority class. oldest_s: by queue, the age of the first entry that no worker
+    has read, 0 for an empty queue. dead: length of the dead-letter stream.
     """
 
     accepted: int
@@ -30,7 +30,7 @@ class LaneState:
 
 
 async def read_lane(broker: Broker) -> LaneState:
-    """Raises RedisError or OSError."""
+    """Read the state of a lane. Raises RedisError or OSError."""
     keys = broker.keys
     pipe = broker.client.pipeline(transaction=True)
     pipe.hgetall(keys.totals)
@@ -53,7 +53,7 @@ async def read_lane(broker: Broker) -> LaneState:
         ended={name: _count(totals, name) for name in OUTCOMES},
         waiting=waiting,
         tokens={name: _count(load, f"tokens:{name}") for name in PRIORITY_CLASSES},
-        # An entry leaves its queue when its request ends.
+        # A running request stays in its queue until it ends.
         running=sum(lengths) - sum(waiting.values()),
         oldest_s=oldest,
         dead=dead,
@@ -61,10 +61,10 @@ async def read_lane(broker: Broker) -> LaneState:
 
 
 async def _oldest(broker: Broker, groups: dict[str, Any], now_ms: int) -> dict[str, float]:
-    """Of each queue, for how long its first entry behind what workers have taken is there."""
+    """Return the age of the first unread entry of each queue, in seconds."""
     pipe = broker.client.pipeline(transaction=False)
     for name, found in groups.items():
-        # There is no group before the first worker, and no queue before the first request.
+        # The group exists from the first worker on, the queue from the first request on.
         known = [] if isinstance(found, ResponseError) else found
         taken = next((one["last-delivered-id"] for one in known if one["name"] == GROUP.encode()), b"0-0")
         pipe.xrange(broker.keys.queue(name), min=b"(" + taken, count=1)

@@ -1,4 +1,4 @@
-"""What operators ask of a lane: what it has counted, and the requests that were given up."""
+"""The verbs of operators: read the counters of a lane, and the dead-letter stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.keys import PRIORITY_CLASSES
 
 @dataclass(frozen=True, slots=True)
 class DeadRequest:
-    """An entry of the dead stream."""
+    """An entry of the dead-letter stream."""
 
     entry_id: str
     request_id: str
@@ -23,24 +23,24 @@ class DeadRequest:
 
 
 class OperatorVerbs(Lane):
-    """Counters and the dead stream."""
+    """Counters and the dead-letter stream."""
 
     async def read_totals(self) -> dict[str, int]:
-        """How many requests of this lane were accepted, and ended, by outcome, since Redis was empty."""
+        """Return the number of requests accepted, and of those ended by outcome, since Redis was empty."""
         totals: Any = await self.client.hgetall(self.keys.totals)
         return {text(name): int(count) for name, count in totals.items()}
 
     async def read_recoveries(self) -> dict[str, int]:
-        """What recovery did in this lane since Redis was empty: migrations, fenced, repairs and corrupt.
+        """Return the counters of recovery since Redis was empty: migrations, fenced, repairs and corrupt.
 
-        migrations: claims of requests that an earlier attempt had begun. fenced: items of attempts that were over.
-        repairs: see `note_repairs`. corrupt: requests that ended as errors since what Redis had of them was corrupt.
+        migrations: claims that continued an earlier attempt. fenced: items of attempts that were over. repairs: see
+        `note_repairs`. corrupt: requests that ended as errors because their data in Redis was corrupt.
         """
         counts: Any = await self.client.hgetall(self.keys.recoveries)
         return {text(name): int(count) for name, count in counts.items()}
 
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
-        """The newest entries of the dead stream; those that are corrupt are left out."""
+        """Return the newest entries of the dead-letter stream, without corrupt ones."""
         entries: Any = await self.client.xrevrange(self.keys.dead, count=count)
         found = []
         for entry_id, fields in entries:
@@ -51,12 +51,12 @@ class OperatorVerbs(Lane):
         return found
 
     async def drop_dead(self, entry_id: str) -> bool:
-        """Remove an entry of the dead stream; False if there is none."""
+        """Remove an entry of the dead-letter stream; False if it does not exist."""
         return bool(await self.client.xdel(self.keys.dead, entry_id))
 
 
 def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
-    """Raises KeyError and ValueError."""
+    """Decode an entry. Raises KeyError and ValueError if it is corrupt."""
     priority_class = fields[b"class"].decode()
     if priority_class not in PRIORITY_CLASSES:
         raise ValueError(f"class {priority_class[:64]!r}")

@@ -1,4 +1,4 @@
-"""Reads the queues for one worker. What it hands over is yet to be claimed (`shared/broker/worker.py`)."""
+"""Reads the queues for one worker. The entries that it returns must still be claimed (`shared/broker/worker.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """A stream entry that this consumer was handed and has yet to claim. `queue` is one of QUEUES."""
+    """A stream entry that is pending for this worker and not claimed yet. `queue` is one of QUEUES."""
 
     queue: str
     entry_id: str
@@ -26,7 +26,7 @@ class StreamEntry:
 
 
 class QueueReader:
-    """Reads the queues of a lane for one worker over its own blocking connection. Never cancel `read`."""
+    """Reads the queues of a lane for one worker, over a blocking connection of its own. Never cancel `read`."""
 
     def __init__(self, client: Redis, lane: str, worker_id: str) -> None:
         self.client = client
@@ -37,23 +37,23 @@ class QueueReader:
         self._was_empty = False
 
     async def unblock(self, commands: Redis) -> None:
-        """End a blocking `read` in progress at once, with nothing, over another connection."""
+        """End a blocking `read` in progress, by a command on another connection. The read returns no entries."""
         if self._connection_id is not None:
-            with suppress(RedisError, OSError):  # it then ends when its time is up
+            with suppress(RedisError, OSError):  # then the read ends at its timeout
                 await commands.client_unblock(self._connection_id)
 
     async def pending(self) -> list[StreamEntry]:
-        """What this worker was handed before and has not finished: read at start and after any failed read."""
+        """Return the entries that are pending for this worker. Call it at start and after a failed read."""
         self._connection_id = await self.client.client_id()
         return await self._read(QUEUES, start="0")
 
     async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[StreamEntry]:
-        """Up to `count` new requests, of the first of `queues` first; waits up to `block_ms` if there are none.
+        """Return up to `count` new requests, from the first of `queues` first; block up to `block_ms` for one.
 
-        A read that waited can return one request of each queue.
+        A read that blocked returns at most one request per queue, so it may exceed `count`.
         """
-        # Behind a read that found nothing and waited little can have come: the next one waits at once, which also
-        # returns what is there, but one of each queue. So the one after that looks again.
+        # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns
+        # at most one entry per queue, so the read after it polls again.
         if self._was_empty and block_ms > 0 and count >= len(queues):
             found = await self._read(queues, start=">", count=1, block_ms=block_ms)
             self._was_empty = not found
@@ -85,7 +85,7 @@ class QueueReader:
 
 
 def read_entry(queue: str, entry_id: Any, fields: Any) -> StreamEntry:
-    """A stream entry as Redis has it."""
-    fields = fields or {}  # the entry was deleted while it was pending: claim removes it
+    """Decode a stream entry."""
+    fields = fields or {}  # an entry that was deleted while it was pending; claim removes it
     request_id, cost = text(fields.get(b"id", b"")), fields.get(b"cost", b"0")
     return StreamEntry(queue, text(entry_id), request_id, int(cost) if cost.isdigit() else 0)

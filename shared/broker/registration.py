@@ -1,4 +1,4 @@
-"""Who lives under a worker's name: one process at a time, which beats."""
+"""Registration of workers: a name belongs to one process at a time, which keeps it by heartbeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.messages import WorkerCard
 
 @dataclass(frozen=True, slots=True)
 class NameHolder:
-    """The process that has a worker's name: which one, where it runs, how often it beats, its last beat (Redis ms)."""
+    """The process that has a worker's name: incarnation, place, interval of beats, last beat (Redis time in ms)."""
 
     incarnation: str
     home: str
@@ -23,7 +23,7 @@ class NameHolder:
     beat_ms: int
 
 
-class NameVerbs(Lane):
+class RegistrationVerbs(Lane):
     """The verbs about a worker's name and card."""
 
     def __init__(self, client: Redis, lane: str) -> None:
@@ -32,7 +32,7 @@ class NameVerbs(Lane):
         self._retire = self.script("retire")
 
     async def holder(self, worker_id: str) -> NameHolder | None:
-        """The process that lives under a worker's name, or has until lately; None if there is none."""
+        """Return the process that has a worker's name, or whose heartbeat has not expired; None for a free name."""
         fields = await self.client.hmget(self.keys.worker(worker_id), "incarnation", "home", "every", "beat")
         if any(field is None for field in fields):
             return None
@@ -40,9 +40,9 @@ class NameVerbs(Lane):
         return NameHolder(incarnation, home, float(beat_s), int(beat_ms))
 
     async def enlist(self, worker_id: str, incarnation: str, home: str, beat_s: float, before: str = "") -> bool:
-        """Take a worker's name, which is free or that of the dead incarnation `before`; False if another one has it.
+        """Take a worker's name if it is free or belongs to the dead incarnation `before`; else return False.
 
-        home: where this process runs, for whoever wants the name next. beat_s: how often `beat` will be called.
+        home: place of this process, for the next process that wants the name. beat_s: interval of `beat`.
         """
         keys = [self.keys.worker(worker_id), self.keys.workers]
         ttl_s = max(WORKER_TTL_S, math.ceil(3 * beat_s))
@@ -50,9 +50,9 @@ class NameVerbs(Lane):
         return bool(await self._beat(keys=keys, args=args))
 
     async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0, home: str = "", beat_s: float = BEAT_S) -> bool:
-        """Publish the worker's card and its progress; False if another incarnation has the name by now.
+        """Publish the worker's card and a heartbeat. Returns False if another incarnation has the name by now.
 
-        It counts as live for three of its slowest steps at least.
+        The worker counts as live for at least three of its slowest steps.
         """
         keys = [self.keys.worker(card.worker_id), self.keys.workers]
         ttl_s = max(WORKER_TTL_S, math.ceil(3 * max(beat_s, slowest_step_s)))
@@ -60,6 +60,6 @@ class NameVerbs(Lane):
         return bool(await self._beat(keys=keys, args=args))
 
     async def retire(self, worker_id: str, incarnation: str) -> None:
-        """A worker that ends stops counting as live at once, and its name is free."""
+        """Retire a worker that ends: it stops counting as live, and its name is free."""
         keys = [self.keys.worker(worker_id), self.keys.mailbox(worker_id), self.keys.workers]
         await self._retire(keys=keys, args=[worker_id, incarnation, self.keys.prefix])

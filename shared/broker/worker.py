@@ -1,4 +1,4 @@
-"""What a worker says to the queue: it claims requests, keeps and hands back its leases, and shows its engine."""
+"""The verbs of a worker: claim requests, renew and release their leases, and publish views of its engine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from quire.shared.keys import GROUP, QUEUES, RETENTION_S
 from quire.shared.messages import MessageError, StepItem, decode_items, unpack
 from quire.shared.states import ClaimReply, DropReason
 
-# Bound of the field with the gateways at which somebody listens to a request.
+# Bound of the field `gateways`, the gateways that listen to a request.
 MAX_LISTENERS_BYTES = 65_536
-# A request is given up with this death of a worker that ran it, counted anew when it made progress. From the death
-# before it runs alone, so that the innocent finish.
+# A request is quarantined with this death of a worker that ran it; progress resets the count. From one death earlier it
+# runs alone, so that it cannot take other requests with it.
 MAX_DEATHS = 3
 ALONE_FROM_DEATHS = MAX_DEATHS - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request in this worker's hands: the attempt token fences it, `logged` is what earlier attempts emitted.
+    """A request that this worker owns. The attempt token fences it; `logged` has the items of earlier attempts.
 
-    deaths: workers that died with it since it last made progress. deliveries: attempts so far, with this one.
-    traceparent: of the gateway's span, '' without tracing. before: the attempt token before this one, '' for the first.
+    deaths: workers that died with it since its last progress. deliveries: attempts so far, including this one.
+    traceparent: of the gateway's span, '' without tracing. before: token of the previous attempt, '' for the first one.
     """
 
     request_id: str
@@ -46,16 +46,16 @@ class Claim:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it must wait until nothing else runs, and for `begin`."""
+        """True if the request must wait until nothing else runs, and for `begin`."""
         return self.deaths >= ALONE_FROM_DEATHS
 
     def items(self) -> tuple[StepItem, ...]:
-        """The items of the output log. Raises MessageError."""
+        """Decode the items of the output log. Raises MessageError."""
         return tuple(item for data in self.logged for item in decode_items(data))
 
 
 class WorkerVerbs(Lane):
-    """The verbs of a worker, but for `commit_step`."""
+    """The verbs of a worker, except `commit_step`."""
 
     def __init__(self, client: Redis, lane: str) -> None:
         super().__init__(client, lane)
@@ -65,7 +65,7 @@ class WorkerVerbs(Lane):
         self._release = self.script("release")
 
     async def create_groups(self) -> None:
-        """Make the queues and their consumer group where they are missing."""
+        """Create the missing queues and their consumer group."""
         for name in QUEUES:
             try:
                 await self.client.xgroup_create(self.keys.queue(name), GROUP, id="0", mkstream=True)
@@ -74,11 +74,11 @@ class WorkerVerbs(Lane):
                     raise
 
     async def claim(self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
-        """Take a delivered request for the attempt `attempt` (`new_id()`); None if there is nothing left to do.
+        """Claim a delivered request for the attempt `attempt` (`new_id()`).
 
-        Nothing is also what another worker has taken over since it was delivered here.
-
-        incarnation: names this process, by default as its worker; a request that another one had has seen a death.
+        Returns None if nothing is left to do, or if another worker has taken the request over since.
+        incarnation: name of this process, by default the worker's. A request that another incarnation owned has seen a
+        death.
         """
         request_id = delivery.request_id
         keys = [self.keys.request(request_id), self.keys.output(request_id)]
@@ -115,26 +115,26 @@ class WorkerVerbs(Lane):
         )
 
     async def begin(self, claim: Claim) -> bool:
-        """A claim that `runs_alone` is about to run: until then no death counts.
+        """Start a claim that `runs_alone`: from now on a death of this worker counts.
 
-        False if its attempt is over, also because it was cancelled or its deadline has passed while it waited.
+        Returns False if the attempt is over, for example because the request was cancelled or its deadline passed.
         """
         args = [self.keys.prefix, claim.request_id, claim.attempt, RETENTION_S]
         return bool(await self._begin(keys=[self.keys.request(claim.request_id)], args=args))
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Keep the leases of running requests, (id, attempt) each; returns those that are another's by now."""
+        """Renew the leases of running requests, (id, attempt) each. Returns those that another attempt owns."""
         args = [self.keys.prefix, worker_id, *(part for attempt in attempts for part in attempt)]
         lost = [text(part) for part in await self._renew(keys=[self.keys.load], args=args)] if attempts else []
         return list(zip(lost[::2], lost[1::2], strict=True))
 
     async def release(self, attempts: Sequence[tuple[str, str]]) -> int:
-        """Hand running requests back, (id, attempt) each, for another worker to go on with; returns how many."""
+        """Return running requests, (id, attempt) each, to the queue for another worker. Returns their number."""
         args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
         return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
 
     async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[StreamEntry]:
-        """Take over up to `count` requests whose workers have not renewed them for `lease_ms`."""
+        """Take over up to `count` requests that their workers have not renewed for `lease_ms`."""
         found: list[StreamEntry] = []
         for name in QUEUES:
             start: Any = "0-0"
@@ -149,9 +149,9 @@ class WorkerVerbs(Lane):
         return found
 
     async def listeners_of(self, request_ids: Sequence[str]) -> dict[str, list[str]]:
-        """The gateways at which somebody listens to each of these requests, or did when they died.
+        """Return the gateways that listen to each of these requests; some may have died.
 
-        Requests in the background, which need no listener, and unknown ones are left out.
+        Background requests, which need no listener, and unknown requests are left out.
         """
         pipe = self.client.pipeline(transaction=False)
         for request_id in request_ids:
@@ -164,7 +164,7 @@ class WorkerVerbs(Lane):
         }
 
     async def live_gateways(self, gateway_ids: Sequence[str]) -> set[str]:
-        """Those of these gateways that hold their lease."""
+        """Return the gateways among these that hold their lease."""
         pipe = self.client.pipeline(transaction=False)
         for gateway_id in gateway_ids:
             pipe.exists(self.keys.gateway_lease(gateway_id))
@@ -172,11 +172,11 @@ class WorkerVerbs(Lane):
         return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
 
     async def is_looked_at(self, worker_id: str) -> bool:
-        """Whether a gateway wants views of this worker's engine."""
+        """True if a gateway has asked for views of this worker's engine."""
         return bool(await self.client.exists(self.keys.view(worker_id)))
 
     async def publish_view(self, worker_id: str, view: bytes) -> None:
-        """To every gateway where somebody looks."""
+        """Publish a view to every gateway that shows this worker."""
         await self.client.publish(self.keys.view(worker_id), view)
 
 
@@ -184,5 +184,5 @@ def _listeners(data: bytes) -> list[str]:
     try:
         names = unpack(data, MAX_LISTENERS_BYTES)
     except MessageError:
-        return []  # as if nobody listened: whoever does attaches again
+        return []  # counts as no listener; a gateway that listens attaches again
     return [name for name in names if type(name) is str] if type(names) is list else []

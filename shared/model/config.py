@@ -1,4 +1,4 @@
-"""The part of `config.json` that gateway and worker share: both announce the same longest context."""
+"""The part of `config.json` that gateway and worker share: the longest context."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.folder import CONFIG, find_fault
 
-# The names under which configurations of the families give the longest context.
+# Names of the field for the longest context, in the configurations of different model families.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a model folder.
+    """Read `config.json` of a model folder.
 
-    Raises ModelError, one line, where it is missing or malformed, and for a folder that holds something else: an
-    adapter, GGUF files, or the files of the model's authors.
+    Raises ModelError if it is missing or malformed, and for a folder of another format: an adapter, GGUF files, or the
+    format of the model's authors.
     """
     if fault := find_fault(folder):
         raise ModelError(f"{fault}.")
@@ -27,13 +27,14 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """The longest context in tokens that a model is made for; None where the configuration does not say.
+    """Return the longest context of a model in tokens; None if the configuration does not give it.
 
-    `config` is a parsed `config.json`, or its `text_config`. With YaRN it is the original length times the factor, also
-    where `max_position_embeddings` still is the original length, as model cards tell users to leave it.
+    config: a parsed `config.json`, or its `text_config`. With YaRN the result is the original length times the factor,
+    even if `max_position_embeddings` is still the original length, as model cards recommend.
 
-    With longrope and dynamic scaling it is the length up to which the frequencies of RoPE do not depend on how long a
-    context is. Beyond it, they would change for all sequences of a step, and keys in the cache would keep the old ones.
+    With longrope and dynamic scaling the result is the length up to which the RoPE frequencies do not depend on the
+    length of the context. Beyond it they would change for all sequences of a step, and keys in the cache would keep the
+    old frequencies.
     """
     longest = next((config[key] for key in CONTEXT_KEYS if type(config.get(key)) is int), None)
     if longest is None:
@@ -49,9 +50,9 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def longer_context(config: Mapping[str, Any], asked: int) -> str:
-    """Which field of `config.json` makes room for contexts of `asked` tokens; empty where none does.
+    """Return an advice how to change `config.json` for contexts of `asked` tokens; empty if that is not possible.
 
-    For models with RoPE: learned positions end where their table does.
+    For models with RoPE only: learned positions are limited by their table.
     """
     key = next((key for key in CONTEXT_KEYS if type(config.get(key)) is int), CONTEXT_KEYS[0])
     longest = config.get(key)
@@ -71,7 +72,7 @@ def longer_context(config: Mapping[str, Any], asked: int) -> str:
 
 
 def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sets of RoPE parameters that scale, each with its kind; some models have one for each kind of layer."""
+    """Yield the kind and the parameters of each RoPE scaling; some models have one per kind of layer."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return
@@ -83,7 +84,7 @@ def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _original(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) -> int:
-    """The length of contexts before scaling. The field of the whole configuration wins, as in Transformers."""
+    """Return the context length before scaling. As in Transformers, the field of the configuration takes precedence."""
     for value in (config.get(_ORIGINAL), rope.get(_ORIGINAL)):
         if type(value) is int and value > 0:
             return value

@@ -10,11 +10,11 @@ from quire.shared.errors import StartError
 
 
 class ModelError(StartError):
-    """A model that cannot be served: what is wrong, where, and the remedy."""
+    """A model cannot be served. The text names the file, the fault and the remedy."""
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object of a model folder; empty if the file is not there, unless it is required. Raises ModelError."""
+    """Read a JSON object of a model folder. A missing file is an empty object, unless `required`. Raises ModelError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

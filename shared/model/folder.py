@@ -1,4 +1,4 @@
-"""Explains a model folder that cannot be served: names the format that it holds, and the way out.
+"""Explains why a model folder cannot be served: the format that was found, and the remedy.
 
 Gateway and worker read the format of Hugging Face: `config.json`, `tokenizer.json` and `model*.safetensors`.
 """
@@ -26,10 +26,10 @@ class ModelFolderFault(NamedTuple):
 
 
 def find_fault(folder: Path) -> ModelFolderFault | None:
-    """Find an adapter, or another format in place of `config.json`.
+    """Return a fault if the folder holds an adapter, or another format instead of `config.json`.
 
-    None for a folder that has a `config.json` and no adapter, and for one that holds nothing known. Weights are not
-    asked for: a gateway works without them.
+    None for a folder with a `config.json` and without an adapter, and for a folder of no known format. Weights are not
+    checked: a gateway does not need them.
     """
     if not folder.is_dir():
         return None
@@ -41,7 +41,7 @@ def find_fault(folder: Path) -> ModelFolderFault | None:
 
 
 def weights_fault(folder: Path) -> ModelFolderFault:
-    """Why a folder without `model.safetensors` and without its index has no weights that can be read."""
+    """Return the fault of a folder that has neither `model.safetensors` nor its index."""
     if fault := _of_other_format(folder):
         return fault
     if _names(folder, "*.safetensors"):
@@ -59,7 +59,7 @@ def weights_fault(folder: Path) -> ModelFolderFault:
 
 
 def tokenizer_fault(folder: Path) -> ModelFolderFault:
-    """Why a folder without `tokenizer.json` has no tokenizer, and how to make one from what it has."""
+    """Return the fault of a folder without `tokenizer.json`. The remedy makes one from the tokenizer files it has."""
     sources = {
         "tekken.json": "mistral_common",
         "tokenizer.model": "sentencepiece",
@@ -79,7 +79,7 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
 
 
 def gguf_fault(path: Path) -> ModelFolderFault:
-    """For a GGUF file, or a folder that holds some."""
+    """Return the fault of a GGUF file, or of a folder with GGUF files."""
     folder, names = (path, _names(path, "*.gguf")) if path.is_dir() else (path.parent, [path.name])
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     what = f"{listed} is in GGUF, the format of llama.cpp, which is not read"
@@ -135,5 +135,5 @@ def _names(folder: Path, *patterns: str) -> list[str]:
 
 
 def _python(what: str, call: str, folder: Path) -> str:
-    """A command that writes the missing files into the folder itself."""
+    """Return a shell command that writes the missing files into the folder."""
     return f"python -c \"from transformers import {what}; {what}.{call}.save_pretrained('{folder}')\""

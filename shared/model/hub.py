@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local one, or a download of the files that a service needs from the Hugging Face Hub."""
+"""Finds the folder of a model: a local folder, or a download of its files from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ())
 
 
 def download(name: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
-    """The folder of the model `name`: from the local cache, or downloaded into it.
+    """Return the folder of the model `name` in the local cache, after downloading what is missing. Raises HubError.
 
-    `wanted` and `unwanted` are patterns of file names. Raises HubError.
+    wanted, unwanted: patterns of file names.
     """
-    # Imported here: a local folder needs neither the package nor the time that its import takes.
+    # Imported here: a local folder needs neither the package nor the time of its import.
     from huggingface_hub import errors, snapshot_download
 
     here = f"{name!r} is not a folder, and as a Hugging Face name it"
@@ -57,6 +57,6 @@ def download(name: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> 
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         remedy = "connect to huggingface.co once (HF_HUB_OFFLINE must be unset), or give a folder"
         raise HubError(f"{here} is neither downloaded nor reachable", remedy) from None
-    except Exception as error:  # the hub's client lets through whatever its transport and the disk raise
+    except Exception as error:  # the hub's client passes on all errors of its transport and of the disk
         reason = f"{here} could not be downloaded ({type(error).__name__}: {error})"
         raise HubError(reason, "check the network and the disk, or give a folder") from error

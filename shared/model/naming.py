@@ -1,4 +1,4 @@
-"""What a model is called: on the wire, in keys, and by users."""
+"""The served name of a model: in messages, in Redis keys and for users."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NAME = re.compile(r"[A-Za-z0-9._/:@+-]{1,256}")
 
 
 class InvalidModelName(StartError, ValueError):
-    """A served model name that cannot be part of a key."""
+    """A served model name cannot be part of a Redis key. The text has the remedy."""
 
 
 def served_name(model: str, served_model_name: str = "") -> str:
-    """The name that clients use: `served_model_name`, else a local folder's own name, else the Hugging Face name.
+    """Return the name for clients: `served_model_name`, else the name of a local folder, else the Hugging Face name.
 
-    Raises InvalidModelName with the remedy where that is not a name that keys can hold.
+    Raises InvalidModelName if that cannot be part of a Redis key.
     """
     folder = Path(model).expanduser()
     name = served_model_name or (folder.resolve().name if folder.exists() else model)

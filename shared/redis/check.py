@@ -10,12 +10,12 @@ from redis.exceptions import RedisError
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.url import BrokerUnavailable, parse_redis_url
 
-# Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.
+# First version with streams, XAUTOCLAIM and scripts as the broker uses them.
 MINIMUM_VERSION = (6, 2)
 
 
 async def check_redis(url: str, lane: str = "") -> str:
-    """The server's name and version. Raises BrokerUnavailable with a remedy if it is not there or of no use to us."""
+    """Return the server's name and version. Raises BrokerUnavailable if it cannot hold the queue."""
     parsed = parse_redis_url(url)
     client = command_client(url, lane, connections=1)
     try:

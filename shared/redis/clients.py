@@ -1,12 +1,11 @@
-"""The three Redis connections that a process has: commands, one blocking read, pub/sub.
+"""The three kinds of Redis clients of a process: for commands, for one blocking read, and for pub/sub.
 
-redis-py's defaults suit a cache, not a queue: it repeats commands that may have been carried out, cuts blocking reads
-after five seconds, and resubscribes in silence. Here nothing is retried behind the caller's back, a blocking read has
-its own connection with a timeout above its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
+The defaults of redis-py suit a cache, not a queue: it repeats commands that may have been carried out, ends blocking
+reads after five seconds, and resubscribes silently. Clients made here never retry, a blocking read has a connection of
+its own whose timeout exceeds its BLOCK time, and a lost subscription can be seen (docs/protocol.md).
 
-All keys of a lane are at one server, behind Sentinels and in a cluster too, so each client speaks to that one alone. A
-server that says that it is not the one (any more) counts as a broken connection; the next connection looks anew where
-the lane is (`shared/redis/places.py`). redis-py's own client for clusters repeats commands and is not used.
+All keys of a lane are on one server, also with Sentinels and in a cluster, so each client speaks to that server only
+(`shared/redis/places.py`). redis-py's client for clusters repeats commands and is not used.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from quire.shared.redis.places import ClusterPlace, Place, place_of
 from quire.shared.redis.url import Address
 
 COMMAND_TIMEOUT_S = 5.0
-# How long one blocking read waits for work, and how much longer its socket does.
+# Time that one blocking read waits for work, and the additional time until its socket gives up.
 BLOCK_S = 1.0
 BLOCK_MARGIN_S = 3.0
-# Where another server may have taken over, a silent one is not waited for as long.
+# Shorter with Sentinels or a cluster, where another server may have taken over from a silent one.
 FAILOVER_CONNECT_TIMEOUT_S = 2.0
 
 
@@ -50,26 +49,26 @@ def _client(place: Place, timeout_s: float, connections: int) -> LaneClient:
 
 
 def command_client(url: str, lane: str = "", connections: int = 16) -> LaneClient:
-    """For commands and scripts. A failed call is unknown, not undone: only what is repeatable may be repeated.
+    """Return a client for commands and scripts. The effect of a failed call is unknown: repeat only repeatable calls.
 
-    lane: whose keys it is for; in a cluster it reaches no others. connections: for pipelines, beside the one of all
-    commands. Raises BrokerUnavailable for a wrong URL.
+    lane: the lane whose keys are used; in a cluster the client reaches no other keys. connections: largest number of
+    connections for pipelines; commands share one more. Raises BrokerUnavailable for a wrong URL.
     """
     return _client(place_of(url, lane), COMMAND_TIMEOUT_S, connections)
 
 
 def blocking_client(url: str, lane: str = "") -> LaneClient:
-    """For one reader that blocks up to BLOCK_S. Never cancel a read of it: a message would be delivered and lost."""
+    """Return a client for one reader that blocks up to BLOCK_S. Never cancel its reads: an entry would be lost."""
     return _client(place_of(url, lane), BLOCK_S + BLOCK_MARGIN_S, 1)
 
 
 def pubsub_client(url: str, lane: str = "") -> LaneClient:
-    """For one subscription. Do not ignore subscribe messages: a second one says that messages were lost."""
+    """Return a client for one subscription. Heed subscribe messages: a second one tells that messages were lost."""
     return _client(place_of(url, lane), COMMAND_TIMEOUT_S, 1)
 
 
 async def node_clients(url: str) -> list[LaneClient]:
-    """A client for each server that has lanes: the masters of a cluster, or the one that there is."""
+    """Return a client for each server that has lanes: the masters of a cluster, else the one server."""
     place = place_of(url, "")
     if not isinstance(place, ClusterPlace):
         return [_client(place, COMMAND_TIMEOUT_S, 2)]
@@ -77,7 +76,7 @@ async def node_clients(url: str) -> list[LaneClient]:
 
 
 class _Node(Place):
-    """One node of a cluster, for as long as it takes to look through it."""
+    """One node of a cluster, with a fixed address."""
 
     def __init__(self, cluster: Place, node: Address) -> None:
         super().__init__(cluster.url)

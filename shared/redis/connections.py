@@ -24,23 +24,23 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.shared.redis.places import Place
 from quire.shared.redis.url import Address
 
-# How a server says that it cannot serve the lane now, and that another one may. Nothing was carried out.
+# Errors by which a server says that it cannot serve the lane now, and that another one may. Nothing was carried out.
 _ELSEWHERE = (ReadOnlyError, AskError, TryAgainError, ClusterDownError, MasterDownError)  # MOVED is an AskError
-# The same without a class of redis-py's, and as Redis 6.2 wraps what a script has run into.
+# Such errors without a class in redis-py, and as Redis 6.2 wraps an error inside a script.
 _ELSEWHERE_TEXTS = ("NOREPLICAS ", "UNBLOCKED ", "READONLY ", "non local key in a cluster")
 
 
 def is_elsewhere(error: ResponseError) -> bool:
-    """Whether a server says that it cannot serve the lane now, and that another one may."""
+    """True if the error says that this server cannot serve the lane now, and that another one may."""
     return isinstance(error, _ELSEWHERE) or any(text in str(error) for text in _ELSEWHERE_TEXTS)
 
 
 class NotTheServer(RedisConnectionError):
-    """The server answered that the lane is not its own to serve, or not now."""
+    """The server answered that it does not serve the lane, or not now."""
 
 
 class PlacedConnection(AbstractConnection):
-    """A connection to the server of a lane, wherever that is."""
+    """A connection to the server of a lane. It reconnects if the lane has moved."""
 
     def __init__(self, *, place: Place, **options: Any) -> None:
         super().__init__(**options)
@@ -50,7 +50,7 @@ class PlacedConnection(AbstractConnection):
     async def connect(self) -> None:
         if self.is_connected:
             await self._place.recheck()
-        # The server closed it, or the lane is elsewhere by now.
+        # The server closed the connection, or the lane has moved.
         if self.is_connected and (self._is_closed or self.moves != self._place.moves):
             await self.disconnect(nowait=True)
         await super().connect()  # type: ignore[no-untyped-call]
@@ -84,12 +84,12 @@ class PlacedConnection(AbstractConnection):
             raise NotTheServer(f"{type(error).__name__}: {error}") from error
 
     def doubt(self, error: ResponseError) -> None:
-        """The server says that it is not the one."""
+        """Note an error by which the server says that it does not serve the lane."""
         self._place.doubt(error, getattr(self, "address", None))
 
 
 class TcpConnection(PlacedConnection, Connection):
-    """Asks where to connect to."""
+    """A TCP connection. It asks its place for the address."""
 
     address: Address
 

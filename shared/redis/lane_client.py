@@ -14,9 +14,9 @@ from quire.shared.redis.places import Place
 
 
 class LaneClient(Redis):
-    """Sends all commands over one `Link`; what takes connections by itself, such as pipelines, has the pool's.
+    """Sends all commands over one `Link`. Pipelines take connections from the pool.
 
-    A command that blocks holds up those behind it: `blocking_client` has a link for it alone.
+    A command that blocks delays the commands after it, so `blocking_client` has a link for one reader.
     """
 
     def __init__(self, place: Place, pool: BlockingConnectionPool, timeout_s: float) -> None:
@@ -25,7 +25,7 @@ class LaneClient(Redis):
         self._place = place
         self._timeout_s = timeout_s
         self._link: Link | None = None
-        # Under way for all that wait for it.
+        # The opening of a new link; all commands that need it wait for this task.
         self._opening: asyncio.Task[Link] | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -44,7 +44,7 @@ class LaneClient(Redis):
         return reply if read is None else read(reply, **options)
 
     async def open_link(self) -> Link:
-        """A new connection to where the lane is now, for one caller."""
+        """Open a new connection to the lane's server, for one caller."""
         connection = self.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -54,7 +54,7 @@ class LaneClient(Redis):
             raise
 
     async def is_current(self, link: Link) -> bool:
-        """Whether a connection is open and goes to where the lane is now."""
+        """True if a link is open and connected to the lane's server."""
         await self._place.recheck()
         connection: Any = link.connection
         return link.is_open and connection.moves == self._place.moves
@@ -71,7 +71,7 @@ class LaneClient(Redis):
         while (link := self._link) is not None:
             if await self.is_current(link):
                 return link
-            if link is self._link:  # no other caller has found that out meanwhile
+            if link is self._link:  # else another caller has replaced the link meanwhile
                 break
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -88,4 +88,4 @@ class LaneClient(Redis):
     def _opened(self, opening: asyncio.Task[Link]) -> None:
         self._opening = None
         if not opening.cancelled():
-            opening.exception()  # it was seen, even if nobody waits any more
+            opening.exception()  # mark the exception as retrieved: all its callers may have gone

@@ -1,8 +1,8 @@
-"""One connection to Redis that many callers use at once: commands leave as they come, answers come in the same order.
+"""One connection to Redis for many concurrent callers: commands are sent at once, replies arrive in the same order.
 
-redis-py opens the connection (address, TLS, password) and knows what commands and errors mean; only the way of the
-bytes is ours. Its own, with a pool, a lock and tasks around each command, takes several times the processor time of
-the command itself. Nothing is ever repeated here: a command that has no answer may have been carried out or not.
+redis-py opens the connection (address, TLS, password) and interprets commands and errors; this module only moves the
+bytes. The path of a command through redis-py, with a pool, a lock and tasks, takes several times the processor time of
+the command itself. A command is never repeated: without a reply it may or may not have been carried out.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Push = Callable[[list[Any]], None]
 
 
 class Link(asyncio.Protocol):
-    """Takes a connected `connection` over. An answer that takes longer than `timeout_s` ends it for all callers."""
+    """Takes over a connected `connection`. A reply that takes longer than `timeout_s` closes it for all callers."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
         self.connection = connection
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        # Commands without an answer, the oldest first, and when they were sent.
+        # Commands without a reply, the oldest first, and the time at which each was sent.
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._push: Push | None = None
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error)
-        # Whether it takes further commands.
+        # False once the link takes no further commands.
         self.is_open = True
         self._closed = asyncio.Event()
         writer = connection._writer
         assert writer is not None
         self._transport = writer.transport
         self._transport.set_protocol(self)
-        if self._transport.is_closing():  # while it was handed over, so that `connection_lost` went elsewhere
+        if self._transport.is_closing():  # closed during the handover, before `connection_lost` came here
             self._end(RedisConnectionError("the connection was closed"))
 
     # --- the side of the callers --------------------------------------------------------------------------------------
 
     def send(self, *command: Any) -> asyncio.Future[Any]:
-        """The answer to come; it raises what Redis answers in refusal, or that the connection has broken.
+        """Send a command and return its future reply. The future raises Redis' error, or that the connection broke.
 
-        Who does not wait for it any more need not: it is dropped when it comes.
+        A caller may cancel the future: the reply is then dropped.
         """
         self.write(*command)
         answer = self._loop.create_future()
@@ -60,30 +60,30 @@ class Link(asyncio.Protocol):
         return answer
 
     def write(self, *command: Any) -> None:
-        """Send a command whose answer is none, or a push."""
+        """Send a command that has no reply, or whose replies are pushes."""
         data = hiredis.pack_command(command)
         if not self.is_open:
             raise RedisConnectionError("the connection is closed")
         self._transport.write(data)
 
     def listen(self, push: Push) -> None:
-        """From now on everything that comes goes to `push`, at once; a refusal ends the connection."""
+        """Pass all further replies to `push`. An error reply closes the connection."""
         self._push = push
 
     async def wait_closed(self, timeout_s: float) -> None:
-        """Return when it is closed, or after `timeout_s`."""
+        """Return when the link is closed, or after `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._closed.wait()
 
     def retire(self) -> None:
-        """Take no further commands, and close when those that wait have their answers."""
+        """Take no further commands, and close after the replies to the commands that were sent."""
         self.is_open = False
         if not self._waiting:
             self.close()
 
     def close(self, error: RedisError | None = None) -> None:
-        """Close at once. Who waits gets `error`."""
+        """Close immediately. Callers that wait for a reply get `error`."""
         self._transport.abort()
         self._end(error or RedisConnectionError("the connection was closed"))
 
@@ -95,7 +95,7 @@ class Link(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 if push is not None:
-                    if isinstance(reply, RedisError):  # a refusal: what was asked for never comes
+                    if isinstance(reply, RedisError):  # the command was refused: there will be no pushes
                         self.close(reply)
                         return
                     push(reply)
@@ -136,6 +136,6 @@ class Link(asyncio.Protocol):
         for answer, _ in waiting:
             if not answer.done():
                 answer.set_exception(type(error)(*error.args))
-        # What redis-py has of it, so that it does not close a connection again that is none.
+        # Clear redis-py's references, so that it does not close the connection again.
         self.connection._reader = self.connection._writer = None
         self._closed.set()

@@ -1,7 +1,7 @@
-"""Where the Redis of a lane is now: fixed, whom the Sentinels call master, or the cluster's node for the lane's slot.
+"""The address of a lane's Redis: fixed, the master that Sentinels name, or the cluster node of the lane's slot.
 
-Every connection asks anew when it is made, and so finds the new master after a failover. Clients of one process share a
-place: when one of their connections finds that the lane has moved, the others follow before their next command.
+Each new connection asks for the address, and so finds the new master after a failover. The clients of one process share
+a place: when one connection finds that the lane has moved, the others follow before their next command.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from redis.exceptions import MovedError, RedisError
 from quire.shared.keys import LaneKeys
 from quire.shared.redis.url import Address, RedisUrl, parse_redis_url
 
-# For one answer of a Sentinel or of a node of the cluster. The next one is asked after that.
+# Timeout of one Sentinel or node of the cluster, after which the next one is asked.
 ASK_TIMEOUT_S = 1.0
-# How often Sentinels are asked again though all is well. After a failover on purpose the old master goes on for many
-# seconds, until they make it a replica; what it accepts until then is lost.
+# Interval at which Sentinels are asked again without any failure. After a planned failover the old master accepts
+# writes for many seconds, until the Sentinels make it a replica; these writes are lost.
 RECHECK_S = 0.5
-# Nodes of a cluster that are remembered.
+# Largest number of nodes of a cluster that are remembered.
 MAX_NODES = 64
 
 ReadReply = Callable[[Address, Any], Address]
 
 
 class Place:
-    """One Redis whose address does not change, though another server may stand behind it (DNS, a proxy)."""
+    """One Redis with a fixed address. The server at that address may change (DNS, a proxy)."""
 
     def __init__(self, url: RedisUrl) -> None:
         self.url = url
         self.moves = 0
         self._last: Address | None = None
-        # Whom to ask, the most trusted first.
+        # The nodes to ask for the address, the most trusted first.
         self._nodes = list(url.nodes)
 
     async def locate(self) -> Address:
-        """Where to connect to. Raises redis-py's ConnectionError if nobody knows."""
+        """Return the address to connect to. Raises redis-py's ConnectionError if no node knows it."""
         return self.url.nodes[0]
 
     async def recheck(self) -> None:
-        """Called before each command: ask again, if it is time to, where that should go."""
+        """Ask for the address again if that is due. Called before each command."""
 
     async def verify(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Raises ConnectionError if the server of a new connection is not the one; `ask` sends it a command."""
+        """Raise ConnectionError if a new connection leads to a wrong server; `ask` sends a command to it."""
 
     def doubt(self, error: BaseException | None = None, asked: Address | None = None) -> None:
-        """The last answer of `locate` was of no use: ask somebody else first, or go where a MOVED `error` says."""
+        """Note that the last answer of `locate` was wrong: ask another node first, or follow a MOVED `error`."""
         if self._nodes:
             self._nodes.append(self._nodes.pop(0))
 
@@ -65,7 +65,7 @@ class Place:
         return address
 
     async def _ask_nodes(self, options: dict[str, Any], read: ReadReply, *command: str) -> Address:
-        """The first useful answer. `read` makes it of a reply, or raises LookupError."""
+        """Ask the nodes until one knows the address. `read` decodes a reply, or raises LookupError."""
         problems = []
         for node in list(self._nodes):
             try:
@@ -87,7 +87,7 @@ class SentinelPlace(Place):
 
     async def recheck(self) -> None:
         if time.monotonic() - self._checked_at > RECHECK_S:
-            with suppress(RedisError, OSError):  # with no Sentinel to ask the master is who it was
+            with suppress(RedisError, OSError):  # without a Sentinel that answers, the last master stays
                 await self.locate()
 
     async def locate(self) -> Address:
@@ -101,7 +101,7 @@ class SentinelPlace(Place):
         return self._found(await self._ask_nodes(self.url.sentinel_options, read, *command))
 
     async def verify(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        # For a while after a failover a Sentinel may name a server that is no master any more, or not yet.
+        # For a while after a failover a Sentinel may name the old master, or a server that is not a master yet.
         role = (await ask("ROLE"))[0].decode()
         if role != "master":
             raise RedisConnectionError(f"{self._last} is a {role} and not the master of {self.url.service}")
@@ -113,7 +113,7 @@ class ClusterPlace(Place):
     def __init__(self, url: RedisUrl, slot: int | None) -> None:
         super().__init__(url)
         self._slot = slot
-        # Where a MOVED has sent us, for as long as that proves right.
+        # The address in the last MOVED error, until it proves wrong.
         self._hint: Address | None = None
 
     async def locate(self) -> Address:
@@ -139,7 +139,7 @@ class ClusterPlace(Place):
         return owner
 
     async def masters(self) -> list[Address]:
-        """All masters that have slots."""
+        """Return all masters that have slots."""
         found: dict[Address, None] = {}
 
         def read(asked: Address, reply: Any) -> Address:
@@ -152,7 +152,7 @@ class ClusterPlace(Place):
 
 @lru_cache(maxsize=64)
 def place_of(url: str, lane: str) -> Place:
-    """The place of a lane, one per process. Without a lane: of any node. Raises BrokerUnavailable for a wrong URL."""
+    """Return the place of a lane, one object per process; without a lane, of any node. Raises BrokerUnavailable."""
     parsed = parse_redis_url(url)
     if parsed.kind == "sentinel":
         return SentinelPlace(parsed)
@@ -162,12 +162,12 @@ def place_of(url: str, lane: str) -> Place:
 
 
 def _address(node: Any, asked: Address) -> Address:
-    # No host: the node does not know how we reach it, and it is the one that was asked.
+    # An empty host is the node that was asked: it does not know its address for clients.
     return Address(node[0].decode() if node[0] else asked.host, int(node[1]))
 
 
 async def _ask(node: Address, is_tls: bool, options: dict[str, Any], *command: str) -> Any:
-    """One command on a connection of its own."""
+    """Send one command on a connection of its own."""
     kind = SSLConnection if is_tls else Connection
     connection = kind(
         host=node.host,

@@ -1,12 +1,12 @@
-"""What `--redis-url` may be: one Redis, one behind Sentinels, or a Redis Cluster. Nothing in it is ignored.
+"""The forms of `--redis-url`: one Redis, a Redis with Sentinels, or a Redis Cluster. No part of a URL is ignored.
 
     redis://user:password@host:6379/0                    rediss:// for TLS
     unix:///path/to/redis.sock?db=0
     redis+sentinel://host:26379,host:26379/service/0     rediss+sentinel:// for TLS
     redis+cluster://host:7000,host:7000                  rediss+cluster:// for TLS
 
-Of redis-py's options in the query only those are taken that say who we are and whom we trust: timeouts and retries are
-not a matter of the URL (see `shared/redis/clients.py`).
+Of redis-py's options, the query may have those for credentials and TLS. Timeouts and retries are fixed by
+`shared/redis/clients.py`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class BrokerUnavailable(StartError, ConnectionError):
-    """Redis does not answer, or not as a Redis that can hold the queue: what, where and the remedy."""
+    """Redis does not answer, or cannot hold the queue. The text names the fault, the URL and the remedy."""
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """Host and port of a server."""
 
     host: str
     port: int
@@ -59,10 +59,10 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL that has been read.
+    """A parsed URL.
 
-    nodes: the server itself, Sentinels, or some nodes of the cluster. path: of a unix socket, in place of nodes.
-    options: what each connection to a Redis is made with, as redis-py calls it; sentinel_options: to a Sentinel.
+    shown: the URL without passwords. nodes: the server itself, Sentinels, or some nodes of the cluster. path: of a unix
+    socket, instead of nodes. options: redis-py's options of connections to Redis; sentinel_options: to Sentinels.
     """
 
     shown: str
@@ -76,7 +76,7 @@ class RedisUrl:
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """Raises BrokerUnavailable with the URL less its passwords, what is wrong with it, and the remedy."""
+    """Parse a URL. Raises BrokerUnavailable, whose text has the URL without passwords, the fault and the remedy."""
     try:
         return _parse(text)
     except ValueError as error:
@@ -87,7 +87,7 @@ def parse_redis_url(text: str) -> RedisUrl:
 
 
 def redact(url: str) -> str:
-    """A Redis URL without its passwords."""
+    """Return a Redis URL without its passwords."""
     url = re.sub(r"(?<=password=)[^&]*", "***", url, flags=re.IGNORECASE)
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     credentials, at, host = rest.rpartition("@")
@@ -95,7 +95,7 @@ def redact(url: str) -> str:
 
 
 def _is_cut(text: str) -> bool:
-    """Whether what is wrong may be a piece of a password, which nobody may be shown."""
+    """True if the faulty part of a URL may be a piece of a password, which an error must not show."""
     try:
         parts = urlsplit(text)
     except ValueError:  # a bracket

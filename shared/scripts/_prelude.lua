@@ -1,16 +1,19 @@
--- Prepended to every script of this folder. Lane keys are built from the lane's prefix: all share one hash tag.
+-- Shared functions, prepended to every script of this folder. In front of them, shared/broker/scripts.py defines the
+-- constants that Lua and Python share: MESSAGE_VERSION, GROUP, QUEUES, PRIORITY_CLASSES, ...
+-- Scripts build the keys of a request from the lane's prefix; all keys of a lane have the same hash tag.
 
 local function now_ms()
     local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A number of a hash or of an entry: digits alone. nil if it is none.
+-- Read a field as a non-negative integer; nil if the text is anything else.
 local function whole(text)
     return text and #text < 16 and string.match(text, '^%d+$') and tonumber(text) or nil
 end
 
--- Like redis.call, but what a corrupt id, a key of another type or a queue that is none makes impossible is not done.
+-- Like redis.call, but errors caused by corrupt data (bad id, wrong type, missing group) are returned instead of
+-- raised.
 -- Other errors, such as no memory, end the script.
 local PASSED_OVER = {ERR = true, WRONGTYPE = true, NOGROUP = true}
 
@@ -23,7 +26,7 @@ local function try(...)
     return reply
 end
 
--- Add to the queued load of a class and to the sum over all classes.
+-- Add to the queued load of a class, and to the sum over all classes.
 local function add_load(prefix, class, requests, tokens)
     local load = prefix .. 'load'
     redis.call('HINCRBY', load, 'requests', requests)
@@ -41,7 +44,8 @@ local function is_class(name)
     return false
 end
 
--- What a request counts as in the load: its class and cost, and where these are corrupt what its queue knows of them.
+-- Return the class and the cost with which a request counts in the load. If these fields are corrupt, its queue and its
+-- entry replace them.
 local function load_of(prefix, class, cost, queue, entry)
     if not is_class(class) then
         class = is_class(queue) and queue or DEFAULT_CLASS
@@ -54,7 +58,8 @@ local function load_of(prefix, class, cost, queue, entry)
     return class, tokens or 0
 end
 
--- Remove an entry from a queue and from the list of what its workers have pending. One that cannot be has none.
+-- Remove an entry from a queue and from the pending entries of its workers. A corrupt queue name or entry id is
+-- ignored.
 local function take_off_queue(prefix, queue, entry)
     if queue and entry then
         local stream = prefix .. 'queue:' .. queue
@@ -63,10 +68,10 @@ local function take_off_queue(prefix, queue, entry)
     end
 end
 
--- Of a request, the oldest falls away: far more gateways than there are clients of one request.
+-- Listeners kept per request; the oldest is dropped. Far above any real number of gateways.
 local MAX_LISTENERS = 64
 
--- The gateways at which somebody listens to a request, as its hash has them; where that is corrupt, the last one.
+-- Return the gateways that listen to a request. If the field `gateways` is corrupt, only the last one, `gateway`.
 local function listeners(gateways, gateway)
     local is_read, names = pcall(cmsgpack.unpack, gateways or '')
     if not is_read or type(names) ~= 'table' then
@@ -89,14 +94,16 @@ local function without(names, name)
     return rest
 end
 
--- Leave a worker a notice about a request. Nobody empties the mailbox of a worker that is gone: it expires.
+-- Put a notice about a request into a worker's mailbox. The mailbox expires, because a worker that is gone never
+-- empties it.
 local function notify(prefix, worker, id, notice, retention_s)
     local mailbox = prefix .. 'worker:' .. worker .. ':mailbox'
     redis.call('HSET', mailbox, id, notice)
     redis.call('EXPIRE', mailbox, retention_s)
 end
 
--- Have the queues forget a worker that is gone. False where something is still pending for it: it goes with that.
+-- Delete the consumers of a worker that is gone. Returns false if entries are still pending for one of them: that
+-- consumer stays until they are taken over.
 local function forget_consumer(prefix, worker)
     local is_gone = true
     for _, name in ipairs(QUEUES) do
@@ -111,7 +118,8 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- End a request: outcome, entry off the queue, counter, expiry. The caller has checked that it is not done yet.
+-- End a request: write the outcome, remove the queue entry, count it, and let the keys expire. The caller has checked
+-- that the request is not done yet.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
     local queued = redis.call('HMGET', req, 'queue', 'entry')
@@ -123,12 +131,12 @@ local function finish(prefix, id, outcome, retention_s)
     redis.call('HINCRBY', prefix .. 'totals', outcome, 1)
 end
 
--- End a request that no attempt can end: log and publish a terminal item, then finish it.
+-- End a request that no attempt will end: log and publish a terminal item, then finish the request.
 local function finish_unowned(prefix, id, outcome, detail, retention_s)
     local req = redis.call('HMGET', prefix .. 'req:' .. id, 'emitted', 'gateway')
     local log = prefix .. 'out:' .. id
     local emitted = whole(req[1])
-    if not emitted then -- corrupt; the log says it too
+    if not emitted then -- corrupt: derive it from the output log
         local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
         emitted = last and whole(string.match(last[1], '^%d+')) or 0
         redis.call('HSET', prefix .. 'req:' .. id, 'emitted', emitted)
@@ -139,22 +147,22 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
         if string.find(reply.err, '^WRONGTYPE') then
             redis.call('DEL', log)
         end
-        redis.call('XADD', log, '*', 'item', item) -- the log is further than the state says: behind all it has
+        redis.call('XADD', log, '*', 'item', item) -- the log is longer than the state says: append
     end
     redis.call('PUBLISH', prefix .. 'gateway:' .. (req[2] or ''), item)
     finish(prefix, id, outcome, retention_s)
 end
 
--- Count something that recovery did, for operators; it decides nothing.
+-- Count an act of recovery. The counters are for operators; no script reads them.
 local function count(prefix, what)
     redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
 end
 
--- End a request whose hash is corrupt: no attempt can. What else is in Redis says how far it was and where it waits.
+-- End a request whose hash is corrupt, as an error. The output log and the queue tell its progress and its place.
 local function finish_corrupt(prefix, id, retention_s)
     local state = redis.call('HMGET', prefix .. 'req:' .. id, 'state', 'class', 'cost', 'queue', 'entry', 'attempt',
         'owner')
-    if state[1] == 'queued' or not state[6] then -- an attempt takes it off the load
+    if state[1] == 'queued' or not state[6] then -- a claim has removed a running one from the load
         local class, cost = load_of(prefix, state[2], state[3], state[4], state[5])
         add_load(prefix, class, -1, -cost)
     elseif state[7] then
@@ -164,8 +172,8 @@ local function finish_corrupt(prefix, id, retention_s)
     finish_unowned(prefix, id, 'error', 'the request is corrupt in Redis; send it again', retention_s)
 end
 
--- Count that an attempt ended because its worker died or lost its lease. Without a new token since the last time the
--- same may happen for ever: true from the `limit`th time on, and after ten times in all.
+-- Count that an attempt ended because its worker died or lost its lease. Deaths without a new token in between could go
+-- on for ever: returns true from the `limit`th of them on, and from the tenth death in all.
 local function has_died_too_often(req, emitted, limit)
     local seen = redis.call('HMGET', req, 'deaths', 'died_at')
     local deaths = (emitted > tonumber(seen[2] or -1)) and 1 or tonumber(seen[1] or 0) + 1

@@ -1,8 +1,8 @@
--- Have the output of a request published to another gateway from now on, at which somebody listens to it.
+-- Make a gateway a listener of a request, and publish the output to this gateway from now on.
 --   KEYS  request hash
 --   ARGV  gateway
---   ->    {} | {state, about}
--- What was published before is in the log. Repeatable.
+--   ->    {state, about} | {} (the request is unknown)
+-- Earlier output is in the output log. Repeatable.
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'about', 'gateways', 'gateway')
 if not req[1] then
     return {}

@@ -1,8 +1,9 @@
--- A worker lives under its name: the only one, or the one that follows a dead one.
+-- Take or keep a worker's name, and record a heartbeat. A name belongs to one process at a time; a new process may take
+-- it over from a dead one.
 --   KEYS  the worker's hash, the set of workers
 --   ARGV  worker, incarnation of its process, where that process runs, seconds between beats, card ('' before the first
---         beat), life of the hash (s), incarnation of the dead one that it follows ('' = none), prefix
---   ->    1 | 0 (another process lives under the name: nothing was done)
+--         beat), life of the hash (s), incarnation of the dead process that it replaces ('' = none), prefix
+--   ->    1 | 0 (another process has the name: nothing was done)
 -- Repeatable.
 local worker, incarnation, home, every, card, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 

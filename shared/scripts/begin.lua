@@ -1,8 +1,8 @@
--- An attempt that waited to run alone begins: from now on a death of its worker counts.
+-- Start an attempt that waited to run alone: from now on a death of its worker counts.
 --   KEYS  request hash
 --   ARGV  prefix, id, attempt token, retention (s)
 --   ->    1 | 0 (the attempt is over)
--- What was cancelled or has outlived its deadline meanwhile ends here, and need not run. Repeatable.
+-- A request that was cancelled, or whose deadline passed while it waited, ends here and does not run. Repeatable.
 local prefix, id, attempt, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'attempt', 'cancel', 'deadline')
 if req[1] ~= 'running' or req[2] ~= attempt then

@@ -1,8 +1,9 @@
--- Stop a request: at once while it waits; while it runs its worker is told with its next commit.
+-- Cancel a request. A waiting request ends at once; the worker of a running one is told with its next commit.
 --   KEYS  request hash
---   ARGV  prefix, id, retention (s), whether others may want it ('1' or ''), gateways that do not count among these
---   ->    'cancelled' (it waited and is now done) | 'flagged' (it runs) | 'wanted' (somebody listens at another gateway)
---         | 'done' | 'unknown'
+--   ARGV  prefix, id, retention (s), '1' to keep it if another gateway listens ('' = cancel in any case), gateways that
+--         do not count as listeners
+--   ->    'cancelled' (it waited and is now done) | 'flagged' (it runs) | 'wanted' (another gateway listens: nothing
+--         was done) | 'done' | 'unknown'
 -- Repeatable.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'owner', 'class', 'cost', 'gateways', 'gateway', 'queue', 'entry')

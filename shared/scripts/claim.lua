@@ -1,14 +1,14 @@
--- Take a delivered request for one attempt, with the tokens that earlier attempts emitted.
+-- Claim a delivered request for a new attempt, and return the tokens that earlier attempts emitted.
 --   KEYS  request hash, output log
---   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery, never
---         reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
+--   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery,
+--         never reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
---         the attempt before this one} | {'dropped', why}
---         ('unknown': nothing is known of it; 'corrupt': its hash cannot be read, and it ends as an error)
---         | {'lost'} (the entry is pending for another worker by now, or for nobody: nothing was done)
--- Repeatable with the same attempt token. What is unknown, done, cancelled or expired is dropped and its entry removed.
--- An owner before this one finds its attempt token in its mailbox: that attempt is over. If it was another process its
--- worker died, or seemed to, with this request in its hands; one that still waited for `begin` there cannot be why.
+--         token of the previous attempt}
+--         | {'dropped', reason} (there is nothing left to do, and the entry was removed; see shared/states.py)
+--         | {'lost'} (the entry is pending for another worker by now, or for none: nothing was done)
+-- Repeatable with the same attempt token. A request that is unknown, done, cancelled or expired is dropped.
+-- The previous owner finds its attempt token in its mailbox: that attempt is over. If the previous owner was another
+-- process, this counts as a death of its worker with this request, unless the request still waited for `begin` there.
 local prefix, id, queue, entry, worker, incarnation, attempt, retention, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4],
     ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 
@@ -17,7 +17,7 @@ local function drop(why)
     return {'dropped', why}
 end
 
--- Who was slow to claim has lost the entry to another worker's reclaim.
+-- If this claim was slow, the reclaim of another worker has taken the entry.
 local pending = redis.call('XPENDING', prefix .. 'queue:' .. queue, GROUP, entry, entry, 1)[1]
 if not pending or pending[2] ~= worker then
     return {'lost'}
@@ -56,7 +56,7 @@ local function is_corrupt()
 end
 
 if req[2] ~= entry or req[14] ~= queue then
-    -- An entry that was there before, if the request has one of its own.
+    -- The entry is superseded if the request has another one of its own; else the request is corrupt.
     local own = redis.pcall('XRANGE', prefix .. 'queue:' .. (req[14] or ''), req[2] or '', req[2] or '')
     return own[1] and drop(state) or end_corrupt()
 end
@@ -104,7 +104,7 @@ if logged_to ~= emitted then
     return end_corrupt()
 end
 local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before')
--- Progress since the last death clears the request of those before.
+-- Progress since the last death resets the count.
 local deaths = (emitted > tonumber(seen[2] or -1)) and 0 or tonumber(seen[1])
 if deaths and deaths >= limit - 1 then
     redis.call('HSET', KEYS[1], 'waits', 1)

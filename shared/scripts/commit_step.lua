@@ -1,17 +1,22 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, retention (s), a msgpack array with six values for each request:
---         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages.py);
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see docs/protocol.md);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
---         lost: another attempt owns it, or it ended without this one: drop the sequences.
---         Cancelled and expired: finish it with that outcome.
---         id, index: the log is behind (Redis lost its tail); send again from that index on.
---         id, notice: what was in the mailbox ('cancel', or the attempt token that is over). It stays there until the
---         next commit says that it was obeyed: a reply may be lost.
--- The fence: nothing is appended unless the attempt token is the current one and the item starts where the log ends.
+--         lost: another attempt owns the request, or the request ended without this attempt: drop its sequences.
+--         cancelled, expired: finish the request with that outcome.
+--         id, index: the log is shorter than the worker assumes (Redis lost its tail): send again from that index on.
+--         id, notice: a notice in the mailbox ('cancel', or the attempt token that is over). It stays there until a
+--         commit says that it was obeyed, because a reply may be lost.
+-- The fence: an item is appended only if its attempt token is the current one and it starts where the log ends.
 -- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
 -- A reader never sees a token that is not in the log: log and publish are one atomic step.
+--
+-- 1. Remove the notices that were obeyed, and read the others.
+-- 2. For each request: check the fence, append the item to the log, collect it for its gateway, finish the request if
+--    the item has an outcome.
+-- 3. Publish one frame per gateway.
 local prefix, retention = ARGV[1], ARGV[2]
 local now = now_ms()
 local lost, cancelled, expired, behind = {}, {}, {}, {}
@@ -46,7 +51,8 @@ for i = 1, #step, 6 do
         elseif first == emitted and (last > first or outcome ~= '') then
             local entry = last .. (outcome == '' and '-0' or '-1')
             if type(try('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
-                -- Log and state contradict each other. One broken request must not stop all commits of its worker.
+                -- The log and the state contradict each other. This request ends: it must not stop its worker's
+                -- commits.
                 finish_unowned(prefix, id, 'error', 'the output log does not fit the state of the request', retention)
                 lost[#lost + 1] = id
                 lost[#lost + 1] = attempt
@@ -68,7 +74,7 @@ for i = 1, #step, 6 do
                 expired[#expired + 1] = id
             end
         end
-    elseif last > (emitted or 0) then -- another ended it: cancelled, or past its deadline
+    elseif last > (emitted or 0) then -- ended without this attempt: cancelled, or past its deadline
         count(prefix, 'fenced')
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt

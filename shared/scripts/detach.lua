@@ -1,8 +1,8 @@
--- At this gateway nobody listens to a request any more.
+-- Remove a gateway from the listeners of a request.
 --   KEYS  request hash
 --   ARGV  gateway
---   ->    {gateway, ...} at which somebody does, or did when they died; none if the request is done or unknown
--- The output is published to the last of them from now on. Repeatable.
+--   ->    {gateway, ...}: the remaining listeners, some of which may have died; {} if the request is done or unknown
+-- The output is published to the last of these from now on. Repeatable.
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
 if not req[1] or req[1] == 'done' then
     return {}

@@ -1,8 +1,8 @@
--- End a request whose deadline has passed, whether it waits or runs: no worker did it in time.
+-- End a request whose deadline has passed, waiting or running, because no worker has done so.
 --   KEYS  request hash
 --   ARGV  prefix, id, retention (s)
 --   ->    'expired' (it is now done) | 'early' (its deadline has not passed, or it has none) | 'done' | 'unknown'
--- Repeatable. The owner of one that runs finds its attempt token in its mailbox: that attempt is over.
+-- Repeatable. The owner of a running request finds its attempt token in its mailbox: that attempt is over.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
 local state, deadline = req[1], whole(req[2])

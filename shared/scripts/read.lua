@@ -1,8 +1,8 @@
--- Hand a worker new requests, of the first queue first, without waiting for any.
+-- Read new requests for a worker, from the first queue first, without blocking.
 --   KEYS  queues
 --   ARGV  worker, how many at most
 --   ->    for each queue {{entry id, {field, value, ...}}, ...}
--- Not repeatable: what was handed over is pending for the worker, who finds it there after a call that failed.
+-- Not repeatable: entries that were read are pending for the worker, which looks there after a call that failed.
 local left = tonumber(ARGV[2])
 local found = {}
 for i, queue in ipairs(KEYS) do

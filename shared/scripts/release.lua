@@ -1,8 +1,8 @@
--- Hand running requests back with all their tokens, for any other worker to go on at once; it does not count as a death.
---   KEYS  any of the lane (a cluster finds the node by it)
+-- Return running requests to the queue with all their tokens: any worker may resume them at once. This is not a death.
+--   KEYS  any key of the lane (a cluster finds the node by it)
 --   ARGV  prefix, then for each request: id, attempt token
---   ->    how many were handed back
--- They go to a queue that is read before all others: their clients wait in the middle of an answer. Repeatable.
+--   ->    number of requests that were returned
+-- They go to a queue that is read first, because their clients wait in the middle of an answer. Repeatable.
 local prefix = ARGV[1]
 local released = 0
 for i = 2, #ARGV, 2 do

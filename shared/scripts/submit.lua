@@ -1,19 +1,19 @@
--- Accept a request: hash, queue entry and load, or nothing.
+-- Accept a request: write its hash, its queue entry and its load, or nothing.
 --   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
---   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 = none),
---         about (what a gateway must know to render the answer again), background ('1': runs on without a client),
---         fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent ('' = none),
---         another request whose listeners will listen to this one, too ('' = none)
+--   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 =
+--         none), about (what a gateway must know to render the answer again), background ('1': runs on without a
+--         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
+--         = none), another request whose listeners become listeners of this one ('' = none)
 --   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
--- Repeatable: the same id is accepted once, so a caller that lost the reply asks again; it listens in any case. An
--- idempotency key whose request is forgotten counts as unused.
+-- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
+-- listener in any case. An idempotency key whose request has expired counts as unused.
 local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local fingerprint = ARGV[12]
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
-    -- Of several prompts under one idempotency key the second caller's gateway may have made up for this one's.
+    -- With several prompts under one idempotency key, the gateway of a second caller may have submitted this one first.
     local req = redis.pcall('HMGET', KEYS[1], 'state', 'gateways', 'gateway')
     local gateways = listeners(req[2], req[3])
     if req[1] and req[1] ~= 'done' and #without(gateways, gateway) == #gateways and #gateways < MAX_LISTENERS then
@@ -39,7 +39,8 @@ if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) 
 end
 local gateways = {gateway}
 if ARGV[15] ~= '' then
-    -- The first caller's gateway may not have come to this prompt yet: if the second one leaves first, it is wanted.
+    -- The first caller's gateway may not have reached this prompt yet. As a listener it keeps the request alive if the
+    -- second caller leaves.
     local other = redis.pcall('HMGET', prefix .. 'req:' .. ARGV[15], 'gateways', 'gateway')
     gateways = without(listeners(other[1], other[2]), gateway)
     gateways[#gateways + 1] = gateway

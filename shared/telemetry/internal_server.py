@@ -1,6 +1,6 @@
-"""The HTTP server that each process has for operators, on a port of its own. Clients never come here.
+"""The internal HTTP server of each process: endpoints for operators, on a port of its own, not for clients.
 
-Whatever goes wrong is an answer in JSON: `{"error": "..."}`.
+An error is a JSON object: `{"error": "..."}`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PortError(StartError):
-    """The internal server cannot listen: which setting, which value, and the remedy."""
+    """The internal server cannot listen. The text names the setting, its value and the remedy."""
 
 
 class ServiceUnavailable(Exception):
-    """What was asked for cannot be told now: why. It is a 503."""
+    """An endpoint cannot answer now, and returns 503. The text is the reason."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket for the server. Raises PortError."""
+    """Bind a socket for the server. Raises PortError."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -75,11 +75,11 @@ class InternalServer:
 
     @property
     def paths(self) -> str:
-        """What there is, for people."""
+        """The paths as a phrase: `/metrics, /health and /debug/blocks`."""
         return f"{', '.join(self._paths[:-1])} and {self._paths[-1]}"
 
     async def start(self) -> None:
-        """Answer from now on. Raises PortError if another process has come to listen there since `bind`."""
+        """Start to answer. Raises PortError if another process has begun to listen on the port since `bind`."""
         await self._runner.setup()
         try:
             await web.SockSite(self._runner, self._listener).start()
@@ -109,10 +109,11 @@ class InternalServer:
 
 
 def json_response(status: int, value: Any, headers: Any = None) -> web.Response:
-    """`value` as JSON. Of `headers` only `Allow` is kept."""
+    """Return a response with `value` as JSON. Only the header `Allow` of `headers` is kept."""
     kept = {name: text for name, text in (headers or {}).items() if name == "Allow"}
     return web.Response(status=status, body=dump(value), content_type="application/json", headers=kept)
 
 
 def dump(value: Any) -> bytes:
+    """Return `value` as one line of JSON."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,13 +1,13 @@
-"""Logs: one line per event on standard error, the same shape in every process.
+"""Logs: one line per event on standard error, in the same format in every process.
 
     2026-05-04 12:00:01.234 INFO  worker  message
     {"ts": "2026-05-04T10:00:01.234Z", "level": "info", "logger": "quire.worker", "msg": "message", "worker": "w1"}
 
-The time of a text line is local, that of a JSON line is UTC. A message that spans lines is kept on one, so that `grep`
-finds all of it; a traceback follows a text line on lines of its own, and is the field `exception` of a JSON line.
+The time of a text line is local, that of a JSON line is UTC. A message with line breaks is written on one line, so that
+`grep` finds all of it. A traceback follows a text line on separate lines, and is the field `exception` of a JSON line.
 
-What clients say is never in a message. A traceback could quote it in the text of an exception, so where `hides_errors`
-is set it has the places and types of the exceptions only.
+A message never contains input of clients. A traceback could quote it in the text of an exception: with `hides_errors`
+tracebacks have only the places and types of exceptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-# What a message may carry beside its text, as `extra`: fields of a JSON line.
+# Fields of a JSON line that a message may have in addition to its text, as `extra`.
 FIELDS = (
     "request_id",
     "trace_id",
@@ -61,7 +61,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(LineFormatter):
-    """Renders a record as one JSON object, with the process' names (`worker`, `gateway`) and what FIELDS it has."""
+    """Renders a record as one JSON object, with the process' names (`worker`, `gateway`) and its FIELDS."""
 
     def __init__(self, names: dict[str, str], hides_errors: bool = False) -> None:
         super().__init__("", hides_errors)
@@ -83,7 +83,7 @@ class JsonFormatter(LineFormatter):
 
 
 def places(error: BaseException) -> str:
-    """A traceback without the texts of its exceptions, which may quote what a client said."""
+    """Format a traceback without the texts of its exceptions, which may quote input of a client."""
     parts: list[str] = []
     seen: set[int] = set()
     found: BaseException | None = error
@@ -113,14 +113,14 @@ def setup_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Libraries that log every request or step at INFO would drown what Quire says.
+    # These libraries log every request or step at INFO, which would drown the log of Quire.
     for name in ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingface_hub"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
 
 
 def give_up(prog: str, error: object) -> None:
-    """The last line of a process that cannot go on: a sentence for people, or a record where the log is JSON."""
+    """Write the last line of a process that cannot go on: a sentence, or a record if the log is JSON."""
     message = f"{prog}: {' '.join(str(error).split())}"
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger(prog.replace(" ", ".")).critical("%s", message)

@@ -1,4 +1,4 @@
-"""How late an event loop is: what a callback that is due waits for others."""
+"""Measures the lag of an event loop: the time that a callback waits after it is due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERVAL_S = 0.05
 
 
 class LoopLag:
-    """Wakes up every INTERVAL_S and notes by how much it was late. `start` and `close` in the loop it looks at."""
+    """Wakes up every INTERVAL_S and records the delay. Call `start` and `close` in the loop to measure."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(STEP_S)

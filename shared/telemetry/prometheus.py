@@ -1,8 +1,8 @@
-"""Counting what happens, cheaply enough for every step and every token, and what Prometheus reads of it.
+"""Histograms that are cheap enough for every step and every token, and the text format of Prometheus.
 
-A `Histogram` costs one search in a short tuple and two additions, without a lock: one thread writes. Everything else
-happens when somebody asks: `counter`, `gauge` and `histogram` make the families of a reading. No label may have values
-that grow with users or requests.
+An observation costs one search in a short tuple and two additions, without a lock: one thread writes. All other work is
+done per scrape: `counter`, `gauge` and `histogram` make the metric families. No label may have values that grow with
+users or requests.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from prometheus_client.registry import Collector
 
 __all__ = ["CONTENT_TYPE_LATEST", "Exposition", "Fading", "Histogram", "build_info", "counter", "gauge", "histogram"]
 
-# Upper bounds of buckets. Parts of a step, and what should be as short: fine around a millisecond.
+# Upper bounds of buckets, in seconds. For phases of a step and similar times: fine around a millisecond.
 STEP_S = (
     *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025, 0.04, 0.06),
     *(0.1, 0.25, 1.0, 4.0),
 )
-# Between two tokens of a stream.
+# For the time between two tokens of a stream.
 TOKEN_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
 )
-# What people wait for.
+# For the times that users wait.
 WAIT_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
     *(5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0),
 )
 COUNTS = tuple(float(2**power) for power in range(15))
 
-# The values of the labels of a sample, in the order of their names.
+# Names of labels, or the values of a sample in the same order.
 Labels = tuple[str, ...]
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 class Histogram:
-    """Observations by bucket. `bounds` are the upper ends, rising; beyond the last there is one bucket more."""
+    """Counts of observations by bucket. `bounds` are the rising upper bounds; one more bucket has no upper bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -62,21 +62,21 @@ class Histogram:
         return sum(self.counts)
 
     def copy(self) -> Histogram:
-        """What has been observed until now."""
+        """Return a copy of the observations until now."""
         copied = Histogram(self.bounds)
         copied.counts, copied.sum = self.counts.copy(), self.sum
         return copied
 
 
 class Fading:
-    """The largest value that was seen, where each counts for half after `half_life_s` seconds, and so on."""
+    """A decaying maximum: each value seen counts half after `half_life_s` seconds, a quarter after twice that."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._value = self._seen_at = 0.0
 
     def see(self, value: float, now: float) -> None:
-        """now: seconds of a clock that never goes back."""
+        """Take a value into account. now: seconds of a monotonic clock."""
         if value >= self.at(now):
             self._value, self._seen_at = value, now
 
@@ -85,7 +85,7 @@ class Fading:
 
 
 def counter(name: str, help: str, values: float | Mapping[Any, float], labels: Labels = ()) -> Metric:
-    """A counter; `_total` is added to its name. `values`: one, or by the values of `labels`."""
+    """Return a counter; `_total` is added to its name. `values`: one number, or numbers by the values of `labels`."""
     return _filled(CounterMetricFamily(name, help, labels=labels), values)
 
 
@@ -96,7 +96,7 @@ def gauge(name: str, help: str, values: float | Mapping[Any, float], labels: Lab
 def histogram(name: str, help: str, values: Histogram | Mapping[Any, Histogram], labels: Labels = ()) -> Metric:
     family = HistogramMetricFamily(name, help, labels=labels)
     for key, one in _items(values):
-        # Where another thread observes meanwhile the copy of the counts is what holds.
+        # Another thread may observe meanwhile: the copy of the counts is consistent in itself.
         buckets, at = [], 0
         for bound, count in zip((*map(_number, one.bounds), "+Inf"), one.counts.copy(), strict=True):
             at += count
@@ -122,10 +122,10 @@ def _number(bound: float) -> str:
 
 
 def build_info(process: str) -> Metric:
-    """Which version of what this process is."""
+    """Return the metric whose labels name process, version and Python."""
     try:
         version = metadata.version("quire")
-    except metadata.PackageNotFoundError:  # it runs from its sources
+    except metadata.PackageNotFoundError:  # runs from the sources, not installed
         version = "unknown"
     values = {(process, version, platform.python_version()): 1.0}
     return gauge(
@@ -137,7 +137,7 @@ def build_info(process: str) -> Metric:
 
 
 class Exposition(Collector):
-    """A registry of its own: the families of the latest reading, and those of the process (`process_...`)."""
+    """A registry with the families of the latest scrape and those of the process (`process_...`)."""
 
     def __init__(self, process: str) -> None:
         self._families: list[Metric] = []
@@ -147,7 +147,7 @@ class Exposition(Collector):
         ProcessCollector(registry=self._registry)
 
     def render(self, families: Iterable[Metric]) -> bytes:
-        """The text of one reading, in CONTENT_TYPE_LATEST."""
+        """Return the text of one scrape, in CONTENT_TYPE_LATEST."""
         self._families = [self._build, *families]
         return generate_latest(self._registry)
 

@@ -1,8 +1,8 @@
 """Spans, made and exported with OpenTelemetry. Import this only where tracing is on (`shared/telemetry/tracing.py`).
 
-Spans wait in a bounded queue for a thread that sends them; a collector that is away costs what does not fit there, and
-nothing else. The span limits and sampling of the standard variables (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_...`,
-`OTEL_EXPORTER_OTLP_HEADERS`, ...) hold.
+Spans wait in a bounded queue for a thread that sends them. While the collector is away, spans that do not fit there are
+dropped; nothing else is affected. The standard variables (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_...`,
+`OTEL_EXPORTER_OTLP_HEADERS`, ...) apply.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Attributes", "Span", "SpanKind", "Tracer", "fail"]
 
-# How long the end of a process may wait for its last spans to leave.
+# Time that the end of a process waits for its last spans to be sent.
 FLUSH_S = 2.0
-# For one batch, with repetitions.
+# Time for one batch, with its retries.
 EXPORT_TIMEOUT_S = 5.0
-# Short, so that what a process that is killed had finished is there.
+# Short, so that most finished spans of a killed process have been sent.
 SCHEDULE_DELAY_MS = 1000.0
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, but for a span whose id is known beforehand."""
+    """Random span ids, except for a span whose id was chosen in advance."""
 
     def __init__(self) -> None:
         self.next_span_id = 0
@@ -57,7 +57,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _Exporter(SpanExporter):
-    """Says once that spans cannot be sent, and once that they can again."""
+    """Logs once that spans cannot be sent, and once that they can be sent again."""
 
     def __init__(self, inner: SpanExporter, url: str) -> None:
         self._inner = inner
@@ -86,7 +86,7 @@ class Tracer:
     """Makes the spans of one process, on its event loop only."""
 
     def __init__(self, process: str, instance: str, url: str, environ: Mapping[str, str]) -> None:
-        # The libraries' own words for each failure; ours are said once.
+        # The library logs each failure; `_Exporter` logs it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         attributes = {"service.instance.id": instance, "service.version": _version()}
         if not environ.get("OTEL_SERVICE_NAME"):
@@ -113,7 +113,7 @@ class Tracer:
         span_id: int = 0,
         links: Sequence[TraceContext] = (),
     ) -> Span:
-        """A span that has begun, now or at `began_ns` (of `time.time_ns`); end it. A root without a parent."""
+        """Start a span, now or at `began_ns` (of `time.time_ns`). The caller ends it. No parent: a root span."""
         self._ids.next_span_id = span_id
         context = set_span_in_context(NonRecordingSpan(_remote(parent))) if parent else {}
         return self._tracer.start_span(
@@ -126,15 +126,15 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Send what waits, within FLUSH_S; blocks for so long at most."""
-        # In a thread, since a connection attempt in progress cannot be ended.
+        """Send the waiting spans. Blocks for at most FLUSH_S."""
+        # In a thread, because a connection attempt in progress cannot be interrupted.
         thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         thread.start()
         thread.join(FLUSH_S)
 
 
 def context_of(span: Span) -> TraceContext:
-    """What other processes make their spans' parent."""
+    """Return the context that other processes use as the parent of their spans."""
     context = span.get_span_context()
     return TraceContext(context.trace_id, context.span_id, int(context.trace_flags))
 

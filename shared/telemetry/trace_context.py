@@ -15,7 +15,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span that another process made, or will make."""
+    """The identity of a span in another process."""
 
     trace_id: int
     span_id: int
@@ -26,7 +26,7 @@ class TraceContext:
 
     @classmethod
     def parse(cls, text: str) -> TraceContext | None:
-        """What a `traceparent` says; None if it is none. Of a later version it is what version 00 has too."""
+        """Parse a `traceparent`; None if it is invalid. Only the fields of version 00 are read of a later version."""
         match = _TRACEPARENT.match(text)
         if match is None or match[1] == "ff":
             return None

@@ -1,7 +1,4 @@
-"""Tracing: on where there is an OTLP endpoint. Without one nothing of OpenTelemetry is imported, and nothing is timed.
-
-A trace goes from the gateway through the queue to the worker as a W3C `traceparent`, read strictly at both ends.
-"""
+"""Starts tracing if an OTLP endpoint is set. Otherwise OpenTelemetry is not imported and nothing is timed."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ OTLP_ENDPOINT_HELP = (
     "OTEL_EXPORTER_OTLP_ENDPOINT is set, tracing is off."
 )
 
-# The standard variables that say the same; the first is a complete URL.
+# Standard variables for the endpoint; the first one is a complete URL.
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
@@ -27,13 +24,13 @@ TRACES_PATH = "/v1/traces"
 
 
 class TracingError(StartError):
-    """Tracing cannot start: which setting, which value, and the remedy."""
+    """Tracing cannot start. The text names the setting, its value and the remedy."""
 
 
 def start(process: str, instance: str, endpoint: str, environ: Mapping[str, str]) -> Tracer | None:
-    """The tracer of this process; None where tracing is off. Raises TracingError.
+    """Return the tracer of this process; None if tracing is off. Raises TracingError.
 
-    process: `gateway` or `worker`. endpoint: the setting; where it is empty the standard variables of `environ` count.
+    process: `gateway` or `worker`. endpoint: the setting; if it is empty, the standard variables of `environ` apply.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return None

@@ -1,9 +1,8 @@
-"""The chat template of a model folder, the same in gateway and worker: Jinja that came with the model, rendered in a
-sandbox to the very text that Transformers renders.
+"""Chat templates: the Jinja template of a model folder, rendered in a sandbox to the same text as in Transformers.
 
 The environment is that of `transformers.utils.chat_template_utils`: blocks are trimmed, loop controls and the
-`generation` tag are known, and templates have `raise_exception`, `strftime_now`, a plain `tojson`, and a `dict` and a
-`namespace` that lead nowhere else.
+`generation` tag are known, and templates have `raise_exception`, `strftime_now` and a plain `tojson`. `dict` and
+`namespace` are replaced by versions that do not lead out of the sandbox.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, read_json
 
-# With `role`, `content` (a string, or a list of text parts) and perhaps `name`.
+# A message of a conversation: `role`, `content` (a string, or a list of text parts) and perhaps `name`.
 Message = Mapping[str, Any]
 
-# The roles of a conversation in which a template is asked what it does with a message of one of them.
+# By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
 _PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
 
 
 class TemplateFailure(Exception):
-    """A template that refuses a conversation, or that cannot render it: in its own words."""
+    """A template refuses a conversation, or cannot render it. The text is the message of the template or of Jinja."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training. Here it only must not disturb."""
+    """Accepts `{% generation %}`, which marks the assistant's text for training, and renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and the form are Jinja's
 
@@ -68,8 +67,8 @@ def _strftime_now(form: str) -> str:
 
 
 class _Dict:
-    """`dict` as templates call it. The type itself would lend them its methods, which change what the sandbox lets
-    nobody change: `dict.update(messages[0], ...)`."""
+    """Replaces `dict` in templates. Methods of the type itself, such as `dict.update(messages[0], ...)`, would change
+    objects that the sandbox protects."""
 
     def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
         return dict(*arguments, **named)
@@ -79,7 +78,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Without names that Python itself looks up: whatever is `__html__` would be called past the sandbox."""
+    """A namespace that refuses names with a leading underscore: Jinja would call `__html__` outside of the sandbox."""
 
     def __init__(*arguments: Any, **named: Any) -> None:
         self, *others = arguments  # as in Jinja: `self` may also be one of the names
@@ -111,7 +110,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One compiled template. Raises TemplateFailure, at construction for what is not a template at all."""
+    """One compiled template. Construction raises TemplateFailure for a source that is not a valid template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
@@ -120,12 +119,12 @@ class ChatTemplate:
             raise TemplateFailure(str(error)) from error
         self._special_tokens = dict(special_tokens)
         self._takes_strings = {role for role in _PROBES if self._shows(role, "first", "x")}
-        # Two of them: there are templates that read the first part and leave out the others, in some of the roles.
+        # Two parts: for some roles there are templates that render only the first part.
         parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation."""
+        """Render the prompt of a conversation. Raises TemplateFailure."""
         return self._render([self._fitted(message) for message in messages], add_generation_prompt)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -137,11 +136,11 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except Exception as error:  # a template is a program of its own: it may raise whatever Python raises
+        except Exception as error:  # a template is a program, which may raise any exception
             raise TemplateFailure(str(error) or type(error).__name__) from error
 
     def _fitted(self, message: Message) -> Message:
-        """The message with its content in a form that the template can read: a string or a list of parts."""
+        """Return the message with its content in a form that the template renders: a string or a list of parts."""
         role, content = message["role"], message["content"]
         if isinstance(content, list) and role not in self._takes_parts:
             return {**message, "content": "\n".join(part["text"] for part in content)}
@@ -150,8 +149,10 @@ class ChatTemplate:
         return message
 
     def _shows(self, role: str, content: Any, others: Any) -> bool:
-        """Whether the template renders such content of a role as its text, rather than losing some of it or showing its
-        Python form. `others` is the content of the messages around it."""
+        """True if the template renders such content of a role completely and as text, not as a Python literal.
+
+        others: content of the surrounding messages.
+        """
         messages = [{"role": one, "content": content if one == role else others} for one in _PROBES[role]]
         try:
             rendered = self._render(messages, add_generation_prompt=False)
@@ -164,10 +165,10 @@ class ChatTemplate:
 def load_chat_template(
     folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The default chat template of a model folder, None if it has none. Raises ModelError for one that is broken.
+    """Load the default chat template of a model folder; None without one. Raises ModelError for a broken template.
 
-    Places are looked at in the order in which Transformers lets them win. `tokenizer_config` is what
-    tokenizer_config.json says, `special_tokens` what `read_special_tokens` found.
+    The files are read in the order of precedence of Transformers. tokenizer_config: the content of
+    tokenizer_config.json. special_tokens: the result of `read_special_tokens`.
     """
     path = folder / "chat_template.jinja"
     if path.exists():
@@ -181,7 +182,7 @@ def load_chat_template(
         if source is None:
             path = folder / "chat_template.json"
             source = read_json(path).get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, by name
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")
     if not isinstance(source, str):

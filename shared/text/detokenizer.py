@@ -1,10 +1,10 @@
-"""Token ids to text, a piece at a time, with the guarantee that the pieces are the whole.
+"""Incremental detokenization: token ids to text deltas, whose concatenation is the whole text.
 
 A tokenizer may need several tokens for one character, and may decode a token differently at the start of a text than
-inside it. So each step decodes a short window twice, with and without the new token, and emits the difference; it emits
-nothing while the difference ends in an incomplete character. The concatenation of all pieces and of `flush()` equals
-the decoding of all ids at once, and does not depend on the portions in which they come. One exception: tokenizers with
-byte fallback decode a run of bytes that is not UTF-8 to U+FFFD as a whole; here its valid beginning stays as it is.
+inside it. So each step decodes a short window twice, with and without the new token, and emits the difference. While
+the difference ends in an incomplete character, nothing is emitted. The concatenation of all deltas and of `flush()`
+equals the decoding of all ids at once, however the ids are split into calls. One exception: tokenizers with byte
+fallback decode a run of bytes that is not UTF-8 to U+FFFD as a whole; here the valid beginning of such a run is kept.
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
-# The first bytes of a character of UTF-8 are at most three, and decoders show each of them as one U+FFFD or all as one.
+# An incomplete UTF-8 character has at most three bytes; decoders return one U+FFFD for each of them, or one for all.
 MAX_INCOMPLETE = 3
-# A window that has not ended in a whole character after so many tokens holds bytes that are not UTF-8: let go of it, so
-# that its decoding does not grow with the length of the text.
+# A window of this many tokens without a complete character at its end holds bytes that are not UTF-8. It is emitted, so
+# that the cost of decoding does not grow with the length of the text.
 MAX_WINDOW_TOKENS = 256
-# So many tokens without any text are special ones: they change nothing of what follows and need not be kept.
+# A run of this many tokens without any text consists of special tokens. They do not affect the following text and are
+# dropped.
 MAX_SILENT_TOKENS = 16
 
 
 class TokenDecoder(Protocol):
-    """What is needed of `tokenizers.Tokenizer`."""
+    """The methods of `tokenizers.Tokenizer` that detokenization needs."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
 
 
 def context_of(tokenizer: TokenDecoder) -> tuple[int, ...]:
-    """Tokens that stand for a prompt: behind them others decode as they go on in a text. SentencePiece drops the space
-    in front of the first word of all, and with it the one between a prompt and its continuation."""
+    """Return tokens to decode before a completion, so that it decodes as a continuation of a prompt.
+
+    Without them SentencePiece drops the space before the first word, which separates a prompt from its continuation.
+    """
     return tuple(tokenizer.encode("a", add_special_tokens=False).ids)
 
 
 def drops_first_space(tokenizer: TokenDecoder) -> bool:
-    """Whether tokens that begin with a space lose it where they are a text of their own."""
+    """True if tokens that begin with a space lose it when they are decoded as a text of their own."""
     first, both = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "a a"))
     second = both[len(first) :]
     return tokenizer.decode(both) != tokenizer.decode(first) + tokenizer.decode(second)
@@ -45,10 +48,11 @@ def drops_first_space(tokenizer: TokenDecoder) -> bool:
 class IncrementalDetokenizer:
     """The text of one stream of token ids.
 
-         ids:  ... | context | window: decoded, not all of it certain |
-                   ^ _prefix ^ _read                                  ^ len(_ids)
+         ids:  ... | context | window: decoded, the end may change |
+                   ^ _prefix ^ _read                               ^ len(_ids)
 
-    `_emitted` characters of the window's text are out already. What goes on in a text is given its first context.
+    The first `_emitted` characters of the window's text have been emitted. context: tokens before the stream, which are
+    decoded with it and not emitted (`context_of`).
     """
 
     def __init__(self, tokenizer: TokenDecoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
@@ -60,7 +64,7 @@ class IncrementalDetokenizer:
         self._emitted = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Append tokens and return the text that is now certain."""
+        """Append tokens and return the text that later tokens cannot change."""
         text = ""
         for token_id in token_ids:
             self._ids.append(token_id)
@@ -68,14 +72,14 @@ class IncrementalDetokenizer:
         return text
 
     def flush(self) -> str:
-        """The rest, at the end of the stream: an incomplete character comes out as U+FFFD."""
+        """Return the rest of the text at the end of the stream; an incomplete character becomes U+FFFD."""
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
         context = self._decode(self._ids[self._prefix : self._read])
         whole = self._decode(self._ids[self._prefix :])
         if whole.startswith(context) and len(whole) > len(context) and not whole.endswith(REPLACEMENT):
-            # As it nearly always is: all of the window is certain.
+            # The common case: the window ends in a complete character.
             text = whole[len(context) + self._emitted :]
             self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
             return text
@@ -83,7 +87,8 @@ class IncrementalDetokenizer:
         if whole.startswith(context) or REPLACEMENT not in whole:
             window = whole[len(context) :]
         elif held and whole.endswith(REPLACEMENT):
-            # Byte fallback decodes a run of bytes as one: until it is complete, the characters before it are lost too.
+            # Byte fallback decodes a run of bytes as a whole: until it is complete, its first characters are missing
+            # too.
             return ""
         else:
             window = self._decode(self._ids[self._read :])
@@ -97,7 +102,7 @@ class IncrementalDetokenizer:
         text = window[self._emitted :]
         if not window and len(self._ids) - self._read >= MAX_SILENT_TOKENS:
             del self._ids[self._read :]
-        if window:  # a special token has no text; it stays in the window, and with it the context before it
+        if window:  # special tokens without text stay in the window, with the context before them
             self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
         return text
 

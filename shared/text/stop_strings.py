@@ -1,6 +1,6 @@
-"""Stop strings over streamed text: cut exactly before the first match, and never leak a part of one.
+"""Stop strings in streamed text: the text ends exactly before the first match, and no part of a match is emitted.
 
-Gateway and worker run the same code over the same pieces: the worker decides the finish reason, the gateway cuts the
+Gateway and worker run the same code over the same text: the worker decides the finish reason, the gateway cuts the
 text.
 """
 
@@ -8,24 +8,24 @@ from __future__ import annotations
 
 
 class StopStringFilter:
-    """Passes text through, holding back what may yet become a stop string.
+    """Passes text through, and holds back a tail that may be the beginning of a stop string.
 
-    After a match `matched` is the string, and nothing more comes out. When several match, the one that is complete
-    first wins, and of those the one that starts first.
+    After a match, `matched` is the stop string and no further text is emitted. If several strings match, the one that
+    is complete first wins; among those, the one that starts first.
     """
 
     def __init__(self, stop: tuple[str, ...] | list[str]) -> None:
-        # Of two that end at the same character the longer one starts first.
+        # Of two strings that end at the same character, the longer one starts first.
         self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Text that is now certain not to be part of a stop string."""
+        """Append text, and return the text that cannot be part of a stop string."""
         if not self._stop:
             return text
         released = ""
-        # One character at a time, so that what comes out does not depend on how the text was cut into pieces.
+        # One character at a time, so that the output does not depend on how the text is split into calls.
         for character in text:
             if self.matched is not None:
                 break
@@ -33,7 +33,7 @@ class StopStringFilter:
         return released
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Return the text that was held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held if self.matched is None else ""
 
@@ -49,7 +49,7 @@ class StopStringFilter:
         return released
 
     def _longest_prefix_held(self) -> int:
-        """Length of the longest end of the held text that is the beginning of a stop string."""
+        """Return the length of the longest tail of the held text that begins a stop string."""
         longest = max(map(len, self._stop)) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-length:]

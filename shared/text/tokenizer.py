@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, the same in gateway and worker: what one takes for text the other must too."""
+"""Loads the tokenizer of a model folder. Gateway and worker use the same code, so that they agree on every text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens, which templates refer to: `bos_token` and so on."""
+    """Return the special tokens by name (`bos_token`, ...), as chat templates refer to them."""
     legacy = read_json(folder / "special_tokens_map.json")
     found = {}
     for key in _SPECIAL_TOKENS:
@@ -27,7 +27,7 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> di
 
 
 def _read_extra_tokens(folder: Path) -> list[str]:
-    """Special tokens beside those that have a role, under the newer or the older of their names."""
+    """Return the extra special tokens, from the newer or the older field of the configuration."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_json(folder / file)
         extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
@@ -45,14 +45,17 @@ def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int
 
 
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer of the file. Its own post-processor says what goes around a plain prompt; like Transformers, this
-    does not look at `add_bos_token` and `add_eos_token` where there is such a file."""
+    """Load `tokenizer.json`. Raises ModelError.
+
+    The post-processor of the file adds the special tokens of a plain prompt. Like Transformers with such a file, this
+    ignores `add_bos_token` and `add_eos_token`.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{tokenizer_fault(folder)}.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+    except Exception as error:  # the library raises a plain Exception for every fault of the file
         raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -61,6 +64,6 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
     contents = {token.content for token in added}
     missing += [token for token in _read_extra_tokens(folder) if token not in contents]
-    # As Transformers does: what the configuration names as special is special, and never part of a text.
+    # As in Transformers: tokens that the configuration names as special are special, and never part of a text.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
     return tokenizer

@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    threads: int = option(0, help="Of another process.")
+    threads: int = option(0, help="A setting of another process.")
 
 
 def read(*argv: str, **environ: str) -> Sample:

@@ -29,7 +29,7 @@ TORCH: dict[str, dict[str, str]] = {
 
 
 def levels() -> list[str]:
-    """Those of this processor, the best first, then none at all. Raises kernels.Unavailable without a compiler."""
+    """Return the levels of this processor, the best first, then NONE. Raises KernelsUnavailable without a compiler."""
     loaded = library.load()
     return [level.name for level in reversed(library.Level) if loaded.quire_has_level(int(level))] + [NONE]
 

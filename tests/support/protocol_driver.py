@@ -1,6 +1,6 @@
-"""Drives the real Broker synchronously and fast: its client answers at once, so that a coroutine ends without a loop.
+"""Drives the real Broker synchronously: its client answers immediately, so that a coroutine ends without an event loop.
 
-Also: scripts with a bug put into them, the state of a lane in one round trip, and an exact record of what is published.
+Also injects bugs into scripts, reads the state of a lane in one round trip, and records all published frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.redis_server import RedisServer
 LANE = "lane"
 KEYS = LaneKeys(LANE)
 
-# A bug: texts of the scripts and what stands there instead.
+# A bug: pairs of a text in the scripts and its replacement.
 Patch = tuple[tuple[str, str], ...]
 
 
@@ -99,7 +99,7 @@ class Connection:
 
 
 # Per request {hash, TTL, log, TTL of the log}, from the `ARGV[2]`th request on {state, length of the log}. Then load,
-# totals, recoveries, dead entries, and for each queue its entries and what is pending of it.
+# totals, recoveries, dead entries, and for each queue its entries and its pending entries.
 SNAPSHOT = """
 local prefix, full = ARGV[1], tonumber(ARGV[2])
 local requests, settled = {}, {}

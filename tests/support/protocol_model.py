@@ -1,6 +1,6 @@
-"""What the scripts promise, said once more in plain Python: every verb with the reply that it must give.
+"""The contract of the scripts as a model in plain Python: every verb, with the reply that it must give.
 
-The model knows no time: a lease runs out and a deadline passes when the test says so.
+The model has no clock: the test decides when a lease runs out or a deadline passes.
 """
 
 from __future__ import annotations

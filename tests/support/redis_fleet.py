@@ -24,7 +24,7 @@ from quire.shared.processes import dying_with_parent
 
 SLOTS = 16384
 SERVICE = "queue"
-# How long a server must be silent before another one takes over.
+# Silence of a server, in ms, after which another one takes over.
 DOWN_AFTER_MS = 1000
 
 

@@ -1,4 +1,4 @@
-"""A test that is `alone` waits for those that run, and nothing begins beside it."""
+"""A test that is `alone` waits for running tests, and no other test starts while it runs."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_a_notice_that_an_attempt_is_over_stays_until_it_was_obeyed(broker
 
 
 async def test_a_worker_is_told_when_another_ended_its_request(broker: Broker, client: Redis) -> None:
-    """It was cut off when the request was cancelled, or its deadline passed, and another worker's claim ended it."""
+    """The worker was cut off while the request was cancelled or expired, and the claim of another worker ended it."""
     claim = await start(broker)
     await broker.commit_step("w", [step(claim, 0, (1,))])
     await client.hset(KEYS.request("r"), "deadline", 1)

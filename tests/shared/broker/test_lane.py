@@ -1,4 +1,4 @@
-"""What a lane leaves in Redis."""
+"""The keys that a lane leaves in Redis."""
 
 from __future__ import annotations
 

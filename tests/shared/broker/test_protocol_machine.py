@@ -1,7 +1,7 @@
 """The scripts against the model in protocol_model.py: random walks of gateways, workers and faults, always checked.
 
-A walk never sleeps: entries are made old in place of a lease that runs out, and a deadline is set back. A lost reply is
-a call that is made twice and whose first answer nobody sees.
+A walk never sleeps: instead of waiting for a lease to run out it makes entries old, and it sets deadlines back. For a
+lost reply it makes a call twice and ignores the first answer.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ worker_names = st.sampled_from(("w0", "w1", "w2"))
 gateways = st.sampled_from(GATEWAYS)
 # Which of the things that there are: taken modulo their number.
 picks = st.integers(0, 63)
-# Whether the reply of a call is lost, so that it is made again.
+# True if the reply of a call is lost, so that the call is made again.
 losses = st.sampled_from((False, False, True))
 classes = st.sampled_from(PRIORITY_CLASSES)
-# What a step does for a request: which one; how many tokens; where they start against where they should; how it ends.
+# The part of a step for one request: which request; how many tokens; the error of their start; the outcome.
 SIZES = range(4)
 SHIFTS = (0, 0, 0, 0, 0, -2, -1, 1)
 ENDINGS = (None, None, None, None, "stop", "length")
@@ -114,7 +114,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     # --- calling ------------------------------------------------------------------------------------------------------
 
     def call(self, real: Callable[[], Any], model: Callable[[], Any], lost: bool = False) -> Any:
-        """Do the same to the broker and to the model: with `lost` twice. Returns the last answer, which is the same."""
+        """Call the broker and the model, twice if `lost`. Check that the answers agree, and return the last one."""
         for _ in range(1 + lost):
             expected = model()
             try:
@@ -197,7 +197,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(which=picks, gateway=gateways, lost=losses)
     def submit_what_is_there(self, which: int, gateway: str, lost: bool) -> None:
-        """As one of two gateways does whose calls share an idempotency key and have several prompts."""
+        """Submit a known request again, as the gateway of a second call with the same idempotency key does."""
         known = self.pick(which)
         again = replace(known, gateway=gateway)
         self.call(
@@ -265,7 +265,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names)
     def look_back(self, name: str) -> None:
-        """A read failed: read what is this worker's already."""
+        """After a failed read: read the entries that are pending for this worker."""
         worker = self.workers[name]
         pending = self.call(self.pending_of(name), lambda: self.model.read_pending(name))
         held = {attempt.request_id for attempt in worker.held}
@@ -343,7 +343,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names, which=picks, size=sizes, ending=endings, lost=losses)
     def serve(self, name: str, which: int, size: int, ending: str | None, lost: bool) -> None:
-        """What a worker does when all is well: read, claim, and one step of all requests, of which one may end."""
+        """Let a worker read, claim, and commit a step of all its requests, of which one may end."""
         worker = self.workers[name]
         self.read(name, 2, 0)
         self.claim_all(worker)
@@ -447,13 +447,13 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule()
     def remember(self) -> None:
-        """What Redis holds now is on its disk."""
+        """Save the state of Redis, as its disk has it."""
         self.remembered = self.lane.save(), deepcopy((self.model, self.settled, self.ends_seen))
 
     @precondition(lambda machine: machine.remembered is not None)
     @rule()
     def come_back_older(self) -> None:
-        """Redis comes back with what it held some time ago. What workers have and clients saw stays as it was."""
+        """Restore an older state of Redis. Workers and clients keep their newer state."""
         assert self.remembered is not None
         saved, state = self.remembered
         self.lane.restore(saved)
@@ -516,7 +516,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert published == expected
 
     def check_counts(self, snapshot: Snapshot) -> None:
-        # I1: each accepted request has one outcome, or waits, or runs; load counts what waits.
+        # I1: each accepted request has one outcome, or waits, or runs; load counts the waiting requests.
         assert snapshot.totals == self.model.totals
         assert snapshot.recoveries == +self.model.recoveries
         going = [request for request in snapshot.requests.values() if request.state in ("queued", "running")]
@@ -558,7 +558,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert outcome is None or outcome.name == redis.outcome
         is_there = snapshot.streams[redis.queue].get(redis.entry) == request_id
         if redis.state == "done":
-            # It is over: neither pending nor in a queue, no body, and all its keys will go.
+            # The request is done: neither pending nor in a queue, without a body, and all its keys expire.
             assert not is_there
             assert (redis.queue, redis.entry) not in snapshot.pending
             assert not redis.has_body
@@ -675,7 +675,7 @@ BUGS: dict[str, Patch] = {
     ),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
-# How many walks of how many steps are enough to find each of them, with a margin.
+# Numbers of walks, and of steps per walk, that find each bug, with a margin.
 BUG_WALKS, BUG_STEPS = 40, 100
 
 

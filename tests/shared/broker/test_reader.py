@@ -54,7 +54,7 @@ async def test_behind_a_read_that_waited_none_is_lost_or_waited_for(broker: Brok
 
 
 async def waits(broker: Broker) -> None:
-    """Until somebody waits in a blocking command, for long enough that it did."""
+    """Wait until a client has been in a blocking command for a while."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(10):
         while (await broker.client.info("clients"))["blocked_clients"] < 1:

@@ -13,13 +13,13 @@ from tests.support.broker_calls import KEYS, go_stale, start
 
 
 async def consumers(client: Redis) -> set[str]:
-    """Who is known to the groups of the queues."""
+    """Return the names of the consumers in the groups of all queues."""
     found = [one for name in QUEUES for one in await client.xinfo_consumers(KEYS.queue(name), GROUP)]
     return {one["name"].decode() for one in found}
 
 
 async def test_workers_that_are_gone_leave_no_consumers_behind(broker: Broker, client: Redis) -> None:
-    """Where each process has a name of its own they would be as many as there were processes."""
+    """Otherwise they would grow with every process that has a name of its own."""
     ended, killed, last = (
         WorkerCard(name, "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7) for name in ("ended", "killed", "last")
     )

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from quire.shared import keys
 from quire.shared.broker.scripts import Script, constants, load_script, script_source
 from quire.shared.messages import VERSION
+from quire.shared.redis.clients import command_client
 
 
 async def test_lua_has_the_constants_of_python(client: Redis) -> None:
@@ -43,6 +44,16 @@ async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) 
 async def test_a_script_returns_what_its_source_says(client: Redis) -> None:
     assert script_source("read").endswith("return found\n")
     assert await Script(client, constants() + "return {GROUP, ARGV[1]}")(args=["x"]) == [b"workers", b"x"]
+
+
+async def test_a_script_is_sent_again_to_a_server_that_has_lost_it(redis_url: str) -> None:
+    client = command_client(redis_url)
+    add = Script(client, "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+    assert await add(keys=["sum"], args=[3]) == 3
+    await client.script_flush()
+    assert await add(keys=["sum"], args=[4]) == 7
+    assert await add(keys=["sum"], args=[5]) == 12
+    await client.aclose()
 
 
 async def _calls(client: Redis) -> dict[str, int]:

@@ -22,7 +22,7 @@ async def test_a_claim_can_be_repeated_with_the_same_token(broker: Broker) -> No
 
 
 async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
-    """It slept between read and claim, and another one has the request by now: that one goes on undisturbed."""
+    """The worker slept between read and claim, and another worker has the request now, which is not disturbed."""
     await submit(broker, "r")
     slow = await take(broker)
     new = await take_over(broker)
@@ -37,7 +37,7 @@ async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
 
 
 async def test_who_was_slow_drops_nothing_of_the_new_owner(broker: Broker, client: Redis) -> None:
-    """Its entry has not been claimed by the new owner either, and the request was cancelled meanwhile."""
+    """The new owner has not claimed the entry yet either, and the request was cancelled meanwhile."""
     await submit(broker, "r")
     slow = await take(broker)
     await go_stale(broker)
@@ -177,7 +177,7 @@ async def test_the_death_of_a_worker_does_not_count_for_who_waited_there_to_run_
     assert [claim.deaths for claim in claims if claim] == [1] + 18 * [MAX_DEATHS - 1]
     assert [claim.runs_alone for claim in claims if claim] == [False] + 18 * [True]
     assert claims[-1] is not None
-    # It begins once it is its turn, and then its death is the last; an attempt that is over begins nothing.
+    # The attempt begins when it is its turn; the next death is then the last. An attempt that is over cannot begin.
     assert claims[-2] is not None
     assert not await broker.begin(claims[-2])
     assert (await take_over(broker, "another")) is not None
@@ -221,7 +221,7 @@ async def test_a_claim_says_how_long_its_request_has_waited(broker: Broker, clie
 
 
 async def test_a_request_that_made_progress_need_not_run_alone(broker: Broker) -> None:
-    """It has seen two workers die at one place, got further, and was then handed over."""
+    """Two workers died with the request at one token, it made progress, and was then taken over again."""
     await start(broker)
     for deaths in (1, 2):
         claim = await take_over(broker, f"worker {deaths}")

@@ -1,4 +1,4 @@
-"""Which JSON schemas are accepted, and what is said of the others."""
+"""Accepted JSON schemas follow JSON Schema; refused ones get an error with a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES = LLTokenizer("byte")
 
 
 def accepts(schema: dict[str, Any], text: str) -> bool:
-    """Whether a schema lets a text be an answer, byte by byte."""
+    """True if a schema accepts a text as an answer, byte by byte."""
     matcher = json_schema.matcher(json_schema.canonical(schema), BYTES)
     return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
 
@@ -106,7 +106,7 @@ def test_a_text_that_is_no_schema_is_refused(text: str) -> None:
 
 
 def test_a_mask_that_would_take_long_is_an_error() -> None:
-    """Of a number with more states than there is memory for."""
+    """The number of this schema has more states than fit in memory."""
     primes = (97, 89, 83, 79, 73, 71, 67)
     schema = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in primes]}
     demo = Tokenizer.from_file(str(PROJECT_ROOT / DEFAULT_MODEL / "tokenizer.json"))

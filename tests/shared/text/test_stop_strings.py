@@ -40,7 +40,7 @@ def test_no_part_of_a_stop_string_leaks_before_it_is_known(text: str, stop: list
     shown = ""
     for character in text:
         shown += passing.push(character)
-        # Whatever comes next, what is shown so far stays a beginning of the result.
+        # The emitted text is a prefix of the result, whatever comes next.
         for rest in ["", *stop]:
             assert expected(text[: len(shown)] + text[len(shown) :] + rest, stop)[0].startswith(shown)
     passing.flush()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.shared.model.files import ModelError
+from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
+from tests.support.tokenizers import byte_fallback, byte_level
+
+
+def write(folder: Path, **files: Any) -> None:
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+def test_special_tokens_come_from_the_configuration_and_then_from_the_older_file(tmp_path: Path) -> None:
+    write(tmp_path, special_tokens_map={"bos_token": "<old>", "pad_token": {"content": "<pad>"}, "eos_token": None})
+    assert read_special_tokens(tmp_path, {"bos_token": "<s>", "unk_token": {"content": "<unk>"}}) == {
+        "bos_token": "<s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+
+
+def test_a_tokenizer_neither_cuts_nor_pads_and_adds_what_its_post_processor_says(tmp_path: Path) -> None:
+    tokenizer = byte_fallback()
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    ids = load_tokenizer(tmp_path, {}).encode("hello there").ids
+    assert len(ids) > 2
+    assert ids[0] == 1
+
+
+@pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
+def test_tokens_that_the_configuration_calls_special_are_never_part_of_a_text(tmp_path: Path, key: str) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, tokenizer_config={key: ["<tool>"]})
+    tokenizer = load_tokenizer(tmp_path, {"eos_token": "<end>"})
+    ids = tokenizer.encode("a<tool>b<end>").ids
+    assert {tokenizer.token_to_id("<tool>"), tokenizer.token_to_id("<end>")} <= set(ids)
+    assert tokenizer.decode(ids) == "ab"
+
+
+def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer={})
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer: .*fetch the model again"):
+        load_tokenizer(tmp_path, {})
