@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+# Exit codes of a worker's processes: the cause has been reported; or EX_SOFTWARE of sysexits.h for anything else.
+GAVE_UP, FAILED = 1, 70
 # Longest time for which a thread keeps the interpreter's lock while another one waits for it.
 SWITCH_INTERVAL_S = 0.0005
 

@@ -158,17 +158,20 @@ class WorkerService:
             if engine.failure is not None:
                 raise EngineDied(f"the engine's thread failed: {engine.failure!r}") from engine.failure
             log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
+            # 1) Claim no more requests. Those that were about to be claimed are running or isolated afterwards.
             consumer.stop()
             await reader.unblock(commands)
-            # After this, requests that these tasks were about to claim are running or isolated.
             await asyncio.gather(consuming, reclaiming)
             await self._return_to_queue(broker, committer, consumer.waiting_isolated)
+            # 2) Give running requests time to end.
             await self._drain(committer, drain_s)
+            # 3) Stop the engine, and commit its last results.
             engine.stop()
             await asyncio.to_thread(engine.join)
             await asyncio.sleep(0)  # the last step's call_soon_threadsafe
             committer.stop()
             await committing
+            # 4) Return the remaining requests, and end the other tasks.
             await self._return_to_queue(broker, committer, committer.attempts)
             self._ended.set()
             await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local folder, or a download of the needed files from the Hugging Face Hub."""
+"""Finds the folder of a model: a local folder, or a download of its files from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.shared.model.folder import gguf_fault
 
 
 class HubError(Exception):
-    """A model cannot be downloaded: the reason and the remedy."""
+    """The folder of a model cannot be found: `reason` says why, `remedy` what to do."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")

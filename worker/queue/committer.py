@@ -17,7 +17,7 @@ from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.shared.states import OutcomeName
-from quire.worker.inspect.tracing import AttemptSpans
+from quire.worker.queue.attempt_spans import AttemptSpans
 from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
 

@@ -27,7 +27,7 @@ from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis.clients import BLOCK_S
 from quire.shared.states import OutcomeName
-from quire.worker.inspect.tracing import spans_of
+from quire.worker.queue.attempt_spans import spans_of
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread

@@ -7,12 +7,12 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from quire.worker.interpreter import FAILED
+
 if TYPE_CHECKING:
     from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
-
-EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 
 
 class Watchdog(threading.Thread):
@@ -41,4 +41,4 @@ class Watchdog(threading.Thread):
             if still_s > self._limit_s:
                 log.critical("the engine has not moved for %.0f s: the worker ends itself (see --watchdog-s)", still_s)
                 logging.shutdown()
-                os._exit(EXIT_CODE)
+                os._exit(FAILED)

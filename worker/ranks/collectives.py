@@ -23,8 +23,6 @@ ALIGNMENT = 4
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 # Size of a number that a follower answers.
 ANSWER_BYTES = 8
-# Exit code of a rank that has reported the cause.
-GAVE_UP = 1
 
 
 def padded(length: int) -> int:

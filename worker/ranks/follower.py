@@ -26,12 +26,11 @@ from quire.shared.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
-from quire.worker.interpreter import leave
+from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache
-from quire.worker.queue.watchdog import EXIT_CODE
-from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, Collectives, meet
+from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -160,7 +159,7 @@ def main() -> None:
         leave(GAVE_UP)
     except BaseException:
         log.exception("rank %d failed", rank)
-        leave(EXIT_CODE)
+        leave(FAILED)
     leave(0)
 
 

@@ -24,13 +24,12 @@ from quire.kernels import Ops
 from quire.shared.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
-from quire.worker.interpreter import leave
+from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import Progress
 from quire.worker.models.paged import KVCache, PagedModel
-from quire.worker.queue.watchdog import EXIT_CODE
-from quire.worker.ranks.collectives import ANSWER_BYTES, GAVE_UP, BatchSizes, meet, meeting
+from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def end_worker(rank: int, code: int, last_words: str) -> None:
         leave(GAVE_UP)
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     log.critical("rank %d has ended (%s), so the worker ends; other workers continue its requests", rank, how)
-    leave(EXIT_CODE)
+    leave(FAILED)
 
 
 class Followers:

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from quire.shared.model.hub import HubError, download
+from quire.shared.model.hub import HubError, download, find_folder
 
 
 def test_a_model_is_downloaded_with_the_wanted_files_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,3 +43,20 @@ def test_a_failure_names_its_reason_and_the_remedy(
     assert reason in caught.value.reason
     assert remedy in caught.value.remedy
     assert str(caught.value) == f"{caught.value.reason}; {caught.value.remedy}"
+
+
+def test_a_folder_is_itself_and_is_not_downloaded(tmp_path: Path) -> None:
+    assert find_folder(str(tmp_path), ["*.json"]) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["./missing", "/missing/folder", "~/missing-folder", "a/b/c", ""])
+def test_a_path_without_a_folder_is_refused_without_the_network(model: str) -> None:
+    with pytest.raises(HubError, match=r"there is no folder '.*'; give a folder with config\.json"):
+        find_folder(model, ["*.json"])
+
+
+def test_a_file_is_refused_and_gguf_is_named(tmp_path: Path) -> None:
+    for name, message in (("weights.bin", "is a file; give the folder"), ("a.gguf", "a.gguf is in GGUF")):
+        (tmp_path / name).write_text("")
+        with pytest.raises(HubError, match=message):
+            find_folder(str(tmp_path / name), ["*.json"])

@@ -140,7 +140,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 def test_a_context_beyond_the_positions_of_the_model_is_refused(originals):
     refusal(originals["llama"], "--max-model-len is 257", "max_position_embeddings is 256", max_model_len=257)
-    refusal(originals["llama"], "contexts of -1 tokens", max_model_len=-1)
+    refusal(originals["llama"], "--max-model-len is -1", max_model_len=-1)
     assert load(originals["llama"]).max_model_len == 256
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from quire.worker.queue.watchdog import EXIT_CODE, Watchdog
+from quire.worker.interpreter import FAILED
+from quire.worker.queue.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_an_engine_that_does_not_tick_ends_the_process(exits: list[int]) -> None
     engine: Any = SimpleNamespace(ticks=3)
     with pytest.raises(SystemExit):
         Watchdog(engine, 0.04).run()
-    assert exits == [EXIT_CODE]
+    assert exits == [FAILED]
 
 
 def test_an_engine_that_ticks_is_left_alone(exits: list[int]) -> None:

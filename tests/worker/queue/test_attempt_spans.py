@@ -11,7 +11,7 @@ import pytest
 from quire.shared.broker import Claim
 from quire.shared.telemetry.spans import Tracer
 from quire.shared.telemetry.trace_context import TraceContext
-from quire.worker.inspect.tracing import span_id_of, spans_of
+from quire.worker.queue.attempt_spans import span_id_of, spans_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
