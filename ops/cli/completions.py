@@ -1,4 +1,4 @@
-"""A client of the OpenAI chat API, as small as a terminal needs it: the model's name, and one streamed answer."""
+"""A minimal client of the OpenAI chat API: lists the models, and streams one answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.ops.cli.server_url import parse_url
 from quire.shared.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
-# A server that queues may be silent for long before the first token; it sends comments meanwhile.
+# A server with a queue may send nothing for long before the first token, except keep-alive comments.
 READ_TIMEOUT_S = 300.0
 
 
 class Interrupted(CommandError):
-    """The answer broke off: the text so far has been shown."""
+    """The answer was cut off. The text so far has already been shown."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class ChatAnswer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens over the whole time, the wait for the first one included; None without a token.
+        """Tokens per second of the whole time, including the wait for the first token; None without a token.
 
-        The time after the first token would be too short a base: a proxy or a busy terminal hands over many at once.
+        The time after the first token alone would be misleading: a proxy or a busy terminal delivers many at once.
         """
         if self.first_token_s is None or self.total_s <= 0:
             return None
@@ -43,7 +43,7 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """Speaks to one server. Raises CommandError with what is wrong, where, and the remedy."""
+    """A client of one server. All errors are CommandErrors with the cause, the place and the remedy."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         server = parse_url(url)
@@ -55,7 +55,7 @@ class ChatClient:
         self.url = server.shown
 
     def first_model(self) -> str:
-        """The name of the model to ask when none was given."""
+        """The name of the server's first model."""
         connection = self._connect()
         try:
             response = self._request(connection, "GET", "/models", None)
@@ -72,7 +72,7 @@ class ChatClient:
         return models[0]
 
     def stream(self, request: dict[str, Any], answer: ChatAnswer) -> Generator[tuple[str, str], None, None]:
-        """Send a chat completion; yields (kind, text) pieces as they come, kind `reasoning` or `content`.
+        """Send a chat completion. Yields (kind, text) as they arrive; the kind is `reasoning` or `content`.
 
         Closing the iterator closes the connection, which stops the answer on the server.
         """
@@ -146,7 +146,7 @@ class ChatClient:
             for raw in response:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 if not line.startswith("data:"):
-                    continue  # an id, a comment that keeps the connection alive, the end of an event
+                    continue  # an id, a keep-alive comment, or the end of an event
                 data = line[5:].strip()
                 if data == "[DONE]":
                     return

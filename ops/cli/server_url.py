@@ -1,4 +1,4 @@
-"""The address of a server that speaks the OpenAI API, as a user writes it: with or without a scheme, and /v1."""
+"""URLs of servers with the OpenAI API, as users write them: with or without a scheme and /v1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.command_line import CommandError
 
 @dataclass(frozen=True, slots=True)
 class ServerUrl:
-    """Where to connect; `path` ends in /v1. `shown` is for people: without a password, and without the path."""
+    """The parts of a URL. `path` ends in /v1. `shown` is for output: without password and path."""
 
     secure: bool
     host: str
@@ -20,19 +20,19 @@ class ServerUrl:
 
     @property
     def base(self) -> str:
-        """The URL behind which the API's names come, without a password."""
+        """The base URL of the API, which ends in /v1, without a password."""
         return self.shown + self.path
 
 
 def parse_url(url: str, flag: str = "--url") -> ServerUrl:
-    """Raises CommandError with the remedy. `flag` is where the URL came from."""
+    """Parse a URL. `flag`: the flag that the URL came from, for errors. Raises CommandError with the remedy."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
         raise CommandError(f"{flag} {url}: {error}; give http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise CommandError(f"{flag} {url} is no address of a server; give http://host:port or https://host")
+        raise CommandError(f"{flag} {url} is not the URL of a server; give http://host:port or https://host")
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     return ServerUrl(parts.scheme == "https", parts.hostname, port, path, shown)

@@ -1,1 +1,1 @@
-"""The load generator `quire bench`: any server that speaks the OpenAI API, one or two at a time."""
+"""The load generator `quire bench`: measures one or two servers that have the OpenAI API."""

@@ -1,7 +1,7 @@
-"""The client that reads the clock: one streamed request at a time, with the time of every chunk that carries tokens.
+"""The measuring client: sends one streamed request and records the time of every chunk with tokens.
 
-The clock is read once per piece that the network hands over, before the piece is parsed. A failure of a request is
-noted in its record and is never an exception.
+The clock is read once per piece of data from the network, before the piece is parsed. A failed request is noted in its
+record and never raises an exception.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 CONNECT_TIMEOUT_S = 10.0
-# Less than servers keep an idle connection (uvicorn: 5 s), so that none is used while the server closes it.
+# Shorter than servers keep idle connections (uvicorn: 5 s), so that no request meets a connection that is closing.
 KEEP_ALIVE_S = 4.0
 MESSAGE_LENGTH = 300
 BUFFER_LENGTH = 1 << 24
@@ -27,9 +27,11 @@ clock = time.perf_counter
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request: what was asked, when it was due, sent and over, and when each chunk with tokens came (seconds).
+    """One request: the requested lengths, and its times in seconds of `clock`.
 
-    `last` is when the last token was there: it may have no text, and then only the reason for the end tells of it.
+    due, sent, ended: when the request was planned, sent and finished. chunks: arrival of each chunk with tokens. last:
+    arrival of the last token, which can have no text and then comes with the finish reason. error: the kind of failure;
+    empty for a completed request.
     """
 
     index: int
@@ -51,7 +53,7 @@ class RequestRecord:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: what the server counted, else its chunks."""
+        """Tokens of the answer, as counted by the server, or else the number of chunks."""
         return len(self.chunks) if self.completion_tokens is None else self.completion_tokens
 
     @property
@@ -76,13 +78,13 @@ class RequestRecord:
 
 
 class EventParser:
-    """Cuts a stream of bytes into the data of server-sent events; comments, ids and empty lines are left out."""
+    """Splits a stream of bytes into the data of server-sent events. Comments, ids and empty lines are dropped."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of each line that `piece` completes. Raises ValueError for a line without end."""
+        """Yields the data of each line that `piece` completes. Raises ValueError for an endless line."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > BUFFER_LENGTH:
@@ -93,7 +95,7 @@ class EventParser:
 
 
 def new_session(timeout_s: float | None, api_key: str = "") -> aiohttp.ClientSession:
-    """A session without a limit on connections; `timeout_s` None waits for ever."""
+    """A session with any number of connections. `timeout_s`: limit of a whole request; None for no limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
@@ -102,12 +104,12 @@ def new_session(timeout_s: float | None, api_key: str = "") -> aiohttp.ClientSes
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """The bytes of a request, made before the clock runs."""
+    """The body of a request. It is encoded before the time of the request is measured."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: bytes, record: RequestRecord) -> None:
-    """Post `body` to `url` and fill `record`. Raises nothing but CancelledError."""
+    """Post `body` to `url` and fill `record`. The only exception is CancelledError."""
     record.sent = clock()
     try:
         async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
@@ -138,7 +140,7 @@ async def _read(content: aiohttp.StreamReader, record: RequestRecord) -> None:
         for data in parser.feed(piece):
             if data == b"[DONE]":
                 if not record.chunks and record.completion_tokens and record.last:
-                    record.chunks.append(record.last)  # tokens without text: their end is the first that is seen
+                    record.chunks.append(record.last)  # tokens without text: only the finish reason showed them
                 if not record.chunks:
                     record.fail("empty answer", "the stream ended without a token")
                 return
@@ -157,8 +159,11 @@ async def _read(content: aiohttp.StreamReader, record: RequestRecord) -> None:
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Whether the event stands for tokens: also one whose text is empty (half a character, a special token), but
-    neither the one that only names the role nor the one that only says why the answer ended."""
+    """Return True if the event stands for tokens.
+
+    An event with an empty text counts (a part of a character, a special token). An event that only names the role or
+    the finish reason does not.
+    """
     choices = event.get("choices")
     if not choices:
         return False
@@ -173,7 +178,7 @@ def _has_token(event: dict[str, Any]) -> bool:
 
 
 def refusal(text: str) -> str:
-    """What the body of an error says."""
+    """The message in the body of an error response."""
     try:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -1,4 +1,4 @@
-"""`quire bench`: connects, warms up, sends the load, and tells the result."""
+"""`quire bench`: connects to the servers, warms them up, sends the load, and prints the result."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 
 BAR = 24
-# Room for what words that are only calibrated may have too many.
+# Prompts of calibrated words can be too long: 1/16 of the context is kept free for that.
 CALIBRATION_MARGIN = 16
 
 
 def bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
-    """Returns the exit code: 0, 1 if a request failed, 130 after Ctrl-C. Raises SettingError and CommandError."""
+    """Run a benchmark. Returns the exit code: 0, 1 if a request failed, 130 after Ctrl-C.
+
+    Raises SettingError and CommandError.
+    """
     raise_at_ctrl_c()
     plan = make_plan(settings)
     count = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
@@ -78,7 +81,7 @@ async def _run(settings: BenchSettings, plan: Plan, count: Callable[[str], int] 
 
 
 def _check_context(plan: Plan, context: int | None) -> None:
-    """A length that was asked for is not cut: refused instead."""
+    """Refuse fixed lengths that exceed the context: only lengths drawn from a distribution are cut."""
     shape = plan.shape
     longest = shape.shared_prefix + shape.prompt.mean + shape.answer.mean
     if context is not None and not shape.prompt.sigma and longest > context:
@@ -89,7 +92,7 @@ def _check_context(plan: Plan, context: int | None) -> None:
 
 
 def _status(run: Run) -> str:
-    """A bar, and what goes on now."""
+    """A progress bar, with the numbers of finished, open and failed requests."""
     plan = run.plan
     if plan.requests is not None:
         share, total = run.ended / (plan.requests * len(run.servers)), f"/{plan.requests * len(run.servers)}"

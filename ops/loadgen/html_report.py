@@ -1,4 +1,4 @@
-"""The result as a page: one file, without scripts and without anything from elsewhere. All texts are escaped."""
+"""The result as an HTML page: one file, without scripts or external resources. All texts are escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.ops.loadgen.svg import COLOURS, Series, SvgMark, plot
 from quire.ops.loadgen.table import SHARES
 
 CDF_POINTS = 200
-# Percentiles that the curves have marks at.
+# Percentiles that are marked on the curves.
 MARKED = (0.5, 0.95, 0.99)
 TIME_BINS = 60
 MOST_POINTS = 2000
@@ -36,7 +36,7 @@ svg text.title { font-size: 12px; fill: #222; font-weight: 600; }
 
 
 def page(run: Run, result: dict[str, Any]) -> str:
-    """The whole page; `result` is what the JSON has."""
+    """The whole page. `result`: the result as in the JSON."""
     servers, sides = result["servers"], summaries(run)
     labels = [server["label"] for server in servers]
     parts = [
@@ -91,7 +91,7 @@ def _about(server: dict[str, Any]) -> str:
 
 
 def _throughput(sides: Sequence[Summary]) -> list[list[str]]:
-    """Rows with a figure of at least one server."""
+    """The rows that have a value for at least one server."""
     rows: list[tuple[str, Callable[[Summary], float | None]]] = [
         ("requests/s", lambda side: side.requests_per_s),
         ("input tokens/s", lambda side: side.input_tokens_per_s),
@@ -136,7 +136,7 @@ def _plots(run: Run) -> Iterable[str]:
         return [Series(name, points(records)) for name, records in zip(names, done, strict=True)]
 
     def distributions(title: str, y_name: str, values: Callable[[list[RequestRecord]], list[float]]) -> str:
-        """Curves of the shares up to a time, with their percentiles marked."""
+        """Cumulative distributions, with marked percentiles."""
         series = []
         for name, records in zip(names, done, strict=True):
             ordered = sorted(values(records))
@@ -163,14 +163,14 @@ def _plots(run: Run) -> Iterable[str]:
 
 
 def cdf(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """(milliseconds, share of values up to it), at most CDF_POINTS + 1 points."""
+    """Points (milliseconds, share of values up to it), at most CDF_POINTS + 1."""
     ordered = sorted(seconds)
     steps = min(CDF_POINTS, max(1, len(ordered) - 1))
     return [(1000 * percentile(ordered, i / steps), i / steps) for i in range(steps + 1)] if ordered else []
 
 
 def output_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
-    """(second, tokens per second) in TIME_BINS equal pieces; the tokens of an answer are spread over its chunks."""
+    """Points (second, tokens per second) of TIME_BINS intervals. An answer's tokens are spread over its chunks."""
     if end_s <= 0:
         return []
     width = end_s / TIME_BINS
@@ -183,11 +183,11 @@ def output_over_time(records: Sequence[RequestRecord], started: float, end_s: fl
 
 
 def open_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
-    """(second, requests that were open then) at TIME_BINS moments."""
+    """Points (second, open requests at that time), TIME_BINS of them."""
     moments = [(i + 0.5) * end_s / TIME_BINS for i in range(TIME_BINS)] if end_s > 0 else []
     return [(at, float(sum(r.sent - started <= at < r.ended - started for r in records))) for at in moments]
 
 
 def thin(records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """Evenly chosen records, so that a page stays small."""
+    """At most about MOST_POINTS evenly chosen records, so that the page stays small."""
     return records[:: max(1, -(-len(records) // MOST_POINTS))]

@@ -1,9 +1,9 @@
-"""What the records of a run say: latencies, throughput, goodput, errors, and whether the client itself kept up.
+"""Measures of a run: latencies, throughput, goodput, errors, and the lateness of the client itself.
 
-TTFT, TPOT, ITL and E2E as `vllm bench serve` defines them: the time to the first token; the time per token after the
-first, a mean per request; the gaps between the chunks of all requests; the time to the end. Percentiles are linear
-between ranks. Latencies are those of the completed requests; throughput counts their tokens over all the time of the
-blocks, from the first request to the end of the last.
+TTFT, TPOT, ITL and E2E are defined as in `vllm bench serve`: the time to the first token; the time per token after the
+first, as a mean per request; the gaps between the chunks of all requests; the time to the end. Percentiles are
+interpolated linearly between ranks. Latencies are those of completed requests. Throughput is their tokens divided by
+the duration of the blocks, from the first request to the end of the last.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import asdict, dataclass
 from quire.ops.loadgen.client import RequestRecord
 from quire.ops.loadgen.runner import Block, Run
 
-# Beyond these the client's own lateness may be part of what it measures.
+# If the client itself is later than this, its lateness may distort the results.
 MOST_LAG_S = 0.010
 LAG_SHARE_OF_ITL = 0.25
 MOST_SLIP_S = 0.050
-# Waiting that grows so much between the first and the last quarter of a block is a queue that grows.
+# If TTFT grows by this factor and time from the first to the last quarter of a block, the queue grows. Fewer requests
+# than LEAST_TO_TELL are not judged.
 GROWTH, GROWTH_S, LEAST_TO_TELL = 3.0, 0.1, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Milliseconds."""
+    """Mean, percentiles and maximum of a latency, in milliseconds."""
 
     mean: float
     p50: float
@@ -36,7 +37,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Failures of one kind, and what the first of them said."""
+    """The number of failures of one kind, and the message of the first."""
 
     kind: str
     count: int
@@ -45,7 +46,10 @@ class ErrorKind:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One server, over some blocks. `goodput` None: there is no SLO. `cut_short` were open when the run was stopped."""
+    """The results of one server, over one or more blocks.
+
+    good, good_share, good_per_s: None if no SLO is given. cut_short: requests that were open when the run was stopped.
+    """
 
     requests: int
     completed: int
@@ -77,7 +81,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A measure of both servers; the ratio is the second to the first, and its spread that of the single blocks."""
+    """One measure of two servers.
+
+    ratio: the value of the second server divided by that of the first. least, most: the range of the ratio over single
+    blocks.
+    """
 
     name: str
     first: float
@@ -90,14 +98,14 @@ class Comparison:
 
     @property
     def better(self) -> str:
-        """`first` or `second`, where all blocks agree; else nothing."""
+        """`first` or `second` if all blocks agree, else an empty text."""
         if self.blocks < 2 or self.least <= 1 <= self.most:
             return ""
         return "second" if (self.ratio > 1) == self.more_is_better else "first"
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which the share (0 to 1) of sorted values lies, linear between ranks."""
+    """The percentile of sorted values at `share` (0 to 1), interpolated linearly between ranks."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -105,7 +113,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def distribution(seconds: Sequence[float]) -> Distribution | None:
-    """In milliseconds; None of nothing."""
+    """The distribution of times in seconds, in milliseconds; None without values."""
     if not seconds:
         return None
     ordered = sorted(1000 * value for value in seconds)
@@ -114,7 +122,7 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
 
 
 def is_good(record: RequestRecord, slo: dict[str, float]) -> bool:
-    """Whether a request completed and kept to every limit; `itl` is one for its longest gap."""
+    """Return True if a request completed within every limit. The limit `itl` is compared with the longest gap."""
     if not record.ok:
         return False
     measured = {
@@ -127,7 +135,7 @@ def is_good(record: RequestRecord, slo: dict[str, float]) -> bool:
 
 
 def summarise(blocks: Sequence[Block], slo: dict[str, float]) -> Summary:
-    """One server's blocks together."""
+    """The results of some blocks of one server."""
     records = [record for block in blocks for record in block.records]
     cut = [record for record in records if was_cut(record)]
     finished = [record for record in records if not was_cut(record)]
@@ -176,12 +184,12 @@ def summarise(blocks: Sequence[Block], slo: dict[str, float]) -> Summary:
 
 
 def was_cut(record: RequestRecord) -> bool:
-    """Whether the run was stopped before the request ended, or even began."""
+    """Return True if the run was stopped before the request ended or was sent."""
     return record.error == "cut short" or not record.ended
 
 
 def summaries(run: Run) -> list[Summary]:
-    """One per server."""
+    """The results of each server."""
     return [summarise(blocks_of(run, server), run.plan.slo) for server in range(len(run.servers))]
 
 
@@ -190,7 +198,7 @@ def blocks_of(run: Run, server: int) -> list[Block]:
 
 
 def compare(run: Run) -> list[Comparison]:
-    """Both servers side by side, where both have a figure. A block counts if it ended at both."""
+    """Compare two servers, for measures that both have. A block counts if both servers finished it."""
     first, second = summaries(run)
     pairs = []
     for index in range(run.plan.rounds):
@@ -231,7 +239,7 @@ _COMPARED: tuple[tuple[str, Callable[[Summary], float | None], bool], ...] = (
 
 
 def client_figures(run: Run) -> dict[str, float]:
-    """How late the client itself was, in milliseconds: its timers, and its requests against when they were due."""
+    """The lateness of the client in milliseconds: of its timers (lag), and of its requests to their plan (slip)."""
     lag = distribution(run.lag_s)
     slip = distribution([max(0.0, r.sent - r.due) for block in run.blocks for r in block.records if r.sent])
     return {
@@ -243,10 +251,10 @@ def client_figures(run: Run) -> dict[str, float]:
 
 
 def warnings(run: Run) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Reasons to doubt the results, as sentences."""
     found = []
     if run.stopped:
-        found.append("the run was stopped; these are the figures up to then")
+        found.append("the run was stopped; the figures cover the time until then")
     client = client_figures(run)
     sides = summaries(run)
     lag_ms, slip_ms = client.get("lag_p99_ms", 0.0), client.get("slip_p99_ms", 0.0)
@@ -280,7 +288,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def _growth(run: Run, server: int) -> str:
-    """Says so if an open loop brings more than the server can take."""
+    """A warning if an open loop sends more than the server can serve; else empty."""
     firsts, lasts = [], []
     for block in blocks_of(run, server):
         done = [record for record in block.records if record.ok and not was_cut(record)]

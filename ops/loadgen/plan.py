@@ -1,4 +1,4 @@
-"""What a run will do, from its settings: every combination that makes no sense is refused before anything is sent."""
+"""The plan of a run, made from its settings. Contradicting settings are refused before any request is sent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _LIMIT = re.compile(r"([a-z0-9]+)\s*[=:]\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)", re.A
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests of `shape`; `requests` of them or for `duration_s`; by `rate` or by `concurrency`; in `rounds` blocks.
+    """The load of a run.
 
-    One of each pair is None. `slo` has seconds by name.
+    Either `requests` or `duration_s` is set, and either `rate` (requests per second, open loop) or `concurrency`
+    (closed loop). rounds: number of blocks per server. slo: limits in seconds by name.
     """
 
     shape: WorkloadShape
@@ -36,7 +37,7 @@ class Plan:
 
     @property
     def load(self) -> str:
-        """How requests arrive, in words."""
+        """The arrival of requests, in words."""
         if self.concurrency is not None:
             return f"closed loop, {self.concurrency} at once"
         if self.rate == math.inf:
@@ -45,7 +46,7 @@ class Plan:
         return f"{self.rate:g} requests/s, {kind}"
 
     def block_requests(self, block: int) -> int | None:
-        """How many requests the block has; None for a closed loop by time, which has as many as the server takes."""
+        """The number of requests of a block; None for a closed loop with a duration, which depends on the server."""
         if self.requests is not None:
             return self.requests * (block + 1) // self.rounds - self.requests * block // self.rounds
         if self.rate is not None and self.block_s is not None:

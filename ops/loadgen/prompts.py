@@ -1,6 +1,6 @@
-"""Prompts of an asked length in tokens: random token ids, or random words whose number is counted or calibrated.
+"""Prompts of a given length in tokens: random token ids, or random words with a counted or estimated length.
 
-The length is that which the server counts (`usage.prompt_tokens`): what a chat template adds is part of it.
+The length is the server's count (`usage.prompt_tokens`), which includes the tokens of a chat template.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-# Frequent and short, so that most tokenizers have a token of its own for each.
+# Frequent, short words: most tokenizers have a single token for each.
 _TEXT = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they "
     "which one you were her all she there would their we him been has when who will more no if out so said "
@@ -21,24 +21,24 @@ _TEXT = (
     "might us great old year off come since against go came right used take three"
 )
 WORDS = _TEXT.split()
-# Ids below are special or single bytes in most vocabularies.
+# Smaller ids are special tokens or single bytes in most vocabularies.
 FIRST_ID = 256
 _TRIES = 24
 
 
 class Prompts(Protocol):
-    """Makes prompts; `how` says in words what they are."""
+    """Makes prompts. `how` describes them in words."""
 
     @property
     def how(self) -> str: ...
 
     def make(self, tokens: int, draw: random.Random) -> str | list[int]:
-        """A prompt of so many tokens, or nearly, of which the first are shared by all."""
+        """A prompt of about `tokens` tokens. All prompts begin with the same shared prefix."""
         ...
 
 
 class IdPrompts:
-    """Random token ids below `vocab_size`; exact. The first `shared` ids are the same in every prompt."""
+    """Random token ids below `vocab_size`, of an exact number. All prompts share the first `shared` ids."""
 
     def __init__(self, vocab_size: int, shared: int, seed: int) -> None:
         self._ids = range(min(FIRST_ID, vocab_size // 4), vocab_size)
@@ -52,8 +52,10 @@ class IdPrompts:
 
 @dataclass(frozen=True)
 class WordPrompts:
-    """Random words. The number of tokens is `fixed` (template, first token) and that of the text: counted with
-    `count` where there is a tokenizer, else `per_word` for each word."""
+    """Random words. The prompt has `fixed` tokens (template, first token) plus those of the text.
+
+    count: the tokenizer, which counts the tokens of a text. Without it each word counts as `per_word` tokens.
+    """
 
     shared: int
     seed: int

@@ -1,4 +1,4 @@
-"""The result as JSON. `schema` names its version: what is there keeps its name and meaning while that stays."""
+"""The result as JSON. Names and meanings of existing fields only change together with the version in `schema`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "quire-bench/1"
 
 
 def as_json(run: Run, settings: BenchSettings) -> dict[str, Any]:
-    """All figures, settings without secrets, and what is known about the machine and the servers."""
+    """All results, the settings without secrets, and facts about the machine and the servers."""
     return {
         "schema": SCHEMA,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -54,7 +54,7 @@ def as_json(run: Run, settings: BenchSettings) -> dict[str, Any]:
 
 
 def shown_settings(settings: BenchSettings) -> dict[str, Any]:
-    """Every setting that is no secret; addresses without a password."""
+    """All settings except secrets; URLs without passwords."""
     shown = {item.name: getattr(settings, item.name) for item in options(BenchSettings) if not item.secret}
     for name in ("url", "against"):
         if shown[name]:
@@ -63,7 +63,7 @@ def shown_settings(settings: BenchSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Where the client ran."""
+    """The machine of the client."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -85,7 +85,7 @@ def _records(run: Run, server: int) -> list[dict[str, Any]]:
 
 
 def _record(run: Run, block: int, record: RequestRecord) -> dict[str, Any]:
-    """Times in seconds since the run began; chunks since the request was sent."""
+    """One request. Times are in seconds since the start of the run, chunks in seconds since the request was sent."""
     return {
         "block": block,
         "index": record.index,

@@ -1,7 +1,7 @@
-"""Sends the load: block by block, to each server in turn, and watches itself while it does.
+"""Sends the load in blocks to each server, and measures the lateness of its own timers meanwhile.
 
-With two servers every block holds the same requests for both; even blocks go to the first server first, odd ones to the
-second, so that a machine that slowly gets faster or slower favours neither.
+With two servers, both get the same requests in every block. Even blocks go to the first server first, odd blocks to the
+second, so that a machine whose speed drifts favours neither.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quire.ops.loadgen.shapes import arrivals, lengths
 
 LAG_INTERVAL_S = 0.01
 REDRAW_S = 0.1
-# Requests that are made before the clock of their block runs; of more than these each is made when its turn comes.
+# Up to this number, the requests of a block are made before the block starts; more are made one by one.
 MOST_PREPARED = 5000
 
 
 @dataclass(slots=True)
 class Block:
-    """A piece of the run at one server. Times in seconds of the client's clock."""
+    """A part of the run at one server. Times are in seconds of the client's clock."""
 
     server: int
     index: int
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """A request that is ready to be sent, so many seconds after its block has begun."""
+    """A request that is ready to be sent, `at_s` seconds after the start of its block."""
 
     record: RequestRecord
     body: bytes
@@ -52,8 +52,10 @@ class ScheduledRequest:
 
 @dataclass
 class Run:
-    """Everything that was measured. `lag_s` is by how much timers of the client came late; `sent`, `ended` and `failed`
-    count while it goes on."""
+    """A run and all its measurements.
+
+    lag_s: lateness of the client's timers in seconds. sent, ended, failed: counters, updated during the run.
+    """
 
     plan: Plan
     servers: list[MeasuredServer]
@@ -69,7 +71,7 @@ class Run:
     started: float = 0.0
 
     def works(self, server: MeasuredServer, block: int, warmup: bool = False) -> Iterator[ScheduledRequest]:
-        """The requests of a block, the same for each server; without end if there is no number of them."""
+        """The requests of a block, equal for each server; endless if the plan has no number of requests."""
         plan = self.plan
         seed = f"{plan.seed} {'warmup' if warmup else block}"
         count = None if warmup else plan.block_requests(block)
@@ -85,14 +87,14 @@ class Run:
             )
 
     def fit(self, prompt: int, answer: int) -> tuple[int, int]:
-        """Lengths that the context has room for: of two that are too long together, each keeps half of it."""
+        """Cut the lengths to the context. If both are too long, each gets half of the context."""
         if self.context is None:
             return prompt, answer
         prompt = min(prompt, max(self.context // 2, self.context - answer))
         return prompt, min(answer, self.context - prompt)
 
     async def warm_up(self, session: aiohttp.ClientSession, requests: int) -> None:
-        """Send requests that do not count, to each server, as many at once as the load will have."""
+        """Send requests to each server that are not measured, with the concurrency of the load."""
         for server in self.servers:
             gate = asyncio.Semaphore(self.plan.concurrency or requests or 1)
 
@@ -105,7 +107,7 @@ class Run:
             await asyncio.gather(*(one(work) for work in islice(self.works(server, 0, warmup=True), requests)))
 
     async def measure(self, session: aiohttp.ClientSession, show: Callable[[Run], None] | None = None) -> None:
-        """Run all blocks. The first Ctrl-C ends it early, with what there is; a second one ends the command."""
+        """Run all blocks. The first Ctrl-C ends the run early and keeps its results; a second one ends the command."""
         loop = asyncio.get_running_loop()
         current: asyncio.Task[None] | None = None
 
@@ -140,7 +142,7 @@ class Run:
         works = self.works(server, index)
         count = plan.block_requests(index)
         if count is not None and count <= MOST_PREPARED:
-            works = iter(list(works))  # made before the clock runs
+            works = iter(list(works))  # made before the block starts
         block = Block(number, index, clock())
         self.blocks.append(block)
         try:
@@ -176,7 +178,7 @@ class Run:
             for work in works:
                 work.record.due = block.started + work.at_s
                 wait_s = work.record.due - clock()
-                if wait_s > 0:  # the loop's timers are exact to a millisecond
+                if wait_s > 0:  # the timers of the event loop have a resolution of a millisecond
                     await asyncio.sleep(wait_s)
                 group.create_task(self._send(session, server, block, work))
 

@@ -1,4 +1,4 @@
-"""A server before the load: which models it has, what it understands, and how it counts."""
+"""A server to measure: its models, the parameters that it accepts, and its token counts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from quire.shared.command_line import CommandError
 from quire.shared.settings import SettingError
 
 CONNECT_TIMEOUT_S = 30.0
-# Sizes of vocabularies that are tried, largest first: what lies below the accepted one are valid token ids.
+# Vocabulary sizes to try, largest first. All token ids below an accepted size are valid.
 VOCAB_SIZES = (32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256, 128)
 
 
 @dataclass
 class MeasuredServer:
-    """One server under load. `context` None: it does not say. `usage`: it counts tokens in its streams. `label` names
-    it among others."""
+    """One server under load.
+
+    context: its longest context; None if unknown. usage: whether its streams end with token counts. label: its name in
+    results.
+    """
 
     flag: str
     url: ServerUrl
@@ -65,9 +68,10 @@ class MeasuredServer:
 async def connect(
     session: aiohttp.ClientSession, settings: BenchSettings, flag: str, wanted: str, required: bool = True
 ) -> MeasuredServer:
-    """The server behind `flag`, with its model `wanted` (empty: its first), and one answered request.
+    """Connect to the server whose URL was given with `flag`, and send one request to its model.
 
-    Not `required`: another model if there is none of that name. Raises CommandError with the remedy.
+    wanted: name of the model; empty for the server's first. required: refuse a server without that model, instead of
+    using its first. Raises CommandError with the remedy.
     """
     url = parse_url(getattr(settings, flag[2:]), flag)
     headers, models = await _models(session, url, flag)
@@ -107,8 +111,10 @@ async def make_prompts(
     shared: int,
     count: Callable[[str], int] | None,
 ) -> Prompts:
-    """Prompts that all `servers` accept, of which the first `shared` tokens are the same. `count` is the tokenizer's,
-    if there is one. Raises CommandError."""
+    """Make prompts that all `servers` accept, and whose first `shared` tokens are equal.
+
+    count: counts the tokens of a text; None without a tokenizer. Raises CommandError.
+    """
     ids_wanted = settings.prompts == "ids" or (settings.prompts == "auto" and count is None)
     if ids_wanted and settings.endpoint == "completions":
         sizes = [await _accepted_ids(session, server) for server in servers]
@@ -135,7 +141,7 @@ async def make_prompts(
 
 
 def load_tokenizer(path: str) -> Callable[[str], int]:
-    """A function that counts tokens, without special ones. Raises SettingError."""
+    """Load a tokenizer. Returns a function that counts tokens, without special tokens. Raises SettingError."""
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
@@ -177,19 +183,19 @@ async def _models(session: aiohttp.ClientSession, url: ServerUrl, flag: str) -> 
 
 
 async def _version(session: aiohttp.ClientSession, url: ServerUrl) -> str:
-    """What `/version` says, where a server has that (vLLM)."""
+    """The version from `/version`, which vLLM has; empty if the server has no such page."""
     try:
         timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
         async with session.get(url.base.removesuffix("/v1") + "/version", timeout=timeout) as response:
             if response.status == 200:
                 return str(json.loads(await response.content.read(4096))["version"])[:100]
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
-        pass  # most servers have none
+        pass  # most servers have no such page
     return ""
 
 
 async def _accepted_ids(session: aiohttp.ClientSession, server: MeasuredServer) -> int:
-    """The largest of VOCAB_SIZES whose ids the server takes; 0 if it takes none."""
+    """The largest of VOCAB_SIZES whose ids the server accepts; 0 if it accepts no token ids."""
     for size in VOCAB_SIZES:
         record = await server.ask(session, [size - 1, size - 2])
         counted = record.prompt_tokens

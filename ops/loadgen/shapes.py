@@ -35,7 +35,7 @@ class Lengths:
 
     @cached_property
     def _scale(self) -> float:
-        """What the lognormal is multiplied with so that the mean after clamping is `mean`."""
+        """Factor for the lognormal values that makes their mean after clamping equal to `mean`."""
         shapes = [math.exp(self.sigma * NormalDist().inv_cdf((i + 0.5) / _STEPS)) for i in range(_STEPS)]
         low, high = self.mean / 1000, self.mean * 1000
         for _ in range(50):

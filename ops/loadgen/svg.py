@@ -16,7 +16,7 @@ COLOURS = ("#1565c0", "#d84315")
 TICKS = 5
 
 
-# Above the axes: a line for the marks of each series that has some.
+# Height of the line above the axes that lists the marks of a series, and the gap after these lines.
 MARKS_LINE, MARKS_GAP = 13, 6
 
 
@@ -31,7 +31,7 @@ class SvgMark:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one server; `name` is the tooltip of its line. Marks are dots on it, and listed with their x."""
+    """The points of one server. `name`: tooltip of the line. `marks`: dots on the line, listed above the plot."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -75,9 +75,9 @@ def plot(title: str, x_name: str, y_name: str, series: Sequence[Series], *, line
         for mark in marks:
             x, y = place(mark.x, mark.y)
             parts.append(f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
-            if len(marked) > 1:  # names of two curves would cover each other
+            if len(marked) > 1:  # the names of two curves would overlap
                 continue
-            # p95 and p99 are close together: the name of the last mark stands above the curve, the others below.
+            # p95 and p99 are close: the name of the last mark is above the curve, all other names are below.
             anchor, shift = ("end", -4) if x > WIDTH - RIGHT - 30 else ("start", 4)
             below = -5 if mark is marks[-1] else 12
             parts.append(

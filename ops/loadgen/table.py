@@ -12,7 +12,7 @@ SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def render(run: Run) -> str:
-    """Everything a reader needs, the warnings last."""
+    """The whole result as text; warnings come last."""
     sides = summaries(run)
     lines = [words.headline(server.label, side) for server, side in zip(run.servers, sides, strict=True)]
     lines += ["", words.load(run.plan), f"prompts: {run.prompts.how}", ""]
@@ -56,11 +56,11 @@ def _compared(run: Run) -> list[str]:
     for one in compare(run):
         spread = f"{one.least:.2f} to {one.most:.2f}"
         rows.append([one.name, _number(one.first), _number(one.second), f"{one.ratio:.2f}", spread, one.better])
-    return ["second to first; the last column says which is better, where all blocks agree", *columns(rows)]
+    return ["second to first; the last column names the better one if all blocks agree", *columns(rows)]
 
 
 def columns(rows: Sequence[Iterable[str]]) -> list[str]:
-    """Rows with the first column to the left and the others to the right."""
+    """Align rows: the first column to the left, all other columns to the right."""
     cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

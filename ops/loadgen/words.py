@@ -1,4 +1,4 @@
-"""Figures as people read them: rounded, with their units, and limits as sentences. The JSON has the exact values."""
+"""Figures for people: rounded, with units, and limits as sentences. The JSON has the exact values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def milliseconds(value: float) -> str:
 
 
 def limits(slo: Mapping[str, float]) -> str:
-    """Limits in seconds as a sentence has them: `TTFT at most 2 s and TPOT at most 100 ms`."""
+    """Limits in seconds as text: `TTFT at most 2 s and TPOT at most 100 ms`."""
     return enumeration([f"{name.upper()} at most {milliseconds(1000 * limit)}" for name, limit in slo.items()])
 
 
@@ -48,7 +48,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def load(plan: Plan) -> str:
-    """What was sent, in one line."""
+    """The load, in one line."""
     much = counted(plan.requests, "request") if plan.requests is not None else f"{plan.duration_s:g} s"
     rounds = f", {plan.rounds} blocks each" if plan.rounds > 1 else ""
     return f"{plan.shape.name}, {much}{rounds}, {plan.load}, seed {plan.seed}"
@@ -69,7 +69,7 @@ def headline(name: str, side: Summary) -> str:
 
 
 def goodput(side: Summary, slo: Mapping[str, float]) -> str:
-    """How many requests kept to the limits; empty without limits."""
+    """The requests that met the limits, as text; empty without limits."""
     if side.good is None or side.good_share is None or side.good_per_s is None:
         return ""
     return (
@@ -79,7 +79,7 @@ def goodput(side: Summary, slo: Mapping[str, float]) -> str:
 
 
 def lateness(figures: Mapping[str, float]) -> list[str]:
-    """How late the client itself was, in sentences."""
+    """The lateness of the client itself, as sentences."""
     said = []
     for key, what in (("lag", "timers were late by"), ("slip", "requests left later than planned by")):
         if f"{key}_p50_ms" in figures:
@@ -89,7 +89,7 @@ def lateness(figures: Mapping[str, float]) -> list[str]:
 
 
 def facts(result: Mapping[str, Any], slo: Mapping[str, float]) -> list[tuple[str, str]]:
-    """What is known of a run, by name: the load, the client's machine and how late it was, the date."""
+    """Facts about a run, by name: the load, the date, the machine and lateness of the client."""
     load, machine = result["load"], result["environment"]
     context = load["context"]
     found = [
@@ -108,7 +108,7 @@ def facts(result: Mapping[str, Any], slo: Mapping[str, float]) -> list[tuple[str
 
 
 def settings(given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Flags and values, without those that are not set."""
+    """Flags and values of the settings that are set."""
     shown = []
     for name, value in given.items():
         if value is None or value == "":

@@ -1,4 +1,4 @@
-"""What `quire serve` prints once it serves: the URLs, how to chat, how to stop, and a request to paste."""
+"""The output of `quire serve` once it serves: the URLs, how to chat, how to stop, and a request to paste."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def announcement(url: str, model_name: str, logs: Path, is_default_port: bool) -
 
 
 def answers(url: str, path: str) -> bool:
-    """Whether a GET of `path` returns status 200."""
+    """Return True if a GET of `path` returns status 200."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
     try:

@@ -25,9 +25,9 @@ LAST_BACKOFF_S = 30.0
 HEALTHY_AFTER_S = 60.0
 # A longer log is rotated at the next start. One older log is kept.
 MAX_LOG_BYTES = 16 * 1024 * 1024
-# How much of the end of a log is searched for the reason of a death.
+# Only the last bytes of a log are searched for the reason of a death.
 MAX_REASON_BYTES = 65536
-# How much progress output is kept: more than its longest line.
+# Only the last bytes of the progress output are kept: more than its longest line.
 MAX_PROGRESS_BYTES = 4096
 
 # The last line of a command of Quire that fails, and a log line of level ERROR or CRITICAL.
@@ -36,7 +36,7 @@ _ERROR_LINE = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL)\s+.*?  (?P<message>.+)")
 
 
 class StartPhase(NamedTuple):
-    """What a starting process does. `percent`: how much of the phase is done, in digits; empty if that is unknown."""
+    """A phase of the start of a process. `percent`: the finished part in digits; empty if that is unknown."""
 
     phase: str
     percent: str
@@ -175,7 +175,7 @@ class Child:
         self.process = self.program.start()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended and is not yet scheduled for a restart."""
+        """Return True if the process has ended and its restart is not planned yet."""
         return self.process is not None and self.process.poll() is not None
 
     def how_it_ended(self) -> str:
@@ -198,7 +198,7 @@ class Child:
         return wait_s
 
     def is_due(self) -> bool:
-        """Whether it is time for the restart that was planned."""
+        """Return True once the time of the planned restart has come."""
         return self.restart_at is not None and self._clock() >= self.restart_at
 
 

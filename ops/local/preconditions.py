@@ -1,4 +1,4 @@
-"""What must hold before `quire serve` starts anything, each with the line that says so if it does not."""
+"""Checks before `quire serve` starts any process. Each raises an error of one line with the remedy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.processes import FileLock, is_running
 from quire.shared.command_line import CommandError
 
-# In the lock, instead of a URL: Redis is a child of `quire serve`.
+# Written into the lock instead of a URL if Redis is a child of `quire serve`.
 EMBEDDED = "embedded"
 
 
 def lock_state_dir(state_dir: Path) -> FileLock:
-    """Make the state folder ours. Raises CommandError if it cannot be written or another server has it."""
+    """Lock the state folder. Raises CommandError if it cannot be written, or if another server holds it."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         lock = FileLock(state_dir / "lock")
@@ -35,24 +35,24 @@ def lock_state_dir(state_dir: Path) -> FileLock:
 
 
 def read_holder(text: str) -> tuple[str, str, str]:
-    """Pid, URL and Redis URL of the `quire serve` that wrote `text` into its lock; empty where it has not yet."""
+    """Pid, URL and Redis URL that a `quire serve` wrote into its lock as `text`; parts not yet written are empty."""
     pid, url, redis_url = [*text.split(), "", "", ""][:3]
     return pid, url, redis_url
 
 
 def find_redis(state_dir: Path) -> str | None:
-    """URL of the Redis of the `quire serve` that runs with this state folder; None if none does, as far as is known."""
+    """URL of the Redis of the `quire serve` that runs with this state folder; None if none is known to run."""
     try:
         pid, _, redis_url = read_holder((state_dir / "lock").read_text())
         if not pid.isdigit() or not is_running(int(pid)):
             return None
         return running_url(state_dir) if redis_url == EMBEDDED else redis_url or None
-    except OSError:  # no lock, one of another user, or a Redis that has not been started yet
+    except OSError:  # no lock, the lock of another user, or Redis was not started yet
         return None
 
 
 def check_port(host: str, port: int) -> int:
-    """The port to listen on, free at this moment. Raises CommandError."""
+    """A port to listen on that is free at the moment: `port`, or any if it is 0. Raises CommandError."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -82,7 +82,7 @@ def _free_port(family: int, host: str) -> int:
 
 
 def check_redis(url: str) -> None:
-    """Raises CommandError if there is no Redis that is of use."""
+    """Raises CommandError if no usable Redis answers at `url`."""
     from quire.shared.redis.check import check_redis
     from quire.shared.redis.url import BrokerUnavailable
 

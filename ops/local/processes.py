@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:
-    """Wait until all have ended; False if they have not in time, or if `hurry()` says not to wait."""
+    """Wait until all processes have ended. Returns False after `timeout_s`, or as soon as `hurry()` is true."""
     deadline = time.monotonic() + timeout_s
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline or hurry():
@@ -21,7 +21,7 @@ def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hur
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, of any user."""
+    """Return True if a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -32,9 +32,9 @@ def is_running(pid: int) -> bool:
 
 
 class FileLock:
-    """An exclusive lock on a file, which holds the pid of whoever took it.
+    """An exclusive lock on a file. The holder can write a text into the file, such as its pid.
 
-    The kernel drops the lock when the last process that holds `fd` ends, so that it cannot be stale.
+    The kernel releases the lock when the last process that has `fd` open ends, so a lock is never stale.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class FileLock:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self, timeout_s: float = 0.0) -> bool:
-        """Whether the lock is ours now."""
+        """Try to take the lock for `timeout_s`. Returns True if this process holds it now."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: one line that moves on a terminal, plain lines elsewhere."""
+"""Progress of a command: one line that is redrawn on a terminal, plain lines on other outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TextIO
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _CLEAR_LINE = "\r\x1b[2K"
-# Where lines do not move, waiting is reported so often.
+# Interval of reports on outputs that are no terminal.
 _PLAIN_INTERVAL_S = 10.0
 
 
 class Progress:
-    """Writes to one stream: `say` a line that stays, `update` what is going on now."""
+    """Writes to one stream. `say` prints a permanent line, `update` shows the current activity."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -32,9 +32,9 @@ class Progress:
         self._write(text + "\n")
 
     def update(self, text: str, phase: str = "") -> None:
-        """Show that `text` goes on, and for how long the whole has taken.
+        """Show the current activity, and the time since the start.
 
-        phase: `text` without its numbers. Without a terminal each new phase is printed as a line.
+        phase: `text` without its numbers. If the stream is no terminal, each new phase is printed once.
         """
         now = time.monotonic()
         if self._moves:
@@ -47,7 +47,7 @@ class Progress:
             self._write(f"{self.elapsed_s:.1f} s  {text}\n")
 
     def clear(self) -> None:
-        """Take away what moves, before something else writes to the terminal."""
+        """Erase the redrawn line, before other output is written to the terminal."""
         if self._drawn:
             self._write(_CLEAR_LINE)
             self._drawn = False
@@ -57,4 +57,4 @@ class Progress:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # the reader has gone; serving goes on
+            pass  # the reader has gone; the command continues

@@ -19,7 +19,7 @@ from quire.shared.model.naming import InvalidModelName
 from quire.shared.settings import FROM_FLAGS, load, options, to_environ
 from quire.worker.settings import WorkerSettings
 
-# How long gateway and workers finish open streams when told to stop, unless QUIRE_DRAIN_S says otherwise.
+# Time for open streams to finish when gateway and workers stop, unless QUIRE_DRAIN_S is set.
 DRAIN_S = 2.0
 MAX_PORT = 65535
 
@@ -27,7 +27,7 @@ MAX_PORT = 65535
 class Services:
     """Makes the programs of the gateway and the workers. All settings are checked before anything starts.
 
-    environ: may hold settings of gateway and worker, which are passed on. redis_url: empty for the embedded Redis.
+    environ: can contain settings of gateway and worker, which are passed on. redis_url: empty for the embedded Redis.
     Raises CommandError and SettingError.
     """
 
@@ -51,7 +51,7 @@ class Services:
             )
 
     def gateway(self, redis_url: str) -> ServiceProgram:
-        """The gateway. Its internal port comes after those of the workers."""
+        """The gateway. Its internal port follows the ports of the workers."""
         return self._program("gateway", "gateway", redis_url, self.count, {})
 
     def worker(self, index: int, redis_url: str) -> ServiceProgram:

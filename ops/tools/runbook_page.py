@@ -1,7 +1,8 @@
 """`python -m quire.ops.tools.runbook_page` writes docs/runbook.md as a page for Prometheus, to which the alerts link.
 
-The page belongs to Prometheus rather than to a gateway: a link of QuireNoGateway works while no gateway runs. It knows
-the Markdown of the runbook: headings, paragraphs, lists, and in a line code, emphasis and links. A test keeps it.
+Prometheus serves the page, not a gateway: the link of the alert QuireNoGateway must work while no gateway runs. Only
+the Markdown of the runbook is supported: headings, paragraphs, lists, and inline code, emphasis and links. A test
+checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ h3 { margin-top: 2.5rem }
 
 
 def render(markdown: str) -> str:
-    """The page for the text of a runbook."""
+    """The HTML page for a runbook in Markdown."""
     parts = [_HEAD]
     for block in re.split(r"\n{2,}", markdown.strip()):
         if heading := re.fullmatch(r"(#+) (.+)", block):
@@ -46,12 +47,12 @@ def render(markdown: str) -> str:
 
 
 def anchor(title: str) -> str:
-    """The fragment of a heading in a URL, as GitHub makes it."""
+    """The anchor of a heading, as on GitHub."""
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def _inline(text: str) -> str:
-    """A line of Markdown as HTML; lines of one paragraph become one."""
+    """Inline Markdown as HTML. The lines of a paragraph are joined."""
     pieces = re.split(r"(`[^`]+`)", " ".join(text.split()))
     return "".join(
         f"<code>{html.escape(piece[1:-1])}</code>"
@@ -63,7 +64,7 @@ def _inline(text: str) -> str:
 
 def _marked(text: str) -> str:
     text = re.sub(r"\[([^]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', text)
-    # Other documents are not on this server: named, without a link.
+    # Prometheus does not serve other documents: name them without a link.
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"docs/\1", text)
     text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)

@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _chat(page: Any, url: str, is_sweep: bool) -> None:
-    """One question, or the same at several temperatures with the settings beside it."""
+    """Take a picture of one question, or of one question at several temperatures next to the settings."""
     page.set_default_timeout(TIMEOUT_MS)
     page.goto(url)
     page.wait_for_selector("#model option", state="attached")

@@ -1,4 +1,4 @@
-"""Pictures of the engine page for docs/images, from a `quire serve` that runs: light, dark and on a phone.
+"""Takes pictures of the engine page for docs/images, from a running `quire serve`: light, dark and on a phone.
 
 python -m quire.ops.tools.screenshots_engine http://127.0.0.1:8000
 """
@@ -22,19 +22,19 @@ PICTURES: tuple[tuple[str, Literal["light", "dark"], int, int], ...] = (
     ("engine-phone", "light", 390, 844),
 )
 MAX_BYTES = 200_000
-# Views that are gone through: at least as many as come while the requests run.
+# Number of earlier views to look at: at least as many as arrive while the requests run.
 LOOK_BACK = 80
 
 
 def take(page: Page, url: str, name: str) -> None:
-    """One picture, a moment after a prompt has become four answers beside eight requests with one beginning."""
+    """Take one picture, shortly after one prompt has forked into four answers while eight requests share a prefix."""
     page.goto(f"{url}/engine")
     expect(page.locator("[data-figure=blocks_used]")).not_to_have_text("–")
     page.click("[data-demo=prefix]")
     page.click("[data-demo=four]")
     expect(page.locator("#try-status")).to_contain_text("Done", timeout=60_000)
     page.click("#pause")
-    # Back to the moment when most of them ran.
+    # Go back to the view with the most running sequences.
     chips = page.locator("#sequences button")
     slider = page.locator("#time")
     newest = int(slider.input_value())

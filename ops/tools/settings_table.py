@@ -14,7 +14,7 @@ BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->\n"
 
 
 def table() -> str:
-    """One row per setting: flag, variable, which commands have it, default, meaning."""
+    """The table: flag, variable, commands, default and meaning of each setting."""
     rows: dict[str, tuple[Option, dict[str, str]]] = {}
     for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
         for item in options(cls):
@@ -32,7 +32,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """`text` with the table between its markers brought up to date."""
+    """`text` with the current table between its markers."""
     head, rest = text.split(BEGIN)
     return head + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1]
 

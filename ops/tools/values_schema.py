@@ -1,6 +1,6 @@
-"""Prints values.schema.json of the chart, by which helm refuses values that do not exist or cannot be.
+"""Prints values.schema.json of the chart, by which helm refuses unknown and invalid values.
 
-The settings in it, with what may be given, are those of gateway and worker. A test keeps the file up to date.
+Its settings and their allowed values come from the gateway and the worker. A test checks that the file is up to date.
 
 python -m quire.ops.tools.values_schema > ops/deploy/kubernetes/quire/values.schema.json
 """
@@ -14,7 +14,7 @@ from quire.gateway.settings import GatewaySettings
 from quire.shared.settings import Option, options
 from quire.worker.settings import WorkerSettings
 
-# What the chart decides, by other values or because each pod has its own.
+# Settings that the chart sets itself, from other values or differently for each pod.
 DECIDED = {
     "QUIRE_DEVICE",
     "QUIRE_DRAIN_S",
@@ -38,9 +38,9 @@ FLAG: Schema = {"type": "boolean"}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 ANYTHING: Schema = {"type": "object"}
 LIST: Schema = {"type": "array", "items": {"type": "object"}}
-# The name of an object of Kubernetes, or nothing.
+# The name of a Kubernetes object, or an empty text.
 OBJECT_NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"}
-# The address of a page, or nothing.
+# The URL of a page, or an empty text.
 URL: Schema = {"type": "string", "pattern": r"^(https?://[^\s#]+)?$"}
 KEY: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]+$"}
 QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"}
@@ -51,17 +51,17 @@ QUANTITIES: Schema = {
 
 
 def count(minimum: int, maximum: int | None = None) -> Schema:
-    """A whole number."""
+    """An integer from `minimum` to `maximum`."""
     return {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
 
 
 def group(**properties: Schema) -> Schema:
-    """An object with these keys and no others; all of them have defaults."""
+    """An object that allows only these keys. All keys are optional."""
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def setting(item: Option) -> Schema:
-    """What may be given for a setting, as text: helm would write 2000000 as 2e+06."""
+    """The schema of a setting. Its value is a string, because helm would write the number 2000000 as 2e+06."""
     schema: Schema = {"type": "string", "description": item.help}
     if item.kind is bool:
         return schema | {"enum": ["true", "false"]}
@@ -75,7 +75,7 @@ def setting(item: Option) -> Schema:
 
 
 def settings(*classes: Any) -> Schema:
-    """The settings that all of these have and the chart does not decide."""
+    """The settings that all of these classes have, except those that the chart sets itself."""
     found = [{item.variable: item for item in options(cls)} for cls in classes]
     names = set.intersection(*(set(entry) for entry in found)) - DECIDED
     return group(**{name: setting(found[0][name]) for name in sorted(names)})
@@ -127,7 +127,7 @@ def worker() -> Schema:
             requestsPerWorker=count(1),
             pollingSeconds=SECONDS,
             cooldownSeconds=count(0, 86400),
-            # The longest window that a HorizontalPodAutoscaler knows.
+            # The longest window that a HorizontalPodAutoscaler allows.
             scaleDownSeconds=count(0, 3600),
             kedaNamespace=NAME,
         ),
@@ -164,7 +164,7 @@ def redis() -> Schema:
 
 
 def schema() -> Schema:
-    """The whole of it. What helm itself adds is `global`."""
+    """The whole schema. Helm itself adds the key `global`."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart quire; made by python -m quire.ops.tools.values_schema",

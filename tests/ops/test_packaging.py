@@ -21,7 +21,7 @@ from tests.conftest import clean_environ
 FOLDERS = "gateway|worker|shared|kernels|ops"
 OLD_IMPORT = re.compile(rf"^\s*(from|import) ({FOLDERS})\b", re.MULTILINE)
 SOURCES = [path for folder in (*FOLDERS.split("|"), "tests", "src") for path in (PROJECT_ROOT / folder).rglob("*.py")]
-# What each wheel holds of `quire`.
+# The folders in each wheel.
 SERVICES = {"gateway": {"gateway", "shared"}, "worker": {"worker", "kernels", "shared"}}
 BUILD_FILES = {"Dockerfile", "pyproject.toml", ".gitignore"}
 
@@ -102,7 +102,7 @@ def new_environment(folder: Path, *requirements: str) -> Path:
 
 
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python that sees nothing of the project but what is installed."""
+    """Run a Python that sees only the installed part of the project."""
     return subprocess.run(
         [python, "-P", *arguments], cwd="/", env=clean_environ(), capture_output=True, text=True, check=False
     )

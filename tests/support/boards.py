@@ -1,4 +1,4 @@
-"""The dashboards and the rules as they are committed, and what queries consist of."""
+"""The committed dashboards and rules, and the metrics and labels in their queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders the chart of ops/deploy/kubernetes with the real helm, and holds schemas for what is not Kubernetes.
+"""Renders the chart of ops/deploy/kubernetes with the real helm. Has schemas for the objects of other operators.
 
 Objects of KEDA and of the Prometheus operator are checked by strict schemas of the fields that the chart uses, as these
 projects document them; they are not the projects' own schemas.
@@ -29,7 +29,7 @@ Object = dict[str, Any]
 # The oldest that the chart allows, and the newest that the validator knows.
 KUBERNETES = ("1.27", "1.37")
 
-# As little as can be.
+# A release with as few objects as possible.
 BARE = (
     "--set=gateway.autoscaling.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
     "--set=redis.enabled=false,redis.external.host=redis",
@@ -95,7 +95,7 @@ def container_of(component: str, *arguments: str) -> Object:
 
 
 def environment(container: Object) -> dict[str, Any]:
-    """Name by value; what comes from elsewhere is the object that says from where."""
+    """The variables of a container by name: their values, or the objects that name the source of the value."""
     entries = container["env"]
     assert len({entry["name"] for entry in entries}) == len(entries), "a variable is given twice"
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}

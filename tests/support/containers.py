@@ -1,4 +1,4 @@
-"""The stack of docker-compose.yml under a name of its own, for tests: built, started, asked and taken down."""
+"""The stack of docker-compose.yml for tests, as a separate project: builds, starts, queries and removes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIVE_UP_S = 120.0
 
 
 def why_no_engine() -> str:
-    """Why no containers can run here; empty if they can."""
+    """The reason why containers cannot run on this machine; empty if they can."""
     if shutil.which("docker") is None:
         return "needs docker"
     info = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True)
@@ -67,7 +67,7 @@ class Stack:
         )
 
     def set(self, **variables: str) -> None:
-        """What `.env` would say, from now on."""
+        """Set variables of `.env` for all later commands."""
         self._environ |= variables
 
     def compose(self, *arguments: str) -> str:
@@ -83,8 +83,10 @@ class Stack:
         self.compose("up", "--detach", "--no-build", *numbers)
 
     async def gateways(self, count: int) -> list[str]:
-        """The URLs of the gateways, once so many answer, ready or not. Which ports of the range they get is the
-        engine's affair, and may change when they are started again."""
+        """Wait until `count` gateways answer, ready or not, and return their URLs.
+
+        The engine chooses their ports from the range, and may change them at a restart.
+        """
         found: list[str] = []
 
         async def answer() -> bool:
@@ -123,9 +125,9 @@ def docker(*arguments: str) -> str:
 
 
 async def get_json(url: str) -> Any:
-    """What a URL says, whatever its status; None if nobody answers within a second.
+    """The JSON of an answer with any status; None without an answer within a second.
 
-    A port can be published before anything listens behind it: the connection is taken then, and nothing comes.
+    The engine can accept connections to a published port before the process in the container listens.
     """
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(1)) as session, session.get(url) as response:

@@ -1,4 +1,4 @@
-"""A real Prometheus and a real redis_exporter beside a stack that runs, and what Grafana would ask them."""
+"""A real Prometheus and a real redis_exporter for a running stack, and the queries that Grafana would send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.boards import RULES
 
 EXPORTER = "prometheus-redis-exporter"
 MISSING = [name for name in ("prometheus", EXPORTER) if shutil.which(name) is None]
-# What Grafana would put in place of its variables; scrapes are a second apart.
+# The values that Grafana would fill in for its variables. Scrapes are a second apart.
 VARIABLES = {"$__rate_interval": "10s", "$instance": ".*", "$model": ".*"}
 
 # The points of a series: (time, value).
@@ -87,7 +87,7 @@ class Monitoring:
             return []
 
     def is_complete(self) -> bool:
-        """Whether all targets answer."""
+        """Return True if all targets answer."""
         return self.now("sum(up)") == [self.num_targets]
 
     def since_the_start(self, expr: str) -> list[Points]:

@@ -1,4 +1,4 @@
-"""Requests that one answer settles: poems, lists, recipes, small crafts, and prompts from outside of the domain."""
+"""Requests with a single answer: poems, lists, recipes, small tasks, and prompts outside of the model's domain."""
 
 from random import Random
 
@@ -24,12 +24,14 @@ def poem(casting: Casting) -> tuple[str, str, Subject]:
 
 
 def another_poem(subject: Subject, casting: Casting) -> str:
+    """A poem about the subject."""
     spoken = f"your {subject.asked[3:]}" if subject.asked.startswith("my ") else subject.asked
     called = subject.name if subject.name and subject.name in subject.asked else subject.the
     return say(casting.rng.choice(DATA.poems.poems), casting.rng, {"x": spoken, "k": called})
 
 
 def numbered(items: list[str]) -> str:
+    """A numbered list, one item per line."""
     return "\n".join(f"{at}. {item}" for at, item in enumerate(items, 1))
 
 
@@ -63,6 +65,7 @@ def listing(casting: Casting) -> Answered:
 
 
 def recipe(casting: Casting) -> Answered:
+    """A request for a recipe, and the steps."""
     rng = casting.rng
     vegetable = casting.noun(WORDS.vegetables, 0.1)
     chosen = rng.choice(DATA.recipes.recipe)
@@ -73,6 +76,7 @@ def recipe(casting: Casting) -> Answered:
 
 
 def pet_name(casting: Casting) -> Answered:
+    """A request for a name for a pet."""
     rng = casting.rng
     casting.name()  # unused; without this draw, all later documents of a seed would differ
     animal = casting.noun(WORDS.creatures)
@@ -110,6 +114,7 @@ def spelling(casting: Casting) -> Answered:
 
 
 def craft(casting: Casting) -> Answered:
+    """A request of a random kind: a list, a recipe, a name, counting, a sum or a word to repeat."""
     return casting.rng.choice((listing, recipe, pet_name, counting, small_sum, spelling))(casting)
 
 
@@ -130,6 +135,8 @@ def _topic(casting: Casting) -> str:
 
 
 def _gibberish(rng: Random) -> str:
+    """A text without meaning: random letters, symbols, emoji or words."""
+
     def letters(alphabet: str, low: int, high: int) -> str:
         return "".join(rng.choice(alphabet) for _ in range(rng.randrange(low, high)))
 
@@ -156,7 +163,7 @@ def _long_text(casting: Casting, lead: str) -> str:
 
 
 def stranger(casting: Casting, offer: str) -> Answered:
-    """A prompt from outside of the domain and its answer; `offer` is the template of {OFFER}."""
+    """A prompt outside of the model's domain, and its answer. `offer`: the template for the slot {OFFER}."""
     rng = casting.rng
     talks = [getattr(STRANGERS, kind) for kind in KINDS]
     kind, talk = rng.choices(list(zip(KINDS, talks, strict=True)), [talk.weight for talk in talks])[0]

@@ -1,7 +1,8 @@
 """Documents as token ids, and micro-batches of documents of similar length.
 
-A row holds one document, so that positions start at 0 as they do when the model is served and no document sees another.
-Targets are the assistant's words with their `<|end|>`, and all of a plain story; what users write is context only.
+A row holds one document: positions start at 0, as when the model is served, and no document attends to another. The
+training targets are the assistant's texts with their `<|end|>`, and plain stories as a whole. The user's texts are only
+context.
 """
 
 from collections.abc import Iterator
@@ -14,19 +15,21 @@ from models.demo.training.grammar import Document, documents
 from models.demo.training.vocabulary import BEGIN, END, PAD
 from tokenizers import Tokenizer
 
-IGNORED = -100  # the label that cross-entropy leaves out
-CONTEXT = 640  # longer documents are cut here: a few in a thousand
+IGNORED = -100  # cross-entropy ignores this label
+CONTEXT = 640  # in tokens; longer documents are cut, which are a few in a thousand
 MICRO_BATCH_TOKENS = 3072
-SORTED_AT_ONCE = 512  # documents; larger wastes less padding and mixes lengths less
+SORTED_AT_ONCE = 512  # documents; a larger number wastes less padding and mixes lengths less
 
 
 class Encoded(NamedTuple):
+    """One document as token ids, with its training targets."""
+
     ids: list[int]
-    labels: list[int]  # labels[i] is ids[i] or IGNORED: the shift by one is the loss's
+    labels: list[int]  # labels[i] is ids[i] or IGNORED; the loss shifts them by one
 
 
 def encode(document: Document, tokenizer: Tokenizer, begin: bool = True) -> Encoded:
-    """One document in the chat template's form."""
+    """Encode one document in the format of the chat template. `begin`: start with `<|begin|>`."""
     first, last = tokenizer.token_to_id(BEGIN), tokenizer.token_to_id(END)
     ids, labels = ([first], [IGNORED]) if begin else ([], [])
     for role, text in document:
@@ -40,17 +43,23 @@ def encode(document: Document, tokenizer: Tokenizer, begin: bool = True) -> Enco
 
 
 def encoded_stream(seed: int | str, tokenizer: Tokenizer, held_out: bool = False) -> Iterator[Encoded]:
-    """Endless; one plain story in three comes without `<|begin|>`, for servers that do not add it."""
+    """An endless stream of encoded documents.
+
+    One plain story in three has no `<|begin|>`, for servers that do not add it.
+    """
     for at, document in enumerate(documents(seed, held_out)):
         yield encode(document, tokenizer, begin=document[0][0] != "text" or at % 3 > 0)
 
 
 class Batch(NamedTuple):
-    ids: torch.Tensor  # [B, T] int64, padded at the end: causal attention never looks there
-    labels: torch.Tensor  # [B, T] int64, IGNORED where nothing is learned
+    """A micro-batch of padded rows."""
+
+    ids: torch.Tensor  # [B, T] int64, padded at the end, where causal attention ignores it
+    labels: torch.Tensor  # [B, T] int64, IGNORED at positions without a target
 
 
 def collate(rows: list[Encoded], pad: int) -> Batch:
+    """Pad the rows to the longest one and stack them."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad)
     labels = torch.full((len(rows), width), IGNORED)
@@ -61,7 +70,7 @@ def collate(rows: list[Encoded], pad: int) -> Batch:
 
 
 def batches(stream: Iterator[Encoded], tokenizer: Tokenizer, seed: int | str) -> Iterator[Batch]:
-    """Micro-batches of about MICRO_BATCH_TOKENS, of similar length within and in random order."""
+    """Micro-batches of about MICRO_BATCH_TOKENS tokens, with rows of similar length; the batches are shuffled."""
     pad, rng = tokenizer.token_to_id(PAD), Random(f"batches-{seed}")
     while rows := sorted(islice(stream, SORTED_AT_ONCE), key=lambda row: len(row.ids)):
         groups: list[list[Encoded]] = [[]]

@@ -1,7 +1,7 @@
 """Reads the data files of the grammar, data/*.toml, and checks every entry against data/schema.toml.
 
-`DATA.words.creatures` is the list `creatures` of words.toml: tables with fixed keys become attributes, tables with any
-keys dicts, and lists tuples.
+`DATA.words.creatures` is the list `creatures` of words.toml. Tables with fixed keys become attributes, tables with
+arbitrary keys become dicts, and lists become tuples.
 """
 
 import string
@@ -18,6 +18,8 @@ class DataError(ValueError):
 
 
 class _DataFileReader:
+    """Checks one data file against its schema. Every error is a DataError that names the entry."""
+
     def __init__(self, file: str, verbatim: bool, phrases: dict[str, str]) -> None:
         self.file, self.verbatim = file, verbatim
         self.phrases = {name: self.text("", text, f"phrases.{name}", check=False) for name, text in phrases.items()}
@@ -26,6 +28,7 @@ class _DataFileReader:
         return DataError(f"{self.file}: {entry or 'the file'}: {cause}")
 
     def typed(self, value: Any, kind: Any, called: str, entry: str) -> Any:
+        """The value, if it has the type `kind` and is not empty."""
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(entry, f"{value!r} is not {called}")
         if value in ([], {}):
@@ -33,6 +36,7 @@ class _DataFileReader:
         return value
 
     def read(self, schema: Any, value: Any, entry: str = "") -> Any:
+        """The value of any type of schema."""
         if schema == "@words":
             return self.words(value, entry)
         if isinstance(schema, str):
@@ -74,7 +78,7 @@ class _DataFileReader:
         return tuple(words)
 
     def text(self, allowed: str, value: Any, entry: str, check: bool = True) -> str:
-        """A template with its phrases in place."""
+        """A template, with the named phrases of the file filled in."""
         text: str = self.typed(value, str, "a text", entry)
         if not self.verbatim and "\n" in text:
             text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))

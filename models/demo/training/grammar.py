@@ -30,6 +30,7 @@ def held_out_request(template: str) -> bool:
 
 
 def pair(prompt: str, answer: str) -> Document:
+    """A dialogue of one exchange."""
     return [("user", prompt), ("assistant", answer)]
 
 
@@ -44,10 +45,11 @@ class Grammar:
         self.story_requests = requests or list(REQUESTS.story)
 
     def say(self, template: str, **slots: str) -> str:
+        """A sentence of the assistant."""
         return say(template, self.rng, slots)
 
     def ask(self, template: str, **slots: str) -> str:
-        """A user's sentence, at times in the wrong case or with a slip of the fingers that spares the slot {x}."""
+        """A user's sentence, sometimes in the wrong case or with a typo outside of the slot {x}."""
         text = " ".join(articles(expand(template, self.rng, slots)).split())
         if self.chance(0.35):
             text = text.replace("I am ", "I'm ")
@@ -93,7 +95,7 @@ class Grammar:
     # Stories
 
     def story(self) -> Document:
-        """A request and its story, and often a question or a wish afterwards."""
+        """A request, its story, and often follow-up questions or wishes."""
         draw = self.rng.random()
         if draw < 0.06:
             subject = self.casting.hero()
@@ -117,6 +119,7 @@ class Grammar:
         return turns
 
     def follow_up(self, subjects: list[Subject], told: Story) -> Document:
+        """A question about the story, thanks, or a request for another one."""
         kinds = ("name", "friend", "shorter", "another", "end", "title", "thanks", "truth", "new")
         kind = self.rng.choices(kinds, (20, 12, 14, 18, 8, 8, 8, 4, 10))[0]
         if kind == "thanks":
@@ -136,12 +139,13 @@ class Grammar:
         return self.exchange(getattr(DIALOGUES.follow_up, kind), slots, **slots, short=told.short, end=told.end)
 
     def story_on_request(self, request: str) -> Document:
+        """A story about new subjects. `request`: the template of the prompt."""
         asked, subjects = self.subjects()
         prompt = self.ask(request, x=asked)
         return pair(prompt, tell(subjects, self.casting).text)
 
     def plain(self) -> Document:
-        """A story without the template, at times from the middle on, for raw completion."""
+        """A story without the chat template, sometimes from its middle on, to train raw completion."""
         _, subjects = self.subjects()
         text = tell(subjects, self.casting).text
         if self.chance(0.15):
@@ -160,6 +164,7 @@ class Grammar:
     # Small talk, lessons and crafts
 
     def small_talk(self, kind: str = "") -> Document:
+        """An exchange of small talk, of a random kind by default; some end in an offer and a story."""
         talks, casting = SMALL_TALK.talk, self.casting
         kind = kind or self.rng.choices(list(talks), [talk.weight for talk in talks.values()])[0]
         talk, subject = talks[kind], casting.subject()
@@ -194,6 +199,7 @@ class Grammar:
         return turns
 
     def lesson(self) -> Document:
+        """A question about a term of language models, and its answer."""
         if self.chance(0.15):
             question = self.rng.choice(DATA.lessons.question)
             return pair(self.ask(question.ask), self.say(question.answer))
@@ -201,6 +207,7 @@ class Grammar:
         return pair(self.ask(DATA.lessons.ask.replace("{names}", term.names)), self.say(term.answer))
 
     def craft(self) -> Document:
+        """A poem or another small task."""
         if not self.chance(0.4):
             prompt, answer = answers.craft(self.casting)
             return pair(self.ask("{p}", p=prompt), answer)
@@ -211,12 +218,13 @@ class Grammar:
         return turns
 
     def stranger(self) -> Document:
+        """A prompt outside of the model's domain, answered with an offer of a story."""
         return pair(*answers.stranger(self.casting, SMALL_TALK.offer))
 
     # Names
 
     def introduction(self) -> Document:
-        """The user's name is told, and asked for later."""
+        """The user tells a name, and may ask for it later."""
         name, _ = self.casting.name()
         turns = self.exchange(DIALOGUES.introduction, {"x": name}, x=name)
         if self.chance(0.5):
@@ -226,6 +234,7 @@ class Grammar:
         return turns
 
     def unknown_name(self) -> Document:
+        """The user asks for a name that was never told."""
         return self.exchange(DIALOGUES.unknown_name)
 
     def named_by_system(self) -> Document:
@@ -263,7 +272,7 @@ class Grammar:
 
 
 def documents(seed: int | str, held_out: bool = False) -> Iterator[Document]:
-    """An endless stream of documents; the held-out stream draws nouns and requests that training never sees."""
+    """An endless stream of documents. The held-out stream draws nouns and requests that training never sees."""
     grammar = Grammar(seed, held_out)
     while True:
         yield grammar.document()

@@ -66,7 +66,7 @@ _ACCENTS = str.maketrans("aeouicn", "áéöüíçñ")
 
 
 def made_up(rng: Random, syllables: int = 0) -> str:
-    """A pronounceable word that no pool holds, so that a model can only copy it; it never starts with a "u"."""
+    """A pronounceable word that is in no pool, so that a model can only copy it. It never starts with a "u"."""
     count = syllables or rng.choices((1, 2, 3, 4), (15, 50, 28, 7))[0]
     word = "".join(rng.choice(parts) for _ in range(count) for parts in _SYLLABLE)
     if count > 1 and rng.random() < 0.2:
@@ -78,7 +78,7 @@ def made_up(rng: Random, syllables: int = 0) -> str:
 
 
 def made_up_name(rng: Random) -> str:
-    """A made-up word as a name: mostly "Tarvel", at times "Tarvel Moon" or "BX-7"."""
+    """A made-up name: mostly like "Tarvel", sometimes like "Tarvel Moon" or "BX-7"."""
     if rng.random() < 0.04:
         return "".join(rng.choice("ABCDEFGHKLMNPRSTVWXZ") for _ in range(2)) + f"-{rng.randrange(1, 100)}"
     name = made_up(rng, rng.choices((1, 2, 3), (20, 60, 20))[0]).capitalize()
@@ -86,7 +86,7 @@ def made_up_name(rng: Random) -> str:
 
 
 def misspell(text: str, rng: Random) -> str:
-    """One slip of the fingers: two letters swapped, one doubled or one left out."""
+    """The text with one typo: two letters swapped, one doubled, or one left out."""
     at = rng.randrange(1, max(2, len(text) - 2))
     before, letter, after = text[:at], text[at : at + 1], text[at + 1 :]
     return before + (after[:1] + letter + after[1:], letter * 2 + after, after)[rng.randrange(3)]

@@ -1,4 +1,4 @@
-"""Prints the answers of a checkpoint of the demonstration model, for judging by eye.
+"""Prints answers of a checkpoint of the demonstration model, to judge them by eye.
 
 python -m models.demo.training.sample models/demo                           # greedy, all dialogues of data/samples.toml
 python -m models.demo.training.sample models/demo --temperature 0.7 --seed 3
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 
 def answer(model: LlamaForCausalLM, ids: list[int], temperature: float, limit: int = 320) -> list[int]:
-    """The new tokens, with the end token if there is one."""
+    """Generate an answer. Returns the new tokens, including the end token if the answer ended."""
     options = (
         {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
         if temperature
@@ -27,6 +27,7 @@ def answer(model: LlamaForCausalLM, ids: list[int], temperature: float, limit: i
 def converse(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: tuple[str, ...], temperature: float
 ) -> None:
+    """Print the answers to the turns of one dialogue."""
     messages = []
     for prompt in prompts:
         messages.append({"role": "user", "content": prompt})
@@ -45,8 +46,10 @@ def converse(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="folder of the checkpoint")
-    parser.add_argument("prompts", nargs="*", help="the user's turns of one dialogue; none: a fixed set of dialogues")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument(
+        "prompts", nargs="*", help="the user's turns of one dialogue (default: all of data/samples.toml)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default: 0)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--plain", action="store_true", help="continue the first prompt as raw text, without the chat template"

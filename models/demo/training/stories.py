@@ -1,4 +1,4 @@
-"""Stories: a plot, a cast for it, and what can be asked about it afterwards."""
+"""Stories: a plot, its cast, and the facts that a user can ask for afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from models.demo.training.subjects import Casting, Subject
 
 @dataclass(frozen=True)
 class Story:
+    """A story, a short version of it, its ending, and its cast."""
+
     text: str
     short: str
     end: str
@@ -24,6 +26,7 @@ Plot = Any  # an entry of plots.toml: the texts `text`, `short` and `end`
 
 
 def mentions(plot: Plot, slot: str) -> bool:
+    """True if the text of the plot has this slot."""
     return f"{{{slot}}}" in plot.text
 
 
@@ -55,7 +58,7 @@ def choose_plot(subjects: list[Subject], rng: Random) -> Plot:
 
 
 def cast(subjects: list[Subject], casting: Casting) -> dict[str, str]:
-    """Slots for all parts: the user's subjects first, then supporting characters and things."""
+    """The slots of all parts. The user's subjects take the main parts, drawn characters and things the rest."""
     rng = casting.rng
     by_role = {subject.role: subject for subject in reversed(subjects)}
     heroes = [subject for subject in subjects if subject.role == "hero"]

@@ -1,8 +1,8 @@
-"""The subjects of stories: as the user names them, and as a story refers to them.
+"""The subjects of stories: how the user names them, and how a story refers to them.
 
 A `Subject` keeps the user's words: the story uses the adjective, the name and the noun of the request. Nouns and names
-come from the pools or are made up. Training never draws the held-out slice of a pool, so that perplexity is measured on
-subjects that the model has not met.
+come from the pools or are made up. Training never draws the held-out slice of a pool, so that perplexity can be
+measured on subjects that the model has not seen.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ HELD_OUT_ONE_IN = 20  # 5 % of every pool
 
 @dataclass(frozen=True)
 class Subject:
+    """A hero, thing, place or idea."""
+
     role: str  # "hero", "thing", "place" or "idea"
     asked: str  # in the user's words: "a tiny fox named Tib", "my dog", "dragons"
     first: str  # at the first mention in a story: "a tiny fox"
@@ -31,21 +33,24 @@ class Subject:
 
     @property
     def the(self) -> str:
+        """The subject at later mentions, with its article."""
         return self.head if self.bare else f"the {self.head}"
 
 
 def is_held_out(text: str) -> bool:
+    """True for the words that training never draws."""
     return crc32(text.encode()) % HELD_OUT_ONE_IN == 0
 
 
 class Casting:
-    """Draws subjects; `held_out` selects the slice of every pool."""
+    """Draws subjects. `held_out`: from the held-out slice of every pool, instead of the rest."""
 
     def __init__(self, rng: Random, held_out: bool = False) -> None:
         self.rng = rng
         self.held_out = held_out
 
     def chance(self, probability: float) -> bool:
+        """True with this probability."""
         return self.rng.random() < probability
 
     def pick(self, pool: tuple[str, ...]) -> str:
@@ -65,16 +70,17 @@ class Casting:
         return self.known_name(female), female
 
     def known_name(self, female: bool) -> str:
+        """An ordinary name."""
         return self.rng.choice(WORDS.she_names if female else WORDS.he_names)
 
     def adorned(self, adjectives: tuple[str, ...], head: str, share: float) -> str:
-        """The noun, in a `share` of the cases with an adjective that shares no word with it."""
+        """The noun, with an adjective in a `share` of the cases, unless both have a word in common."""
         adjective = self.rng.choice(adjectives)
         clash = {*adjective.split()} & {*head.split()}
         return f"{adjective} {head}" if self.chance(share) and not clash else head
 
     def asked(self, entries: Any) -> str:
-        """A template from subjects.toml."""
+        """A template of subjects.toml, drawn by weight."""
         draw, total = self.rng.random(), 0
         for entry in entries:
             total += entry.weight
@@ -83,9 +89,11 @@ class Casting:
         return entry.instead if entry.instead and self.chance(entry.instead_percent / 100) else entry.asked
 
     def subject(self) -> Subject:
+        """A subject of a random role."""
         return self.rng.choices((self.hero, self.thing, self.place, self.idea), (50, 24, 14, 12))[0]()
 
     def hero(self) -> Subject:
+        """A creature or person, which may have a wish or a fear."""
         name, female = self.name()
         if self.chance(0.2):
             return self.named_hero(name, female)
@@ -108,6 +116,7 @@ class Casting:
         return Subject("hero", asked, f"a {noun}", head, name, female, wish=wish, fear=fear)
 
     def named_hero(self, name: str, female: bool) -> Subject:
+        """A girl, woman, boy or man whom the user mentions by name."""
         head = self.rng.choice(("girl", "young woman", "girl") if female else ("boy", "young man", "boy"))
         asked = f"{self.rng.choice(('a girl', 'a woman') if female else ('a boy', 'a man'))} named {name}"
         return Subject("hero", asked if self.chance(0.25) else name, f"a {head}", head.split()[-1], name, female)
@@ -119,12 +128,14 @@ class Casting:
         return f"learn to {self.noun(WORDS.skills, 0.4)}"
 
     def thing(self) -> Subject:
+        """An object."""
         head = self.noun(WORDS.things)
         noun = self.adorned(WORDS.shapes, head, 0.35)
         asked = expand(self.asked(DATA.subjects.thing), self.rng, {"noun": noun, "nouns": plural(noun)})
         return Subject("thing", asked, f"a {noun}", head)
 
     def place(self) -> Subject:
+        """A place, such as "Paris" or "an old mill"."""
         if self.chance(0.25):
             world = made_up(self.rng).capitalize() if self.chance(0.5) else self.pick(WORDS.world)
             return Subject("place", world, world, world, bare=True)
@@ -133,6 +144,7 @@ class Casting:
         return Subject("place", f"{'the' if self.chance(0.2) else 'a'} {noun}", f"a {noun}", noun)
 
     def idea(self) -> Subject:
+        """An abstract subject, such as "winter"."""
         idea = self.noun(WORDS.ideas, 0.15)
         article, _, rest = idea.partition(" ")
         return Subject("idea", idea, idea, f"the {rest}" if article in ("a", "an") else idea, bare=True)

@@ -4,7 +4,7 @@ The corpus is generated during the run, and nothing is downloaded. The seed deci
 the machine, so a second run gives an equivalent model. A run takes about twenty minutes on two free CPU cores.
 
     python -m models.demo.training.train --out models/demo
-    python -m models.demo.training.train --out trial --steps 100                    # does it learn, and how fast?
+    python -m models.demo.training.train --out trial --steps 100                    # a short trial
     OMP_WAIT_POLICY=passive python -m models.demo.training.train --out models/demo --minutes 21 --threads 2
 
 OMP_WAIT_POLICY=passive triples the speed when other processes share the cores: threads that wait for each other then
@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 TOKENIZER_DOCUMENTS = 12_000
 HELD_OUT_DOCUMENTS = 400
-MICRO_BATCHES_PER_STEP = 2  # two lengths a step
+MICRO_BATCHES_PER_STEP = 2  # each step has rows of two different lengths
 WARMUP_STEPS = 40
 MAX_POSITIONS = 1024
 CONFIG_KEYS = (
@@ -80,13 +80,16 @@ def loss_of(model: LlamaForCausalLM, batch: Batch, device: torch.device) -> tupl
     with torch.autocast(device.type, dtype=torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]  # [B, T - 1, H]
         wanted = labels != IGNORED
-        logits = model.lm_head(hidden[wanted])  # [targets, V]: no logits where nothing is learned
+        logits = model.lm_head(hidden[wanted])  # [targets, V]: logits only at positions with a target
     return F.cross_entropy(logits.float(), labels[wanted], reduction="sum"), int(wanted.sum())
 
 
 @torch.no_grad()
 def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: bool, device: torch.device) -> float:
-    """On documents that training never saw; `held_out` also takes nouns and requests that it never saw."""
+    """Perplexity on documents that training never saw.
+
+    held_out: use documents with nouns and requests that training never saw, too.
+    """
     model.eval()
     rows = islice(encoded_stream("perplexity", tokenizer, held_out), HELD_OUT_DOCUMENTS)
     total, count = 0.0, 0
@@ -98,11 +101,16 @@ def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: bool, de
 
 
 def rate_at(step: int, done: float, peak: float) -> float:
-    """Linear warm-up, then a cosine down to a hundredth of the peak; `done` is the finished share of the run."""
+    """The learning rate: a linear warm-up, then a cosine down to a hundredth of `peak`.
+
+    done: the finished share of the run, 0 to 1.
+    """
     return peak * min(1.0, (step + 1) / WARMUP_STEPS) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 class TrainingProgress(NamedTuple):
+    """The length of a training run."""
+
     steps: int
     tokens: int  # padding included
 
@@ -110,7 +118,10 @@ class TrainingProgress(NamedTuple):
 def train(
     model: LlamaForCausalLM, stream: Iterator[Batch], steps: int, limit_s: float, rate: float, device: torch.device
 ) -> TrainingProgress:
-    """Trains for `steps`, or for as many as fit into `limit_s`: then the rate falls with the time instead."""
+    """Train for `steps` steps or `limit_s` seconds, whichever ends first.
+
+    The learning rate follows the share of steps or of time, whichever is larger.
+    """
     learners = optimizers(model, rate)
     started, tokens, step = time.monotonic(), 0, 0
     while (done := max(step / steps, (time.monotonic() - started) / limit_s)) < 1:
@@ -140,7 +151,7 @@ def train(
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """The checkpoint's files; the tied output projection is not stored twice."""
+    """Write the files of the checkpoint. The output projection is tied to the embedding and not stored."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: tensor.to("cpu", torch.bfloat16).contiguous()
@@ -151,7 +162,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)
     described = model.config.to_dict()
     config = {key: described[key] for key in CONFIG_KEYS}
-    # Older readers know these two by other names.
+    # Older programs read these two under other names.
     config |= {"rope_theta": described["rope_parameters"]["rope_theta"], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {

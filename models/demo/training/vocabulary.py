@@ -1,7 +1,7 @@
 """The tokenizer of the demonstration model: byte-level BPE trained on the grammar, and the chat template.
 
-Every UTF-8 text can be encoded: the 256 bytes are the first tokens after the special ones. Encoding adds `<|begin|>` in
-front unless `add_special_tokens` is off; the chat template writes it itself.
+Every UTF-8 text can be encoded: the 256 bytes are the first tokens after the special ones. Encoding puts `<|begin|>`
+first unless `add_special_tokens` is off. The chat template contains `<|begin|>` itself.
 """
 
 import json
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE with `VOCABULARY_SIZE` tokens, the special ones first."""
+    """Train a byte-level BPE tokenizer with VOCABULARY_SIZE tokens, of which the special ones come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, as `transformers.AutoTokenizer` reads them."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, as `transformers.AutoTokenizer` reads them."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,11 +1,11 @@
 """`make paper`: repeat the evaluation of the PagedAttention paper (Kwon et al., SOSP'23) on this engine.
 
-make paper                                     everything; minutes
-make paper ARGS="--quick"                      everything, with runs too short for good numbers
+make paper                                     all experiments; minutes
+make paper ARGS="--quick"                      all experiments, with runs too short for good numbers
 make paper ARGS="--only memory,sharing"        some experiments
 python -m quire.ops.benchmarks.paper --only batch --jobs 4 --seed 1
 
-Prints tables beside the paper's values, and writes paper.json and a plot per experiment (PNG and SVG).
+Prints tables with the paper's values for comparison, and writes paper.json and a plot per experiment (PNG and SVG).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 class Experiment(NamedTuple):
-    """`run` gives what goes into the JSON, of which the other two make a text and a figure."""
+    """One experiment. `run` returns results for the JSON, from which the other functions make a text and a figure."""
 
     run: Callable[[Context], dict[str, Any]]
     table: Callable[[dict[str, Any]], str]
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(names: list[str], context: Context, folder: Path) -> None:
-    """Run experiments in order: print the table of each, draw its plot, write it into the report."""
+    """Run experiments in order. Print the table of each, draw its plot, and add it to the report."""
     for index, name in enumerate(names):
         experiment = EXPERIMENTS[name]
         context.name = name
@@ -104,14 +104,14 @@ def run(names: list[str], context: Context, folder: Path) -> None:
 
 
 def write(name: str, result: dict[str, Any], path: Path) -> None:
-    """Put one experiment into the report; the others there stay as they are."""
+    """Replace one experiment in the report and keep all other experiments."""
     report = json.loads(path.read_text()) if path.exists() else {"experiments": {}}
     report["experiments"][name] = result
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def stamp(context: Context) -> dict[str, Any]:
-    """When, on what, with which seed: what a result needs to be compared with another."""
+    """The time, the machine and the seed of a run, so that results can be compared."""
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "quick": context.quick,
@@ -122,7 +122,7 @@ def stamp(context: Context) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Cores, kind of processor and what it computes with; no names."""
+    """The number of cores, the processor and its instruction sets, without host names."""
     flags: set[str] = set()
     if Path("/proc/cpuinfo").exists():
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,10 +1,10 @@
-"""The memory management of the paper's baselines (section 6.1), behind the interface of the paged one.
+"""The memory management of the paper's baselines (section 6.1), with the interface of the paged block manager.
 
-Orca keeps the cache of a request in one contiguous region, which is reserved when the request is admitted and is found
-by a buddy allocator. How much is reserved is the policy: Oracle knows the output's length, Pow2 rounds it up to a power
-of two, Max takes the whole context. Nothing is shared: every sequence of a group has a region of its own. What runs
-has all that it will ever need, so nothing is preempted. (When sequences fork, their cache would have to be copied; here
-that takes no time, which favours the baselines.)
+Orca keeps the cache of a request in one contiguous region. A buddy allocator reserves it when the request is admitted.
+The policy decides the size: Oracle knows the length of the output, Pow2 rounds it up to a power of two, Max reserves
+the whole context. No memory is shared: every sequence of a group has its own region. A running request has all the
+memory that it will need, so no request is preempted. (A fork of a sequence would have to copy its cache. Here the copy
+takes no time, which favours the baselines.)
 
 These allocators count in tokens: their engine has blocks of one token.
 """
@@ -25,7 +25,7 @@ def next_power_of_two(value: int) -> int:
 class BuddyAllocator:
     """Regions whose sizes are powers of two, each at a multiple of its size (Knowlton, CACM 1965).
 
-    A pool of another size begins as the largest such regions that fit, from the left.
+    A pool of any other size is divided from the left into the largest regions that fit.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,7 +42,7 @@ class BuddyAllocator:
                 address += 1 << bit
 
     def fits(self, sizes: Iterable[int]) -> bool:
-        """Whether regions of all these sizes can be taken, largest first."""
+        """Return True if regions of all these sizes can be allocated together, largest first."""
         taken = []
         for size in sorted(sizes, reverse=True):
             address = self.take(size)
@@ -58,7 +58,7 @@ class BuddyAllocator:
         return False
 
     def take(self, size: int) -> int | None:
-        """The address of a region for at least `size`, out of the smallest free one that holds it; None if none."""
+        """Allocate at least `size` from the smallest free region that fits. Returns its address, or None."""
         wanted = next_power_of_two(size)
         found = min((there for there, addresses in self._free.items() if there >= wanted and addresses), default=0)
         if not found:
@@ -73,7 +73,7 @@ class BuddyAllocator:
         return address
 
     def give_back(self, address: int) -> None:
-        """Free a region; with its buddy, if that is free, it becomes one of twice the size, and so on."""
+        """Free a region, and merge it with its buddy while the buddy is free too."""
         size = self._taken.pop(address)
         self.num_free += size
         while self._roots.get(address) != size:
@@ -86,7 +86,7 @@ class BuddyAllocator:
         self._free.setdefault(size, set()).add(address)
 
     def regions(self) -> dict[int, int]:
-        """Taken regions: address, size."""
+        """Allocated regions: address, size."""
         return dict(self._taken)
 
     def free_regions(self) -> list[tuple[int, int]]:
@@ -96,14 +96,14 @@ class BuddyAllocator:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What a sequence of an Orca has: `reserved` tokens from `address` on."""
+    """The region of a sequence: `reserved` tokens from `address` on."""
 
     address: int
     reserved: int
 
 
 class _Candidate(CachedPrefix):
-    """No prefix, but whose: the scheduler hands `can_start` what it got from `find_prefix`."""
+    """An empty prefix with its group. The scheduler passes the result of `find_prefix` to `can_start`."""
 
     sequence: Sequence
 
@@ -127,11 +127,11 @@ class OrcaManager(BlockManager):
         self.policy = policy
         self.buddy = BuddyAllocator(num_slots)
         self.regions: dict[Sequence, Region] = {}
-        # Regions of a group that none of its sequences uses now: before the fork, and between beams.
+        # Regions of a group that no sequence uses at the moment: before a fork, and between beams.
         self._spare: dict[SequenceGroup, list[Region]] = {}
 
     def reserved_for(self, group: SequenceGroup) -> int:
-        """Tokens that each sequence of the group reserves."""
+        """The number of tokens that each sequence of the group reserves."""
         return self.policy(len(group.prompt), group.sampling.max_tokens, self.context)
 
     @property
@@ -168,7 +168,7 @@ class OrcaManager(BlockManager):
         raise BlockError("a sequence grows out of its reservation")
 
     def free(self, sequence: Sequence) -> None:
-        """The region stays with its group until that has ended."""
+        """Keep the region for the group until the group has ended."""
         group = sequence.group
         sequence.block_table = []
         regions = [self.regions.pop(sequence)] if sequence in self.regions else []

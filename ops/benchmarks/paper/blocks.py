@@ -1,8 +1,8 @@
-"""Figure 18: which block size. Decode steps of the real kernels, and what the size does to memory.
+"""Figure 18: the effect of the block size on decode steps of the real kernels, and on memory.
 
 Left: one decode step of this engine on this machine (random checkpoint of the published shape), by block size. Right:
-SIMULATION with OPT-13B on an A100-40GB, which computes equally fast with every size: only memory differs, at a rate at
-which it is short.
+SIMULATION with OPT-13B on an A100-40GB, which computes equally fast with every block size: only the use of memory
+differs, at a request rate at which memory is short.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.ops.benchmarks.paper.workloads import TRACES, at_rate, lengths
 
 SIZES = (8, 16, 32, 64, 128)
 SIMULATED_SIZES = (1, 2, 4, *SIZES, 256)
-# Requests per second, and seconds. A little above figure 13's for Alpaca, so that memory is short here too.
+# Requests per second, and seconds. The rate is a little higher than in figure 13 for Alpaca, so that memory is short.
 LOADS = {"ShareGPT": (2.0, 400.0), "Alpaca": (34.0, 80.0)}
 
 

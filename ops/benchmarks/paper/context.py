@@ -1,4 +1,4 @@
-"""What every experiment is given: how much to do, with which seed, on how many processes, and where to say so."""
+"""The arguments of every experiment: its size, its seed, the number of processes, and the progress output."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Context:
     results: dict[str, Any] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
-        """What is going on now."""
+        """Show the current activity."""
         self.progress.update(f"{self.name}: {text}")
 
     def map(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
-        """The results of a function of this package over jobs, in order, on several processes."""
+        """Call a function of this package for each job, on several processes. Returns the results in order."""
         self.say(f"0 of {len(jobs)}")
         results: dict[int, Result] = {}
         if self.jobs == 1:
@@ -52,7 +52,7 @@ class Context:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Carries the place of a job along; a class, because processes are sent it by name."""
+    """Calls the function and returns the index of the job, too. A class can be pickled for other processes."""
 
     function: Callable[[Any], Any]
 
@@ -61,7 +61,7 @@ class _Numbered:
 
 
 def _begin() -> None:
-    """In each process: Ctrl-C is for the parent, and the simulations are single threads."""
+    """Initialise a process: it ignores Ctrl-C, which the parent handles, and uses a single thread."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

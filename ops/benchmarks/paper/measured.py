@@ -1,7 +1,7 @@
-"""Real steps of the engine on a checkpoint, timed; and the profile that is fitted to them.
+"""Measured times of real engine steps on a checkpoint, and the profile that is fitted to them.
 
-A context of N tokens is made without computing it: while prompts are prefilled the engine has a model that computes
-nothing, and the real one takes its place for the steps that are timed. What is in the cache does not change their time.
+A context of N tokens is made without computing it: the engine prefills prompts with a model that computes nothing, and
+the real model replaces it for the timed steps. The contents of the cache do not affect their time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def make_engine(
 
 
 class Stopwatch:
-    """Wraps an engine's scheduler and its steps: what each step did, and the seconds it took, all in all."""
+    """Wraps an engine's scheduler and its steps, to record the work and the seconds of each step."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -107,7 +107,7 @@ def drop_all(engine: Engine) -> None:
 
 
 def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> tuple[StepWork, float]:
-    """A decode step: its work, and the least of `repeat` times (the machine may have other work)."""
+    """Time a decode step. Returns its work and the shortest of `repeat` times, because the machine may be busy."""
     begin_decoding(engine, sequences, context, repeat + 4)
     watch = Stopwatch(engine)
     watch.step()
@@ -117,7 +117,7 @@ def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> t
 
 
 def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tuple[StepWork, float]:
-    """A step with a new prompt of so many tokens, beside sequences that decode."""
+    """Time a step with a new prompt of `tokens` tokens, together with sequences that decode."""
     best: tuple[StepWork, float] | None = None
     for index in range(repeat):
         if decodes:
@@ -133,7 +133,7 @@ def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tupl
 
 
 def fit(points: list[tuple[StepWork, float]], name: str) -> tuple[Linear, list[float]]:
-    """The profile with the least squares of relative errors, no coefficient below 0; and these errors."""
+    """Fit a profile by least squares of relative errors, without negative coefficients. Returns it and the errors."""
     features = np.array([Linear.features(work) for work, _ in points], dtype=np.float64)
     seconds = np.array([seconds for _, seconds in points])
     kept = list(range(features.shape[1]))

@@ -1,7 +1,7 @@
-"""Figures 2 and 13: what the memory of the cache holds, and how many requests that makes room for.
+"""Figures 2 and 13: the contents of the cache memory, and the number of requests that fit.
 
 OPT-13B on an A100-40GB (15.7K slots), SIMULATION with the host of 2023; ShareGPT at 2 requests/s and Alpaca at 30/s, as
-in figure 13. Averages are over time, and only over the time in which requests wait: before that no memory is short.
+in figure 13. Averages are over the time in which requests wait, since memory is not short before that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ QUICK_SECONDS = {"ShareGPT": 60.0, "Alpaca": 6.0}
 
 @dataclass(slots=True)
 class SlotUsage:
-    """Observes an engine; token-seconds by what they were used for, while requests wait."""
+    """Observes an engine and adds up token-seconds by their use, while requests wait."""
 
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     requests: float = 0.0
-    # Slots of a sequence that hold nothing: the most that was seen in any sequence after any step.
+    # The most empty slots of any sequence after any step.
     worst_waste: int = 0
 
     def __call__(self, engine: Engine, seconds: float) -> None:
@@ -40,7 +40,7 @@ class SlotUsage:
         if is_paged and sequences:
             size = engine.limits.block_size
             waste = max(len(one.block_table) * size - len(one.token_ids) for one in sequences)
-            # The claim of section 4.3, at every step and for every sequence.
+            # Checks the claim of section 4.3 at every step and for every sequence.
             assert waste < size, f"a sequence wastes {waste} slots with blocks of {size}"
             self.worst_waste = max(waste, self.worst_waste)
         if not any(groups.waiting):
@@ -50,7 +50,7 @@ class SlotUsage:
             final = sequence.num_prompt_tokens + sequence.group.sampling.max_tokens
             held = len(sequence.block_table) * engine.limits.block_size
             stored += sequence.num_computed
-            # What the sequence will fill, as far as it has it already; the rest it never will.
+            # Slots that the sequence will fill, as far as they are allocated. It never fills the rest.
             kept += min(held, final)
             reserved += held
         pool = engine.limits.num_blocks * engine.limits.block_size

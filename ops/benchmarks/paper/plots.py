@@ -1,6 +1,6 @@
 """One figure per experiment, readable without colour: hatching, line styles and markers tell systems apart.
 
-Bars and lines are ours, black diamonds are the paper's values. What was computed and not measured says SIMULATION.
+Bars and lines show our results, black diamonds the paper's values. Computed results are marked SIMULATION.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINES = {
     "FasterTransformer": ("0.75", "-", "x"),
 }
 PAPER: dict[str, Any] = {"marker": "D", "color": "black", "linestyle": "none", "label": "the paper", "zorder": 3}
-# Equal runs give equal files.
+# Makes equal runs write equal files.
 METADATA = {"png": {"Software": None}, "svg": {"Date": None}}
 
 

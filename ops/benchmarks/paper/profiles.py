@@ -1,4 +1,4 @@
-"""How long a step takes: models of seconds as a function of the work in it, for the virtual clock.
+"""The duration of a step: models of the seconds as a function of its work, for the virtual clock.
 
 Two of them are arithmetic and are called SIMULATION wherever their results appear; the third is fitted to steps of this
 engine, measured on this machine (`measured.py`).
@@ -10,8 +10,8 @@ once; or it is bound by arithmetic, two operations per parameter and token.
     KV cache    2 x 5,120 x 40 layers x 2 bytes = 819,200 bytes a token: 0.55 us
     arithmetic  26 GFLOP a token at half of the peak of 312 TFLOP/s: 0.17 us a token
 
-The system of the paper was slower than that, by what its host did between steps. How much follows from two published
-points, by Little's law: residence = batch / rate, and a step is residence / mean output.
+The system of the paper was slower than that, because of the work of its host between steps. The difference follows from
+two published points, by Little's law: residence = batch / rate, and a step is residence / mean output.
 
     ShareGPT  30.42 requests at  2/s: 15.2 s, of 337.99 tokens: 45.0 ms; less 17.3, less 15.1K tokens of KV (8.3): 19.4
     Alpaca   132.44 requests at 30/s:  4.4 s, of  58.45 tokens: 75.5 ms; less 17.3, less  8.6K tokens of KV (4.7): 53.5
@@ -32,7 +32,7 @@ OPT_13B_SLOTS = 12 * 2**30 // 819_200
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step does."""
+    """The work of one step."""
 
     decodes: int = 0  # sequences that decode, one token each
     context: int = 0  # tokens that these attend to, all together
@@ -45,7 +45,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A GPU that is bound by memory or by arithmetic, and a host that adds to that."""
+    """A GPU that is bound by memory or by arithmetic, and the overhead of a host."""
 
     name: str
     weight_bytes: float = 26e9
@@ -69,7 +69,7 @@ OPT_13B_2023 = Roofline("OPT-13B, A100-40GB, host of 2023", step_overhead=0.0092
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Fitted: seconds = sum of coefficient x feature, over `features(work)`."""
+    """A fitted profile: seconds = sum of coefficient x feature, over `features(work)`."""
 
     name: str
     coefficients: tuple[float, ...]
@@ -78,7 +78,7 @@ class Linear:
 
     @staticmethod
     def features(work: StepWork) -> tuple[float, ...]:
-        """What NAMES says, of a step."""
+        """The features NAMES of a step."""
         return 1.0, float(work.decodes > 0), work.decodes, work.context, work.prefill, work.attended
 
     def seconds(self, work: StepWork) -> float:

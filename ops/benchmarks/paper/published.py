@@ -1,4 +1,4 @@
-"""What the paper reports (Kwon et al., SOSP'23, arXiv 2309.06180): the values that stand beside ours."""
+"""Values that the paper reports (Kwon et al., SOSP'23, arXiv 2309.06180), for comparison with ours."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Left: bringing back one sequence of N tokens, by block size: its blocks to host 
 a whole trace on a cache that is too small for it, with `preemption` swap and recompute.
 
 The paper's GPU moves blocks over PCIe, many small transfers. Here host memory is the memory of the cache, so that
-swapping is a copy: what the paper found of small blocks cannot show, and what it found of recomputation is reversed.
+swapping is a copy: the paper's result for small blocks cannot appear, and its result for recomputation is reversed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORTAGE = 0.55
 
 
 def swap_seconds(model: Decoder, tokens: int, block_size: int) -> float:
-    """Out and back again of a sequence's blocks: the least of several times."""
+    """Swap the blocks of a sequence out and in. Returns the shortest of several times."""
     count = -(-tokens // block_size)
     cache = model.alloc_kv_cache(count, block_size, count)
     blocks = list(range(count))
@@ -43,7 +43,7 @@ def swap_seconds(model: Decoder, tokens: int, block_size: int) -> float:
 
 
 def end_to_end(model: Decoder, block_size: int, mode: str) -> dict[str, Any]:
-    """Serve requests that all come at once, on a cache for SHORTAGE of what they need."""
+    """Serve requests that all arrive at once, with a cache of SHORTAGE of the memory that they need."""
     requests, prompt, output = TRACE
     # Lengths differ, so that sequences need blocks and end at different times.
     pairs = [(prompt + 5 * index, output + 3 * index) for index in range(requests)]

@@ -69,7 +69,7 @@ def measure(job: tuple[str, str, int, int, int, list[list[int]]]) -> dict[str, A
 
 
 def saved(engine: Engine) -> float | None:
-    """The part of the block-table entries that sharing saves now; None if nobody has blocks."""
+    """The share of the block-table entries that sharing saves at the moment; None if no sequence has blocks."""
     tables = [sequence.block_table for group in engine.requests.values() for sequence in group.sequences]
     entries = sum(map(len, tables))
     return 1 - len({block for one in tables for block in one}) / entries if entries else None
@@ -89,7 +89,7 @@ def _requests(
 
 
 def demo_text(pages: int, tokens: int, seed: int) -> list[list[int]]:
-    """Pages of token ids that the demo model draws."""
+    """Pages of token ids that the demo model samples."""
     model = load_from(DEMO)
     engine = make_engine(model, pages * (tokens + 16), max_num_seqs=pages)
     params = [SamplingParams(tokens, seed=seed + page, ignore_eos=True) for page in range(pages)]

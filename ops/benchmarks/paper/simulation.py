@@ -1,8 +1,8 @@
-"""The real engine on a virtual clock: requests are added when their time has come, a step takes what a profile says.
+"""The real engine on a virtual clock: requests are added at their arrival time, and a profile gives the time of steps.
 
-Everything but the arithmetic is the engine's own: `Engine`, `Scheduler`, its block manager or one of the baselines'.
+Everything except the arithmetic is real: `Engine`, `Scheduler`, and its block manager or that of a baseline.
 The model computes nothing; outputs end at their traced length (`ignore_eos`). FasterTransformer, which has no
-iteration-level scheduling, has a loop of its own.
+iteration-level scheduling, has its own loop.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ORCAS = ("Orca (Max)", "Orca (Pow2)", "Orca (Oracle)")
 ALLOCATORS = (*ORCAS, QUIRE)
 
 VOCAB = 32
-# As the paper's system had them: sequences at once, and tokens of a step.
+# Limits of the paper's system: concurrent sequences, and tokens per step.
 MAX_SEQUENCES = 256
 MAX_STEP_TOKENS = 2560
 
 
 class NullCache:
-    """Blocks without contents."""
+    """A KV cache without memory."""
 
     def copy_blocks(self, source: list[int], target: list[int]) -> None: ...
     def swap_out(self, source: list[int], target: list[int]) -> None: ...
@@ -43,10 +43,10 @@ class NullCache:
 
 
 class NullModel:
-    """Gives zeros to whoever samples, and to beams seeded random log-probabilities, so that they branch.
+    """Returns zeros for sampling, and seeded random log-probabilities for beams, so that beams branch.
 
     The log-probabilities of a row are those of independent normal logits with standard deviation `spread` over VOCAB
-    tokens. The larger, the surer the model, and the longer beams have their history in common.
+    tokens. A larger value means a more certain model, whose beams share a longer history.
     """
 
     vocab_size = VOCAB
@@ -81,7 +81,7 @@ class NullModel:
 
 
 class NullRunner:
-    """Stands where the engine's runner stands: computes nothing, and notes what it would have computed."""
+    """Replaces the engine's runner. It computes nothing and records the work of each step."""
 
     looks_ahead = False
 
@@ -96,7 +96,7 @@ class NullRunner:
 
 
 def work_of(step: Step, input_batch: InputBatch) -> StepWork:
-    """What the step does, before it is done."""
+    """The work of a step, before it is executed."""
     prefill = attended = chunk_context = sampled = 0
     for chunk in step.chunks:
         first, count = chunk.sequence.num_computed, chunk.num_tokens
@@ -142,7 +142,7 @@ def make_engine(
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What became of a trace."""
+    """The result of serving a trace."""
 
     normalised: list[float] = field(default_factory=list)  # end-to-end seconds / output tokens, of those that ended
     seconds: float = 0.0
@@ -169,10 +169,10 @@ def simulate(
     limit: float = float("inf"),
     until_drained: bool = True,
 ) -> SimulationResult:
-    """Serve a trace. `sampling`: fields of SamplingParams beside the length. `prefix`: how all prompts begin.
+    """Serve a trace. `sampling`: fields of SamplingParams in addition to the length. `prefix`: shared by all prompts.
 
     `observe` is called after each step with the step's seconds. The run is given up once the mean normalised latency is
-    sure to exceed `limit`; or, unless `until_drained`, ends when the last request has arrived and nobody waits.
+    certain to exceed `limit`. Unless `until_drained`, it ends when the last request has arrived and no request waits.
     """
     outcome = SimulationResult()
     due: dict[str, Request] = {}
@@ -216,7 +216,7 @@ def simulate(
 def faster_transformer(
     requests: list[Request], profile: Profile, num_slots: int = OPT_13B_SLOTS, limit: float = float("inf")
 ) -> SimulationResult:
-    """Fixed batches, as large as fits with the whole context reserved for each request; those who came first, first.
+    """Serve fixed batches in order of arrival, as large as fits with the whole context reserved for each request.
 
     Prompts of a batch are padded to the longest of them, and the batch runs until its longest output has ended.
     """

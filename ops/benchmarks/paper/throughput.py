@@ -66,7 +66,7 @@ class ThroughputCase:
         requests = at_rate(self.pairs(max(8, round(rate * seconds))), rate, self.seed)
         if self.system == FASTER_TRANSFORMER:
             return faster_transformer(requests, self.profile, limit=limit)
-        # Random logits that are as sure as to share about what the demo model's beams share (figure 15).
+        # The certainty of the random logits makes beams share about as much as those of the demo model (figure 15).
         engine = make_engine(self.system, spread=BEAM_SPREAD, seed=self.seed)
         prefix = tuple(1 + i % (VOCAB - 1) for i in range(self.prefix))
         if prefix and self.system == QUIRE:
@@ -84,7 +84,7 @@ def sustained(case: ThroughputCase) -> dict[str, Any]:
     limit = base + case.seconds / 3600
 
     def run(rate: float) -> float:
-        # Some way over the limit, so that there is a point on its far side.
+        # Continues beyond the limit, so that a point lies on each side of it.
         points[rate] = case.serve(rate, 4 * limit, case.seconds).latency
         return points[rate]
 
@@ -113,14 +113,17 @@ def sustained(case: ThroughputCase) -> dict[str, Any]:
 
 
 def capacity(case: ThroughputCase) -> float:
-    """Requests per second that end while others wait: a first guess, from a backlog."""
+    """A first guess of the sustained rate: requests per second that end while a backlog is served."""
     rate, count = 1e3, BACKLOG if case.trace in ("ShareGPT", "chatbot") else 4 * BACKLOG
     outcome = case.serve(rate, float("inf"), count / rate, until_drained=False)
     return len(outcome.normalised) / outcome.seconds
 
 
 def _crossing(points: dict[float, float], low: float, high: float, limit: float) -> float | None:
-    """Where the latency crosses the limit between two rates; logarithms are interpolated. None if no rate is so low."""
+    """The rate between `low` and `high` at which the latency crosses the limit, by logarithmic interpolation.
+
+    None if the latency exceeds the limit at every rate.
+    """
     if not math.isfinite(points[high]):
         return math.sqrt(low * high)
     if not points[low] < limit <= points[high]:
@@ -130,12 +133,12 @@ def _crossing(points: dict[float, float], low: float, high: float, limit: float)
 
 
 def unloaded(case: ThroughputCase) -> float:
-    """Normalised latency where requests hardly meet."""
+    """Normalised latency at a rate so low that requests do not affect each other."""
     return case.serve(1e-6, float("inf"), 0.0).latency
 
 
 def cases(context: Context, fitted: Profile) -> list[ThroughputCase]:
-    """All curves; the longest runs first, so that processes end together."""
+    """Compute all curves. The longest runs come first, so that all processes end at about the same time."""
     scale = 0.2 if context.quick else 1.0
     seed = context.seed
     result = []
@@ -164,7 +167,7 @@ def run_throughput(context: Context) -> dict[str, Any]:
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Quire's sustained rate over that of every other system, beside the paper's."""
+    """The ratio of Quire's sustained rate to that of every other system, with the paper's value."""
     ours = {(row["figure"], row["label"]): row["sustained"] for row in rows if row["system"] == QUIRE}
     result = []
     for row in rows:
@@ -184,7 +187,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def published_ratio(row: dict[str, Any]) -> str | None:
-    """What the paper says of this comparison, if it does."""
+    """The paper's value for this comparison; None if the paper has none."""
     figure, system = row["figure"], row["system"]
     if figure == "12" and row["trace"] == "ShareGPT" and system in published.RATE_RATIOS:
         least, most = published.RATE_RATIOS[system]

@@ -5,7 +5,7 @@ tokens of the context. Lengths here are lognormal, which has that shape, clamped
 benchmark filters them) and to the context; then one factor per trace is solved for so that the mean of the clamped
 lengths is the published one to 1 %.
 
-The spread (sigma of the logarithm, before clamping) is not published. It was chosen so:
+The spread (sigma of the logarithm, before clamping) is not published. The values here were chosen as follows:
 
 - ShareGPT outputs 0.85: in section 6.2 30.42 requests fill 96 % of 15.7K slots, so a running request holds 497 tokens
   on average, of which 161 are the prompt; requests are met in proportion to their output length L, half done, so
@@ -31,7 +31,7 @@ MAX_PROMPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What arrives, in tokens and seconds; the output is exactly so long."""
+    """A request of a trace: its lengths in tokens, and its arrival in seconds. The output has exactly this length."""
 
     arrival: float
     prompt_tokens: int
@@ -62,7 +62,7 @@ def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CON
 
     For a `context` that cuts off much of the tail the factor makes up for it, as far as it can.
     """
-    # Of two counts the smaller one's requests are the first of the larger one's, but for the factor.
+    # A smaller count gives the first requests of a larger one, except for the factor.
     prompt_shapes = np.exp(shape.sigma_prompt * np.random.default_rng([seed, 0]).standard_normal(count))
     output_shapes = np.exp(shape.sigma_output * np.random.default_rng([seed, 1]).standard_normal(count))
     longest = min(MAX_PROMPT, context // 2)
@@ -98,7 +98,7 @@ def chatbot_lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def prefixed_lengths(prefix: int, count: int, seed: int) -> list[tuple[int, int]]:
-    """Translation requests behind a shared prefix of so many tokens (section 6.4)."""
+    """Translation requests after a shared prefix of `prefix` tokens (section 6.4)."""
     return [(prefix + prompt, output) for prompt, output in lengths(WMT, count, seed)]
 
 

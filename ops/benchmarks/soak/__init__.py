@@ -1,1 +1,1 @@
-"""`make soak`: mixed load on a whole stack whose processes are killed all the time."""
+"""`make soak`: mixed load on a whole stack while its processes are killed at random."""

@@ -1,14 +1,15 @@
-"""`make soak`: requests of all kinds on a stack whose processes are killed, stopped, drained and restarted by a seeded
-schedule; afterwards every request is checked against what it is without faults.
+"""`make soak`: requests of all kinds on a stack whose processes are killed, stopped, drained and restarted.
+
+The schedule of faults is seeded. Afterwards every request is repeated without faults, and the answers are compared.
 
 make soak                                        one hour
 make soak ARGS="--minutes 1"
 python -m quire.ops.benchmarks.soak --minutes 10 --seed 3 --workers 3 --gateways 2
 
-Prints requests, tokens, faults, migrations (a request that another attempt went on with), repairs (what a gateway read
-from the log because it was published and did not arrive), fenced items, resumes, lost (must be 0), changed (doubled
-ones too; must be 0) and the longest pause; writes soak.json and a plot of the throughput with the faults marked. Exit
-code 1 if anything is wrong.
+Prints requests, tokens, faults, migrations (requests that another attempt continued), repairs (published output that a
+gateway missed and read from the log), fenced items, resumes, lost requests (must be 0), changed or duplicated answers
+(must be 0) and the longest pause. Writes soak.json and a plot of the throughput with the faults marked. The exit code
+is 1 if a request was lost or changed.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from quire.shared.keys import GROUP, QUEUES, LaneKeys
 RESULTS = Path(__file__).parents[1] / "results" / "soak"
 MODEL = "soak"
 KEYS = LaneKeys(MODEL)
-# A request that has not ended so long after the last fault was mended is lost.
+# A request counts as lost if it has not ended this many seconds after the repair of the last fault.
 GIVE_UP_S = 300.0
 LEASE_S, BEAT_S = 2.0, 0.5
-# What recovery did, as Redis counted it: lower bounds, since a gateway that is killed takes its last repairs along.
+# Counters of recovery. They are lower bounds: a killed gateway loses its last counts of repairs.
 RECOVERIES = ("migrations", "repairs", "fenced")
 
 
 def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
-    """A request of one of the kinds that must survive: greedy, drawn, with penalties, several choices, logprobs."""
+    """A random request: greedy, sampled, with penalties, with several choices, or with log-probabilities."""
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": draw.choices(range(2, 2048), k=draw.randint(4, 60)),
@@ -73,7 +74,7 @@ def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
 async def load(
     gateways: list[str], seed: int, concurrency: int, longest: int, until: asyncio.Event, records: list[SoakRecord]
 ) -> None:
-    """Keep `concurrency` requests open until told to stop, then see them to their end."""
+    """Keep `concurrency` requests open until told to stop, then wait until they end."""
     draw = random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -87,7 +88,7 @@ async def load(
 
 
 async def check(gateway: str, records: list[SoakRecord], limit: int) -> list[SoakRecord]:
-    """Ask again, now without faults: those whose text or log-probabilities differ from what their client saw."""
+    """Repeat requests without faults. Returns those whose text or log-probabilities differ from the first answer."""
     chosen = random.Random(0).sample(records, min(limit, len(records)))
     gate = asyncio.Semaphore(16)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -182,7 +183,7 @@ def report(records: list[SoakRecord], chaos: Chaos, seconds: float, started: flo
 
 
 async def state(redis_server: EmbeddedRedis) -> dict[str, Any]:
-    """What Redis counted, once nothing runs."""
+    """The counters in Redis, after all requests have ended."""
     with Redis.from_url(redis_server.url) as client:
         for _ in range(200):
             load = [int(count) for count in client.hvals(KEYS.load)]

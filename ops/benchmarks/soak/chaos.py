@@ -1,4 +1,4 @@
-"""What is done to a stack while it serves: a seeded schedule of kills, stops and restarts."""
+"""Faults for a running stack: a seeded schedule of kills, stops and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.processes import dying_with_parent
 
-# How often each is chosen.
+# Relative frequency of each fault.
 FAULTS = {
     "kill worker": 6,
     "kill gateway": 3,
@@ -26,16 +26,16 @@ FAULTS = {
     "drain gateway": 2,
     "kill redis": 1,
 }
-# Where workers are several processes each.
+# Faults of workers that consist of several ranks.
 OF_RANKS = {"kill rank": 4, "stop rank": 2}
-# A worker that is stopped for longer than its lease wakes up as a zombie.
+# A worker that is stopped for longer than its lease no longer owns its requests when it continues.
 STOPPED_S = (0.5, 5.0)
 START_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
 class ChaosFault:
-    """One that was done, in seconds since the start."""
+    """A fault that was carried out; times are in seconds since the start."""
 
     at: float
     what: str
@@ -43,7 +43,7 @@ class ChaosFault:
 
 
 class RestartedProcess:
-    """A process that is started again whenever it is not there."""
+    """A process that is restarted whenever it has ended."""
 
     def __init__(self, name: str, command: list[str], ready: Callable[[], bool], log: Path) -> None:
         self.name = name
@@ -71,7 +71,7 @@ class RestartedProcess:
             self.process.send_signal(number)
 
     def other_ranks(self) -> list[int]:
-        """Processes of a worker that is ready, beside the one that was started."""
+        """The pids of the other ranks of a ready worker."""
         assert self.process is not None
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for task in tasks for pid in task.read_text().split()]
@@ -84,7 +84,7 @@ class RestartedProcess:
 
 
 class Chaos:
-    """Carries the schedule out. Never takes the last worker or gateway that is ready: that is another experiment."""
+    """Carries out the schedule. It never stops the last ready worker or the last ready gateway."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Chaos:
         self.faults: list[ChaosFault] = []
 
     async def run(self, until: asyncio.Event) -> None:
-        """One fault after the other, `pause_s` apart on average."""
+        """Carry out faults one by one, with a mean pause of `pause_s`, until told to stop."""
         while not until.is_set():
             await asyncio.sleep(self._random.uniform(0.3, 1.7) * self._pause_s)
             self._mend()
@@ -134,7 +134,7 @@ class Chaos:
         service = self._random.choice(ready)
         self._note(what, service.name)
         if kind == "rank":
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # its worker may end meanwhile
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the worker may end meanwhile
                 await self._do_to_rank(verb, self._random.choice(service.other_ranks()))
             return
         if verb == "kill":
@@ -156,7 +156,7 @@ class Chaos:
         self.faults.append(ChaosFault(time.monotonic() - self._started, what, whom))
 
     async def mend_all(self) -> None:
-        """Have everything up again."""
+        """Restart all processes and wait until they are ready."""
         deadline = time.monotonic() + START_TIMEOUT_S
         services = [service for group in self._groups.values() for service in group]
         for service in services:
@@ -178,7 +178,7 @@ def free_port() -> int:
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether GET `path` on a local port is a 200."""
+    """Return True if a GET of `path` on a local port returns status 200."""
     import urllib.error
     import urllib.request
 

@@ -1,4 +1,4 @@
-"""A client that never gives up: when its stream breaks it comes back with its last event, to any gateway."""
+"""A client that resumes broken streams: it reconnects to any gateway with the id of its last event."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RETRY_S = 0.1
 
 @dataclass(slots=True)
 class SoakRecord:
-    """What became of one request."""
+    """The outcome of one request."""
 
     body: dict[str, Any]
     began: float = field(default_factory=time.monotonic)
     request_id: str = ""
     last_event: str = ""
     text: dict[int, str] = field(default_factory=dict)
-    # Of each token, where the request asks for them.
+    # The log-probability of each token, if the request asks for them.
     logprobs: dict[int, list[float]] = field(default_factory=dict)
     usage_tokens: int = 0
     outcome: str = ""  # complete, error or cancelled by the client
@@ -48,9 +48,9 @@ async def ask(
     give_up_s: float,
     record: SoakRecord | None = None,
 ) -> SoakRecord:
-    """One request to its end, whatever dies on the way. `key` is its idempotency key, so that a repeat is no second.
+    """Send one request and read it to its end, over broken connections.
 
-    A `record` that is given can be looked at on the way.
+    key: idempotency key, which makes repeated requests one. record: filled while the answer arrives; new by default.
     """
     record = record or SoakRecord(body)
     turn = hash(key)

@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.Popen[str], str, float]:
-    """`quire serve` on a free port; its process, its URL, and the seconds until it was ready."""
+    """Start `quire serve` on a free port. Returns its process, its URL, and the seconds until it was ready."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0", "--served-model-name", "bench"]
     process = subprocess.Popen(
@@ -87,7 +87,7 @@ def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.
 def measure(
     server: str, url: str, model: str, vocab_size: int, cases: list[LoadCase], repeat: int
 ) -> list[tuple[str, LoadResult]]:
-    """Each case `repeat` times, with other prompts each time."""
+    """Run each case `repeat` times, with new prompts each time."""
     rows = []
     for case in cases:
         for seed in range(repeat):
@@ -98,7 +98,7 @@ def measure(
 
 
 def resident_memory(launcher: int) -> dict[str, float]:
-    """Resident MiB of the launcher's children, by what they are (Linux)."""
+    """Resident memory of the launcher's children in MiB, by name (Linux)."""
     memory = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,9 +1,9 @@
-"""A server that streams as `pair.py` reads it, and nothing else: no gateway, no Redis, no worker, one process.
+"""A minimal streaming server in one process for `pair.py`, without gateway, Redis and worker.
 
 python -m quire.ops.benchmarks.stack.bare --port 8000 --step-ms 20 --log steps.msgpack
 
-At each tick it writes one event to each open stream. What a client sees of it beyond the tick is what the machine and
-the client add; `quire.ops.benchmarks.stack.pair` compares that with the whole pair.
+At each tick it writes one event to each open stream. Any additional delay at a client is caused by the machine and the
+client itself. `quire.ops.benchmarks.stack.pair` compares it with the delay of gateway, Redis and worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BareCall(asyncio.Protocol):
         self._calls.pop(self.request_id, None)
 
     def step(self) -> None:
-        """The next token, and after the last one the end."""
+        """Write the next token, and after the last one the end."""
         self.tokens += 1
         self.left -= 1
         choice = {"index": 0, "text": " word", "finish_reason": None, "logprobs": None}
@@ -73,7 +73,7 @@ class BareCall(asyncio.Protocol):
 
 
 async def serve(port: int, step_s: float) -> list[tuple[float, float, dict[str, int]]]:
-    """Until SIGTERM; what each step wrote to whom."""
+    """Serve until SIGTERM. Returns the streams that each step wrote to."""
     loop = asyncio.get_running_loop()
     calls: dict[str, BareCall] = {}
     steps = []

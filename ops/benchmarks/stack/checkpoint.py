@@ -1,4 +1,4 @@
-"""A checkpoint with random weights at a published shape: speed does not depend on what the weights say."""
+"""A checkpoint with random weights and a published shape, for measuring: speed does not depend on the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPES = {
 
 
 def make_checkpoint(folder: Path, shape: str) -> Path:
-    """Write the checkpoint into `folder` unless it is there: bf16 weights, and a tokenizer of one word per token."""
+    """Write the checkpoint into `folder` unless it exists: bf16 weights, and a tokenizer with one word per token."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers

@@ -1,10 +1,11 @@
-"""How fast the client of `quire bench` is by itself: against a process that only writes prepared events.
+"""The highest event rate of the client of `quire bench`, with a server process that only writes prepared events.
 
 python -m quire.ops.benchmarks.stack.client_rate                     1, 32 and 256 streams
 python -m quire.ops.benchmarks.stack.client_rate --streams 64 --tokens 500
 
-The other process answers as an OpenAI server does, one event per token and one write per event, as fast as it can; both
-share the machine. Also the client's processor time per event, which is what it takes from a server beside it.
+The server process answers like an OpenAI server, with one event per token and one write per event, as fast as it can.
+Both processes share the machine. Also prints the client's processor time per event, which a server on the same machine
+loses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EVENT = (
 
 
 def serve(port: Connection) -> None:
-    """Answer every request with as many events as it has `max_tokens`; sends its port."""
+    """Answer every request with `max_tokens` events. Sends its port through the pipe first."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -39,7 +40,9 @@ def serve(port: Connection) -> None:
                 for _ in range(tokens):
                     writer.write(b"%x\r\n%s\r\n" % (len(EVENT), EVENT))
                     await writer.drain()
-                    await asyncio.sleep(0)  # the other streams' turn: events of one do not come in one piece
+                    await asyncio.sleep(
+                        0
+                    )  # let other streams run, so that the events of one stream do not arrive in one piece
                 usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % tokens
                 end = usage + b"data: [DONE]\n\n"
                 writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(end), end))

@@ -1,9 +1,9 @@
-"""A worker whose model computes nothing and whose steps are as long as one says: what remains is the pair itself.
+"""A worker whose model computes nothing and whose steps have a given length, to measure gateway and Redis alone.
 
 python -m quire.ops.benchmarks.stack.clockwork --redis-url redis://127.0.0.1:6379/0 --step-ms 20 --log steps.msgpack
 
-All else is a worker's: it claims, commits and beats, and its interpreter is set up as a worker's is. Every token is the
-same. When it ends it writes what it did, for `pair.py`: [start, end, {request id: tokens so far}] of each step,
+Everything else is like a worker: claims, commits, heartbeats and the settings of the interpreter. All tokens are equal.
+At its end it writes a log of its steps for `pair.py`: [start, end, {request id: tokens so far}] of each step, with
 times of the monotonic clock in seconds.
 """
 
@@ -31,7 +31,7 @@ VOCAB = 2048
 
 
 class Clockwork(Engine):
-    """Begins a step at each tick, and notes when it was done with it."""
+    """Begins a step at each tick, and records when the step ended."""
 
     def __init__(self, limits: EngineLimits, step_s: float) -> None:
         # NoModel has only the methods that the engine calls.

@@ -1,11 +1,11 @@
-"""The time to the first token of accepted requests, at more and more load: a bounded queue keeps it flat.
+"""Time to the first token of accepted requests under increasing load: a bounded queue keeps it constant.
 
 python -m quire.ops.benchmarks.stack.flood                           a minute and a half
 python -m quire.ops.benchmarks.stack.flood --loads 1,10 --seconds 30
 
-Redis, a gateway whose queue takes `--queued` requests, and a worker that computes nothing (`clockwork.py`) with
-8 rows and steps of 50 ms. An answer has 20 tokens, so that 8 requests per second are served; `--loads` are multiples of
-that. Requests come at random times (Poisson), whatever became of those before.
+Redis, a gateway whose queue takes `--queued` requests, and a worker that computes nothing (`clockwork.py`) with 8 rows
+and steps of 50 ms. An answer has 20 tokens, so 8 requests per second are served; `--loads` are multiples of that.
+Requests arrive at random times (Poisson), independent of earlier ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY = re.compile(rb"(?i)retry-after: (\d+)")
 
 
 async def offer(port: int, rate: float, seconds: float, draw: random.Random) -> list[Stream]:
-    """Send requests at `rate` per second for so long; all of them once they have ended."""
+    """Send requests at `rate` per second for `seconds`. Returns all of them after they have ended."""
     sent: list[Stream] = []
     start = at = time.monotonic()
     while (at := at + draw.expovariate(rate)) < start + seconds:
@@ -44,7 +44,7 @@ def first_tokens(streams: list[Stream]) -> list[float]:
 
 
 def refusals(streams: list[Stream]) -> list[int]:
-    """Of those that were refused: the seconds after which they may come again."""
+    """The values of Retry-After of the refused requests, in seconds."""
     heads = [b"".join(data for _, data in stream.chunks[:2]) for stream in streams]
     found = [_RETRY.search(head) for head in heads if head.startswith(b"HTTP/1.1 429 ")]
     return [int(retry[1]) for retry in found if retry]

@@ -37,7 +37,7 @@ CASES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a case measured. Times in milliseconds."""
+    """The results of a case. Times are in milliseconds."""
 
     case: str
     requests: int

@@ -1,16 +1,16 @@
-"""What a decode step costs beside the model.
+"""The cost of a decode step without the model.
 
-schedule   who runs, and new blocks where the last one is full
+schedule   select sequences, and allocate a block for each whose last block is full
 batch      the inputs of the model, from the persistent arrays
-book       counts, and what was computed
-tokens     argmax, appending, ends, and an item for each request
-metrics    noting times and sizes of a step: whole steps with it against whole steps without, in turns
+book       bookkeeping of the computed tokens
+tokens     argmax, append, check for the end, and an item for each request
+metrics    record times and sizes of a step: the difference between whole steps with and without it, in alternation
 
 python -m quire.ops.benchmarks.stack.overhead                       256 and 1,024 sequences
 python -m quire.ops.benchmarks.stack.overhead --sequences 64,256
 
-Single sequences that decode greedily, with a model that computes nothing; one thread. Microseconds per step, the median
-and the 99th percentile over all steps, of those between the admission of the last and the end of the first.
+All requests are single sequences that decode greedily, with a model that computes nothing, on one thread. Prints
+microseconds per step, as median and 99th percentile over the steps in which all sequences decode.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS = ("schedule", "batch", "book", "sum of these", "tokens", "all")
 
 
 class NoCache:
-    """Blocks without contents."""
+    """A KV cache without memory."""
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None: ...
     def swap_out(self, src: list[int], dst: list[int]) -> None: ...
@@ -42,7 +42,7 @@ class NoCache:
 
 
 class NoModel:
-    """Gives the same logits and the same token to everybody at once."""
+    """Returns the same logits and the same token for every row."""
 
     name = "none"
 
@@ -64,7 +64,7 @@ class NoModel:
 
 
 class NoTimes(StepTimes):
-    """Notes nothing."""
+    """Metrics that record nothing."""
 
     clock = staticmethod(lambda: 0.0)
 
@@ -77,7 +77,7 @@ class NoTimes(StepTimes):
 
 
 def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
-    """An engine in which so many sequences decode, for `steps` steps at least."""
+    """An engine in which `sequences` sequences decode for at least `steps` steps."""
     limits = EngineLimits(
         num_blocks=sequences * (-(-(prompt + steps + 64) // 16) + 1),
         block_size=16,
@@ -89,7 +89,7 @@ def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
     engine = Engine(NoModel(sequences), limits, (), None)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=steps + 64, temperature=0.0, ignore_eos=True)
     for index in range(sequences):
-        # Different lengths, so that blocks are filled at different times.
+        # Different lengths, so that blocks become full at different times.
         ids = tuple((index * 7 + i) % VOCAB for i in range(prompt - index % 16))
         engine.add(GenerationRequest(str(index), "none", ids, params))
     while len(engine.groups.decodes) < sequences:
@@ -100,7 +100,7 @@ def full_engine(sequences: int, steps: int, prompt: int = 161) -> Engine:
 
 
 def measure_metrics(sequences: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of whole steps, with metrics and without, which take turns so that nothing else can differ."""
+    """Seconds of whole steps, with and without metrics. The two alternate, so that they run under equal conditions."""
     engine = full_engine(sequences, 2 * steps)
     kinds: dict[str, StepTimes] = {"with metrics": StepTimes(), "without": NoTimes()}
     found: dict[str, list[float]] = {name: [] for name in kinds}

@@ -1,18 +1,18 @@
-"""What gateway and Redis add to an engine: time, processor and memory.
+"""The cost of gateway and Redis in addition to the engine: time, processor and memory.
 
 python -m quire.ops.benchmarks.stack.pair                            all of it, about two minutes
 python -m quire.ops.benchmarks.stack.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
-gaps      256 streams, a step every 20 ms: how late a token is at the client, and by how much gaps between tokens grow;
-          and how long each process waited for a core, which says how much of that is the machine's
-bare      the same from a server that writes its tokens itself (`bare.py`), without gateway, Redis and worker:
-          what machine and client add by themselves
+gaps      256 streams, a step every 20 ms: the delay of tokens at the client, the growth of gaps between tokens, and the
+          time that each process waited for a core, which is the part that the machine causes
+bare      the same with a server that writes tokens itself (`bare.py`), without gateway, Redis and worker:
+          the delay that the machine and the client cause
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
-cancel    steps in which a request still has a part after the broker took its cancellation
+cancel    steps that a request still takes part in after the broker accepted its cancellation
 memory    resident memory of the gateway per open stream
 
-Redis, a gateway and a worker that computes nothing (`clockwork.py`), one client process beside them.
+It runs Redis, a gateway, a worker that computes nothing (`clockwork.py`), and one client process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def first(requests: int) -> None:
             stream = await open_stream(found.port, 1, index)
             await stream.ended
             streams.append(stream)
-            await asyncio.sleep(0.005)  # so that everything is idle again
+            await asyncio.sleep(0.005)  # until all processes are idle again
         after = found.cpu_s()
         steps = found.steps()
     used = ", ".join(f"{name} {1000 * (after[name] - before[name]) / requests:.2f}" for name in after)
@@ -66,7 +66,7 @@ async def first(requests: int) -> None:
 async def flow(
     system: AbstractAsyncContextManager[Streaming], step_ms: float, streams: int, seconds: float
 ) -> tuple[list[Stream], Steps, dict[str, float]]:
-    """Streams in full flow: what came, the worker's steps, and processor seconds between half a second and the end."""
+    """Measure running streams: the events, the worker's steps, and processor seconds after the first half second."""
     async with system as found:
         tokens = round(1000 * seconds / step_ms)
         opened = [await open_stream(found.port, tokens, index) for index in range(streams)]
@@ -158,7 +158,7 @@ async def memory(streams: int) -> None:
 
 
 def counting_s() -> float:
-    """How fast the machine is just now: the time in which Python counts to a million."""
+    """The current speed of the machine: the time in which Python counts to a million."""
     began, total = time.perf_counter(), 0
     while total < 1_000_000:
         total += 1

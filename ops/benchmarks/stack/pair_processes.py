@@ -30,29 +30,29 @@ Steps = list[tuple[float, float, dict[str, int]]]
 
 @dataclass
 class Streaming:
-    """Processes that stream to clients at `port`, and how to read their clocks."""
+    """Processes that stream to clients at `port`, and their processor times."""
 
     folder: Path
     port: int
-    # The one that steps, and writes to `folder` when.
+    # The process that runs the steps and writes their times into `folder`.
     stepping: subprocess.Popen[bytes]
-    # By name: what has its processor time, and the process whose main thread may wait for a core.
+    # By name: the source of the processor time, and the process whose main thread can wait for a core.
     clocks: dict[str, Path]
     pids: dict[str, int]
 
     def steps(self) -> Steps:
-        """End the process that steps; its steps."""
+        """End the process that runs the steps. Returns the steps."""
         self.stepping.send_signal(signal.SIGTERM)
         self.stepping.wait(30)
         found: Steps = msgpack.unpackb((self.folder / "steps").read_bytes())
         return found
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far."""
+        """Processor seconds that were used so far."""
         return {name: _cpu_s(stat) for name, stat in self.clocks.items()}
 
     def waited_s(self) -> dict[str, float]:
-        """Seconds so far in which the main thread of a process wanted to run, and others had the cores."""
+        """Seconds so far in which the main thread of a process was runnable but had no core."""
         return {name: _waited_s(pid) for name, pid in {**self.pids, "client": os.getpid()}.items()}
 
     async def ready(self) -> None:
@@ -65,7 +65,7 @@ class Streaming:
 
 @dataclass
 class Pair(Streaming):
-    """Redis, a gateway and a worker, of which the clock is that of the thread that commits."""
+    """Redis, a gateway and a worker. The worker's processor time is that of the thread that commits."""
 
     redis: EmbeddedRedis
     gateway: subprocess.Popen[bytes]
@@ -87,7 +87,7 @@ def resident_kib(pid: int) -> int:
 
 
 def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[str] = ()) -> Pair:
-    """Start all processes; they may not be ready yet."""
+    """Start all processes, without waiting until they are ready."""
     model = make_checkpoint(folder / "model", "tiny")
     redis = EmbeddedRedis(folder)
     redis.start()

@@ -1,11 +1,11 @@
-"""How long streams pause when the worker that serves them is killed, or told to stop.
+"""Pauses of streams whose worker is killed or stopped.
 
 python -m quire.ops.benchmarks.stack.pauses          ten kills and ten clean stops, 32 streams each, leases of 3 s
 python -m quire.ops.benchmarks.stack.pauses --rounds 3 --streams 8
 
-Redis, a gateway and two workers of a tiny random model. In each round one of the workers goes in the middle of all
-streams, and is started again afterwards. The pause of a stream is the longest time between two of its events; those of
-the other worker's streams, which do not pause, are not counted.
+It runs Redis, a gateway and two workers with a tiny random model. In each round one of the workers ends while all
+streams run, and is restarted afterwards. The pause of a stream is the longest time between two of its events. Streams
+of the other worker are not counted, because they do not pause.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from quire.shared.keys import LaneKeys
 
 MODEL = "pauses"
 KEYS = LaneKeys(MODEL)
-# Time for the streams to be in full flow, and for the gone worker's to go on elsewhere.
+# Time until all streams run, and until the streams of the ended worker continue on the other one.
 BEFORE_S, AFTER_S = 1.0, 6.0
 
 
 async def follow(session: aiohttp.ClientSession, url: str, index: int, stop: asyncio.Event) -> tuple[str, list[float]]:
-    """Read a long stream until told to stop; the id of its request, and when its events came."""
+    """Read a long stream until told to stop. Returns the id of its request, and the arrival times of its events."""
     body: dict[str, Any] = {"model": MODEL, "prompt": [2 + index, 3, 4], "max_tokens": 4000, "ignore_eos": True}
     times: list[float] = []
     request_id = ""
@@ -53,7 +53,7 @@ async def follow(session: aiohttp.ClientSession, url: str, index: int, stop: asy
 async def one_round(
     url: str, workers: list[RestartedProcess], redis: Redis, streams: int, number: signal.Signals
 ) -> list[float]:
-    """The pauses of the streams whose worker went."""
+    """The pauses of the streams whose worker ended."""
     stop = asyncio.Event()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         tasks = [asyncio.create_task(follow(session, url, index, stop)) for index in range(streams)]

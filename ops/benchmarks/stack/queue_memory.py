@@ -1,7 +1,7 @@
-"""What requests and their output take in Redis' memory, measured: python -m quire.ops.benchmarks.stack.queue_memory
+"""The memory of requests and their output in Redis: python -m quire.ops.benchmarks.stack.queue_memory
 
-It starts a Redis of its own. The requests are what a gateway submits and the items what a worker commits: one token per
-step, as in a stream.
+It starts its own Redis. Requests are submitted as by a gateway, and items are committed as by a worker: one token per
+step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PROMPT_TOKENS = (0, 128, 1024, 8192)
 OUTPUT_TOKENS = (128, 512, 2048)
 REQUESTS = 400
 STREAMS = 40
-# No tokenizer in use has many more; an id takes 1 to 5 bytes in an item, by its size.
+# Few tokenizers have more tokens. An id takes 1 to 5 bytes in an item, depending on its size.
 VOCABULARY = 128_000
 BOUNDS = QueueBounds(10**7, 10**12)
 
 
 async def measure(url: str) -> tuple[dict[int, float], dict[int, float]]:
-    """Bytes per waiting request by tokens of its prompt, and bytes per output token by tokens of the answer."""
+    """Bytes per waiting request by prompt tokens, and bytes per output token by tokens of the answer."""
     random = Random(0)
     client = command_client(url)
     broker = Broker(client, "demo")

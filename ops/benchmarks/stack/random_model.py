@@ -1,4 +1,4 @@
-"""Decoders with random weights at published shapes, made where they run: nothing is read, nothing written."""
+"""Decoders with random weights and published shapes, made in memory without reading or writing files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.worker.models.decoder import Decoder, load_layer
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
 
-# As in the config.json of each on Hugging Face.
+# The values are those of config.json on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
@@ -48,7 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
-    # For rehearsals.
+    # A tiny model for rehearsals on a CPU.
     "small": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -73,7 +73,7 @@ def config_json(name: str) -> str:
 
 
 def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) -> Decoder:
-    """A model of a published shape on the device of `ops`. Weights are normal, about as large as trained ones."""
+    """A model of a published shape on the device of `ops`. Weights are normal, with the scale of trained ones."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json(name))
         config = read_config(Path(folder))

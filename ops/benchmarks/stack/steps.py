@@ -1,10 +1,10 @@
-"""Times of single engine steps on a checkpoint, without HTTP and Redis: what the methods of the paper cost and save.
+"""Times of single engine steps on a checkpoint, without HTTP and Redis: beam search and the prefix cache.
 
 python -m quire.ops.benchmarks.stack.steps                            on a random checkpoint of SmolLM2-135M's shape
 python -m quire.ops.benchmarks.stack.steps --model FOLDER --rounds 9
 
-Prints, each as the median over rounds with its spread: four plain sequences against one search with four beams, which
-take turns in every round; and the time to the first token of a prompt that is new, and of one that is in the cache.
+Prints medians over rounds with their spread: the decode step of four plain sequences and of one search with four beams,
+which alternate in every round; and the time to the first token of a new prompt and of a cached one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def beams(engine: Engine, rounds: int) -> None:
-    """The decode step of one search with four beams against that of four plain sequences."""
+    """Compare the decode step of one search with four beams with that of four plain sequences."""
     greedy = SamplingParams(max_tokens=STEPS + 8, temperature=0.0, ignore_eos=True)
     plain, search = replace(greedy, n=4), replace(greedy, beam_width=4)
     times: dict[str, list[float]] = {"plain": [], "beams": []}
@@ -79,7 +79,7 @@ def decode_time(engine: Engine, name: str, params: SamplingParams) -> float:
 
 
 def prefix(engine: Engine, rounds: int) -> None:
-    """The time to the first token of 512 tokens that are new, and of the same ones a second time."""
+    """The time to the first token of a prompt of 512 new tokens, and of the same prompt from the cache."""
     times: dict[str, list[float]] = {"new": [], "cached": []}
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     for index in range(rounds):

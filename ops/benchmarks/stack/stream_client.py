@@ -1,4 +1,4 @@
-"""A client of streams that does as little as it can, so that what it measures is the server."""
+"""A streaming client with minimal work per event, so that it measures the server and not itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUEST = re.compile(rb'"id":\s*"cmpl-([0-9a-f]+)"')
 
 
 class Stream(asyncio.Protocol):
-    """One request; keeps what came, and when. Reading the clock is all that it does while tokens come."""
+    """One request, with the received data and its times. While tokens arrive it only reads the clock."""
 
     def __init__(self, port: int, max_tokens: int, index: int) -> None:
         body = {"model": MODEL, "prompt": [2 + index % 1000, 3, 4], "max_tokens": max_tokens, "ignore_eos": True}
@@ -53,7 +53,7 @@ class Stream(asyncio.Protocol):
         return found[1].decode()
 
     def arrivals(self) -> dict[int, float]:
-        """By token, counted from 1: when it came. An event brings all tokens between the one before it and its own."""
+        """The arrival time of each token, counted from 1. An event can bring several tokens."""
         times: dict[int, float] = {}
         reached, rest = 0, b""
         for at, data in self.chunks:

@@ -1,4 +1,4 @@
-"""`quire chat` streams, remembers, stops on Ctrl-C, leaves on Ctrl-D, and says in one line what is wrong."""
+"""`quire chat` streams, remembers, stops on Ctrl-C, leaves on Ctrl-D, and reports each error in one line."""
 
 from __future__ import annotations
 

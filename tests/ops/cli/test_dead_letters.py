@@ -34,25 +34,6 @@ def settings(redis_url: str, action: str, entry: str = "", lane: str = "") -> De
     return DeadSettings(action=action, entry=entry, redis_url=redis_url, served_model_name=lane)
 
 
-def test_all_lanes_are_listed_unless_one_is_named(lanes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dead(settings(lanes, "list"), {}) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
-        ["5-0", "one"],
-        ["6-0", "two/b"],
-        ["5-0", "two/b"],
-    ]
-    assert dead(settings(lanes, "list", lane="one"), {}) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_none_is_said_to_be_there(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dead(settings(redis_url, "list"), {}) == 0
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "no request was given up\n")
-    assert dead(settings(redis_url, "list", lane="one"), {}) == 0
-    assert capsys.readouterr().err == "no request of model 'one' was given up\n"
-
-
 def quire_dead(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "quire", "dead", *arguments]
     return subprocess.run(
@@ -111,14 +92,3 @@ def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir()), "looking makes no files"
     with pytest.raises(CommandError, match=r"no Redis at redis://127.0.0.1:1/0: .*; pass another --redis-url"):
         dead(settings("redis://127.0.0.1:1/0", "list"), {})
-
-
-def test_an_entry_of_several_lanes_is_not_guessed(lanes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CommandError, match="one, two/b: choose with --served-model-name"):
-        dead(settings(lanes, "drop", "5-0"), {})
-    assert dead(settings(lanes, "drop", "5-0", lane="two/b"), {}) == 0
-    assert dead(settings(lanes, "drop", "5-0"), {}) == 0
-    assert dead(settings(lanes, "show", "6-0"), {}) == 0
-    assert '"model": "two/b"' in capsys.readouterr().out
-    with pytest.raises(CommandError, match="there is no entry '5-0'"):
-        dead(settings(lanes, "drop", "5-0"), {})

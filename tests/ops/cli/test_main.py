@@ -89,7 +89,7 @@ def test_ctrl_c_at_any_moment_of_the_start_shows_no_traceback_and_leaves_nothing
     state = tmp_path / "state"
     for delay_ms in range(0, 400, 12):
         process = start("serve", str(tiny_model), "--port", "0", "--state-dir", str(state), TEST_PLACE=str(tmp_path))
-        time.sleep(delay_ms / 1000)  # the moment itself is what is tried
+        time.sleep(delay_ms / 1000)  # the test tries different moments
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=START_TIMEOUT_S)
         # Until the handler is there, it is Python's own start that is interrupted, which reports that in its own way.
@@ -109,7 +109,7 @@ def test_ctrl_c_at_any_moment_of_the_start_shows_no_traceback_and_leaves_nothing
 
 
 def test_a_sigint_that_the_caller_ignores_stays_ignored() -> None:
-    """As shells have it for what scripts start in the background."""
+    """Shells ignore SIGINT for commands that a script starts in the background."""
     command = ["sh", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-X", "importtime", "-m", "quire", "--help"]
     process = subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

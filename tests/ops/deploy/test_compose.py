@@ -1,4 +1,4 @@
-"""docker-compose.yml and the images as texts: settings, and what nobody may do. test_containers runs them."""
+"""docker-compose.yml and the Dockerfiles as text: settings, rights and versions. test_containers runs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVICES: dict[str, dict[str, Any]] = STACK["services"]
 FOLDERS = [PROJECT_ROOT / name for name in ("gateway", "worker", "ops")]
 DOCKERFILES = sorted(path for folder in FOLDERS for path in folder.rglob("Dockerfile"))
 
-# What only makes sense for one process, and so is no setting of a stack with replicas.
+# Settings that differ for each process, and so cannot be set for a stack with replicas.
 OF_ONE_PROCESS = {"QUIRE_GATEWAY_ID", "QUIRE_WORKER_ID", "QUIRE_REUSE_PORT"}
 
 
@@ -60,7 +60,7 @@ def test_the_queue_can_be_reached_by_nobody_outside() -> None:
     assert SERVICES["redis"]["networks"] == ["inside"]
     assert "ports" not in SERVICES["redis"]
     assert all("ports" not in SERVICES[name] for name in ("worker", "worker-gpu"))
-    # Published for this machine only, unless somebody says otherwise.
+    # By default, ports are published for this machine only.
     for name in ("gateway", "prometheus", "grafana"):
         (port,) = SERVICES[name]["ports"]
         assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
@@ -78,7 +78,7 @@ def test_what_starts_by_default_and_what_by_profile() -> None:
     assert profiles.pop("worker-gpu") == ["gpu"]
     assert profiles.pop("grafana") == profiles.pop("redis-exporter") == ["dashboards"]
     assert profiles == {"redis": [], "gateway": [], "worker": [], "prometheus": []}
-    # Whoever starts by default may not wait for who does not.
+    # A service that starts by default must not depend on one that does not.
     assert all(
         not SERVICES[other].get("profiles") for name in profiles for other in SERVICES[name].get("depends_on", [])
     )

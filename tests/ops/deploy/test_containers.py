@@ -1,6 +1,6 @@
 """The stack in real containers: built, scaled, with workers killed and everything stopped in the middle of streams.
 
-Minutes, most of them for the first build: `make containers`. The tests go on from one another, in their order.
+Minutes, most of them for the first build: `make containers`. Each test continues with the stack of the previous one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def undisturbed() -> dict[str, list[str]]:
 
 
 def differences(found: list[str], wanted: list[str]) -> list[str]:
-    """Which texts differ, how long they are, and what stands where they begin to."""
+    """The texts that differ, their lengths, and the place of the first difference."""
     said = []
     for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if one != other:
@@ -91,7 +91,7 @@ def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None
         int(docker("image", "inspect", "--format", "{{.Size}}", image)) for image in (below, "quire-gateway:local")
     )
     print(f"\ngateway {gateway / 1e6:.0f} MB, {(gateway - base) / 1e6:.0f} MB of them ours")
-    # Of 400 MB in all; what lies below is not ours, and has 130 MB as it is published.
+    # The whole image must stay below 400 MB. The published base image has 130 MB.
     assert gateway - base < 200e6
 
 
@@ -165,7 +165,7 @@ def test_the_queue_asks_for_a_password_and_is_not_published(stack: Stack) -> Non
     (redis,) = stack.containers("redis")
     assert not any(stack.inspect(redis)["NetworkSettings"]["Ports"].values())
     assert "NOAUTH" in docker("exec", redis, "redis-cli", "ping")
-    # What anybody who may talk to the engine can read has no password in it.
+    # Users of the engine can read the configuration and the logs of containers: the password is in neither.
     password = docker("exec", redis, "cat", "/run/quire/redis-password")
     assert len(password) >= 32
     assert all(
@@ -267,7 +267,7 @@ async def test_a_killed_redis_loses_nothing(stack: Stack, undisturbed: dict[str,
 
 
 async def test_settings_of_the_env_file_reach_the_processes(stack: Stack) -> None:
-    # Nobody listens there: what is to be traced costs nobody anything.
+    # No collector listens at this address. Failed exports must not disturb the service.
     stack.set(QUIRE_LOG_FORMAT="json", QUIRE_OTLP_ENDPOINT="http://127.0.0.1:9", QUIRE_LOG_PROMPTS="true")
     await asyncio.to_thread(stack.up, worker=1, gateway=1)
     body = BODIES[0] | {"max_tokens": 5}

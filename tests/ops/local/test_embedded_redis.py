@@ -1,4 +1,4 @@
-"""The embedded Redis is private, keeps its data, takes over from a killed run, and says what is wrong in one line."""
+"""The embedded Redis is private, keeps its data, takes over after a killed run, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_data_survives_kill_9(server: EmbeddedRedis) -> None:
 
 
 def test_what_follows_a_torn_end_of_the_file_survives(server: EmbeddedRedis) -> None:
-    """Redis leaves the beginning of the transaction whose end was torn, and would drop what is written behind it."""
+    """Redis leaves the beginning of the transaction whose end was torn, and would drop all later writes."""
     server.start()
     put(server, "kept")
     with Redis.from_url(server.url) as client:
@@ -135,7 +135,7 @@ def test_what_follows_a_torn_end_of_the_file_survives(server: EmbeddedRedis) -> 
 
 
 def test_one_that_is_killed_while_it_rewrites_its_file_is_back_at_once(server: EmbeddedRedis) -> None:
-    """The child that rewrites outlives it, and holds the lock of the folder until it has written all, for nobody."""
+    """The child process that rewrites the file outlives the server, and holds the lock until it has written all."""
     server.start()
     put(server, "kept")
     with Redis.from_url(server.url) as client:

@@ -11,7 +11,7 @@ from quire.ops.local.gpus import VARIABLE, of_worker
 
 @pytest.fixture
 def four(tmp_path: Path) -> Path:
-    """What the driver shows of four GPUs."""
+    """The folder of the driver with four GPUs."""
     for bus in ("0000:17:00.0", "0000:65:00.0", "0000:ca:00.0", "0000:e3:00.0"):
         (tmp_path / bus).mkdir()
     return tmp_path

@@ -1,4 +1,4 @@
-"""What must hold before `quire serve` starts: its state folder and its port are free."""
+"""The checks before `quire serve` starts: its state folder and its port must be free."""
 
 from __future__ import annotations
 

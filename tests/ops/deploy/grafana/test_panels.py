@@ -101,7 +101,7 @@ class Scene:
         self.wait(self.stack.is_drained)
 
     def displace(self) -> None:
-        """What may wait fills the workers, and then comes what may not."""
+        """Batch requests fill the workers, and then interactive requests arrive."""
         batch = [self.ask(i, max_tokens=500, priority="batch").wait_events(1) for i in range(8)]
         urgent = [self.ask(i, max_tokens=100, priority="interactive") for i in range(12)]
         for call in batch + urgent:
@@ -122,7 +122,7 @@ class Scene:
         self.wait(self.stack.is_drained)
 
     def come_back(self) -> None:
-        """Streams that are taken up again at the other gateway, and a call that is sent twice."""
+        """Resume streams at the other gateway, and send one call twice."""
         for i in range(2):
             left = self.ask(i, max_tokens=100, background=True).wait_events(5)
             call_id, seen = left.parsed[0]["id"], left.events[-1].id
@@ -150,7 +150,7 @@ class Scene:
         assert all(call.wait_end(60).is_complete for call in calls)
 
     def overtake(self) -> None:
-        """A worker sleeps for longer than its lease, and wakes up when others have gone on."""
+        """Stop a worker for longer than its lease, and continue it after another worker has its requests."""
         calls = [self.ask(i, max_tokens=150).wait_events(3) for i in range(6)]
         self.wait(lambda: owned(self.stack, "a"))
         self.workers["a"].send(signal.SIGSTOP)

@@ -50,13 +50,13 @@ def test_pods_meet_the_restricted_standard(case: str) -> None:
             assert container["resources"]["requests"]["cpu"]
             assert re.search(r":[\w.-]+$", container["image"])
             mounted = {mount["name"] for mount in container["volumeMounts"]}
-            # Redis has its data on a claim of its own, which is no volume of the template.
+            # The claim with the data of Redis is not among the volumes of the template.
             assert mounted - ({"data"} if component == "redis" else set()) == {item["name"] for item in spec["volumes"]}
 
 
 @every_case
 def test_kubernetes_adds_no_variables_of_its_own(case: str) -> None:
-    # For a service called quire it would add QUIRE_PORT=tcp://..., and each process refuses what is no setting.
+    # For a service called quire it would add QUIRE_PORT=tcp://..., and the processes refuse wrong or unknown settings.
     assert all(pod["spec"]["enableServiceLinks"] is False for pod in pods(render(*CASES[case])).values())
 
 

@@ -1,4 +1,4 @@
-"""What the chart asks of Redis, with a real one: the signal by which workers scale, and its configuration."""
+"""The chart's use of Redis, checked with a real one: the signal by which workers scale, and the configuration."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_redis_starts_with_the_configuration_of_the_chart(tmp_path: Path) -> Non
 
 
 def test_a_redis_that_cannot_write_is_not_restarted() -> None:
-    """It answers PING with an error then, and what it could not write is in its memory alone."""
+    """Such a Redis answers PING with an error, and a restart would lose the data that it could not write."""
     probes = of_kind(render(), "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
     assert "PONG" in str(probes["readinessProbe"]["exec"]["command"])
     assert probes["livenessProbe"]["exec"]["command"] == ["redis-cli", "ping"]

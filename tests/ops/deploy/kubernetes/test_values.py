@@ -1,4 +1,4 @@
-"""The values of the chart in ops/deploy/kubernetes: what is wrong is refused, by helm too."""
+"""The values of the chart in ops/deploy/kubernetes: the schema and helm refuse wrong ones."""
 
 from __future__ import annotations
 
