@@ -7,7 +7,7 @@ import pytest
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.warm_up import warm_up
-from tests.worker.mock_model import EOS, MockModel
+from tests.support.mock_model import EOS, MockModel
 
 
 @pytest.mark.parametrize(("max_model_len", "max_num_seqs"), [(64, 8), (64, 1), (3, 8)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.pages import view_subscriptions
-from quire.shared.broker import VIEW_TTL_S
+from quire.shared.keys import VIEW_TTL_S
 from quire.shared.messages import Delta, Outcome
 from tests.gateway.fake_worker import FakeWorker
 from tests.gateway.pages.test_engine_page import Lookers, sees_workers, silent, subscribed, subscribers, worker

@@ -14,7 +14,7 @@ from quire.gateway.api.error_responses import REASON
 from quire.gateway.telemetry.access_log import recording
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.gateway.telemetry.tracing import MAX_PATH
-from quire.shared.telemetry.tracing import TraceContext
+from quire.shared.telemetry.trace_context import TraceContext
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
