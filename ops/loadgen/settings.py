@@ -83,7 +83,7 @@ class BenchSettings:
         maximum=86_400,
         variable="QUIRE_BENCH_DURATION_S",
         metavar="SECONDS",
-        help="How long to send requests to each server, instead of a number of requests.",
+        help="Seconds during which requests are sent to each server, instead of a number of requests.",
     )
     concurrency: int | None = option(
         None,

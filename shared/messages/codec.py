@@ -14,8 +14,8 @@ from quire.shared.validators import InvalidValue
 
 T = TypeVar("T")
 
-# The version of requests, worker cards and step items. `_prelude.lua` has it, too.
-VERSION = 4
+# The version of requests, worker cards and step items. `shared/broker/scripts.py` puts the number into `_prelude.lua`.
+VERSION = 5
 
 
 class MessageError(ValueError):

@@ -143,7 +143,7 @@ def test_caches_that_differ_or_are_none_make_no_stack(ops):
     with pytest.raises(ValueError, match="a stack has at least one layer"):
         ops.stack_caches([])
     narrow = ops.alloc_kv_cache(BLOCKS - 1, *caches[0][0].shape[1:])
-    with pytest.raises(ValueError, match="the caches of layer 2 are not like those of layer 0"):
+    with pytest.raises(ValueError, match="the caches of layer 2 do not have the shape of those of layer 0"):
         ops.stack_caches([*caches, narrow])
     with pytest.raises(TypeError, match="cache"):
         ops.stack_caches([(caches[0][0].double(), caches[0][1].double())])
