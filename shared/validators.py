@@ -176,7 +176,7 @@ class TokenIds:
         return f"an array of at most {self.most} token ids"
 
 
-def array(name: str, value: Any, length: int) -> list[Any]:
+def fixed_array(name: str, value: Any, length: int) -> list[Any]:
     """A list of exactly `length` items. Raises InvalidValue."""
     if type(value) is not list or len(value) != length:
         raise InvalidValue(name, f"must be an array of {length}, not {shown(value)}")

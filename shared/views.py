@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, MessageError, unpack
+from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, decode
+from quire.shared.validators import Flag, Integer, InvalidValue, OneOf, Text, fixed_array, short_array
 
 VERSION = 1
 # Bounds of one view.
@@ -44,6 +45,18 @@ CACHED, PINNED = 1, 2
 NOBODY = 0xFFFF
 STATES = ("running", "waiting", "swapped")
 MOVES = ("copy", "swap_out", "swap_in")
+
+_blocks = Integer(0, MAX_BLOCKS)
+_count = Integer(0, MAX_COUNT)
+_choice = Integer(0, MAX_CHOICES - 1)
+_prompt_tokens = Integer(0, MAX_PROMPT_TOKENS)
+_tokens = Integer(0, 2 * MAX_PROMPT_TOKENS)
+_class = Integer(0, len(PRIORITY_CLASSES) - 1)
+_worker = Text(0, MAX_WORKER_LENGTH)
+_request = Text(0, MAX_NAME_LENGTH)
+_state = OneOf(STATES)
+_kind = OneOf(MOVES)
+_flag = Flag()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,31 +202,35 @@ class View:
     @classmethod
     def decode(cls, data: bytes) -> View:
         """Read a view. Raises MessageError for data that `encode` cannot have written."""
-        value = _array("view", unpack(data, MAX_BYTES), 14)
+        return decode(data, MAX_BYTES, cls._read)
+
+    @classmethod
+    def _read(cls, message: Any) -> View:
+        value = fixed_array("view", message, 14)
         if value[0] != VERSION or type(value[0]) is not int:
-            raise MessageError(f"a view must have version {VERSION}, not {value[0]!r:.80}")
-        numbers = [_integer("limit", one, 0, MAX_BLOCKS) for one in _array("limits", value[3], len(ViewLimits._fields))]
+            raise InvalidValue("a view", f"must have version {VERSION}, not {value[0]!r:.80}")
+        numbers = [_blocks("limit", one) for one in fixed_array("limits", value[3], len(ViewLimits._fields))]
         limits = ViewLimits(*numbers)
         if not 1 <= limits.block_size <= 255:
-            raise MessageError(f"block_size must be from 1 to 255, not {limits.block_size}")
-        figures = [_integer("figure", one, 0, MAX_COUNT) for one in _array("figures", value[4], len(FIGURES))]
-        sequences = tuple(map(_sequence, _list("sequences", value[7], MAX_SEQUENCES)))
+            raise InvalidValue("block_size", f"must be from 1 to 255, not {limits.block_size}")
+        figures = [_count("figure", one) for one in fixed_array("figures", value[4], len(FIGURES))]
+        sequences = tuple(map(_sequence, short_array("sequences", value[7], MAX_SEQUENCES)))
         if sum(len(one.table) for one in sequences) > 4 * MAX_TABLE_ENTRIES:
-            raise MessageError(f"the block tables have more than {MAX_TABLE_ENTRIES} entries")
+            raise InvalidValue("the block tables", f"have more than {MAX_TABLE_ENTRIES} entries")
         return cls(
-            _text("worker", value[1], MAX_WORKER_LENGTH),
-            _integer("number", value[2], 0, MAX_COUNT),
+            _worker("worker", value[1]),
+            _count("number", value[2]),
             limits,
             dict(zip(FIGURES, figures, strict=True)),
             _cells(value[5], limits, len(sequences)),
-            _integer("hidden_cells", value[6], 0, MAX_BLOCKS),
+            _blocks("hidden_cells", value[6]),
             sequences,
-            _integer("hidden_sequences", value[8], 0, MAX_BLOCKS),
-            tuple(map(_row, _list("batch", value[9], MAX_ROWS))),
-            _integer("hidden_rows", value[10], 0, MAX_BLOCKS),
-            tuple(map(_step, _list("steps", value[11], MAX_STEPS))),
-            tuple(map(_move, _list("moves", value[12], MAX_MOVES))),
-            _integer("hidden_moves", value[13], 0, MAX_COUNT),
+            _blocks("hidden_sequences", value[8]),
+            tuple(map(_row, short_array("batch", value[9], MAX_ROWS))),
+            _blocks("hidden_rows", value[10]),
+            tuple(map(_step, short_array("steps", value[11], MAX_STEPS))),
+            tuple(map(_move, short_array("moves", value[12], MAX_MOVES))),
+            _count("hidden_moves", value[13]),
         )
 
 
@@ -225,98 +242,68 @@ def unpack_table(table: bytes) -> list[int]:
 
 
 def _cells(value: Any, limits: ViewLimits, num_sequences: int) -> Cells:
-    columns = _array("cells", value, len(Cells._fields))
+    columns = fixed_array("cells", value, len(Cells._fields))
     if any(type(column) is not bytes for column in columns):
-        raise MessageError("cells must be packed columns")
+        raise InvalidValue("cells", "must be packed columns")
     cells = Cells(*columns)
     count = len(cells.flags)
     widths = (4, 2, 1, 1, 1)
     if count > MAX_CELLS or [len(column) for column in columns] != [width * count for width in widths]:
-        raise MessageError(f"cells must be columns of one length, at most {MAX_CELLS}")
+        raise InvalidValue("cells", f"must be columns of one length, at most {MAX_CELLS}")
     ids, owners = unpack_table(cells.ids), array("H")
     owners.frombytes(cells.owners)
     if any(left >= right for left, right in pairwise(ids)) or (ids and ids[-1] >= limits.num_blocks):
-        raise MessageError(f"cells must be ascending blocks below {limits.num_blocks}")
+        raise InvalidValue("cells", f"must be ascending blocks below {limits.num_blocks}")
     if set(owners) - {*range(num_sequences), NOBODY}:
-        raise MessageError(f"owners must be among the {num_sequences} sequences")
+        raise InvalidValue("owners", f"must be among the {num_sequences} sequences")
     if max(cells.filled, default=0) > limits.block_size:
-        raise MessageError(f"filled slots must be at most {limits.block_size}")
+        raise InvalidValue("filled slots", f"must be at most {limits.block_size}")
     if max(cells.flags, default=0) > CACHED | PINNED:
-        raise MessageError(f"flags must be at most {CACHED | PINNED}")
+        raise InvalidValue("flags", f"must be at most {CACHED | PINNED}")
     return cells
 
 
 def _sequence(value: Any) -> SequenceView:
-    request, choice, state, priority, prompt, tokens, filled, blocks, host_blocks, table = _array("sequence", value, 10)
+    request, choice, state, priority, prompt, tokens, filled, blocks, host_blocks, table = fixed_array(
+        "sequence", value, 10
+    )
     if type(table) is not bytes or len(table) % 4:
-        raise MessageError("a block table must be packed 32-bit numbers")
-    if len(table) // 4 > _integer("blocks", blocks, 0, MAX_BLOCKS):
-        raise MessageError(f"a block table must have at most its {blocks} entries")
+        raise InvalidValue("a block table", "must be packed 32-bit numbers")
+    if len(table) // 4 > _blocks("blocks", blocks):
+        raise InvalidValue("a block table", f"must have at most its {blocks} entries")
     return SequenceView(
-        _text("request", request, MAX_NAME_LENGTH),
-        _integer("choice", choice, 0, MAX_CHOICES - 1),
-        _one_of("state", state, STATES),
-        _integer("class", priority, 0, len(PRIORITY_CLASSES) - 1),
-        _integer("prompt tokens", prompt, 0, MAX_PROMPT_TOKENS),
-        _integer("tokens", tokens, 0, 2 * MAX_PROMPT_TOKENS),
-        _integer("tokens in the cache", filled, 0, 2 * MAX_PROMPT_TOKENS),
+        _request("request", request),
+        _choice("choice", choice),
+        _state("state", state),
+        _class("class", priority),
+        _prompt_tokens("prompt tokens", prompt),
+        _tokens("tokens", tokens),
+        _tokens("tokens in the cache", filled),
         blocks,
-        _integer("host blocks", host_blocks, 0, MAX_BLOCKS),
+        _blocks("host blocks", host_blocks),
         table,
     )
 
 
 def _row(value: Any) -> Row:
-    request, choice, tokens, is_prefill = _array("row", value, 4)
-    if type(is_prefill) is not bool:
-        raise MessageError(f"is prefill must be true or false, not {is_prefill!r:.80}")
+    request, choice, tokens, is_prefill = fixed_array("row", value, 4)
     return Row(
-        _text("request", request, MAX_NAME_LENGTH),
-        _integer("choice", choice, 0, MAX_CHOICES - 1),
-        _integer("tokens", tokens, 0, MAX_PROMPT_TOKENS),
-        is_prefill,
+        _request("request", request),
+        _choice("choice", choice),
+        _prompt_tokens("tokens", tokens),
+        _flag("is prefill", is_prefill),
     )
 
 
 def _step(value: Any) -> tuple[int, int]:
-    decode, prefill = _array("step", value, 2)
-    return _integer("decode tokens", decode, 0, MAX_BLOCKS), _integer("prefill tokens", prefill, 0, MAX_BLOCKS)
+    decode, prefill = fixed_array("step", value, 2)
+    return _blocks("decode tokens", decode), _blocks("prefill tokens", prefill)
 
 
 def _move(value: Any) -> Move:
-    kind, source, target = _array("move", value, 3)
+    kind, source, target = fixed_array("move", value, 3)
     return Move(
-        _one_of("kind", kind, MOVES),
-        _integer("source", source, 0, MAX_BLOCKS),
-        _integer("target", target, 0, MAX_BLOCKS),
+        _kind("kind", kind),
+        _blocks("source", source),
+        _blocks("target", target),
     )
-
-
-def _list(name: str, value: Any, limit: int) -> list[Any]:
-    if type(value) is not list or len(value) > limit:
-        raise MessageError(f"{name} must be an array of at most {limit}")
-    return value
-
-
-def _array(name: str, value: Any, length: int) -> list[Any]:
-    if type(value) is not list or len(value) != length:
-        raise MessageError(f"{name} must be an array of {length}")
-    return value
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise MessageError(f"{name} must be an integer from {low} to {high}, not {value!r:.80}")
-    return value
-
-
-def _text(name: str, value: Any, limit: int) -> str:
-    if type(value) is not str or len(value) > limit:
-        raise MessageError(f"{name} must be a string of at most {limit} characters")
-    return value
-
-
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if type(value) is not str or value not in choices:
-        raise MessageError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}")
-    return value

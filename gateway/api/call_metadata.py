@@ -13,7 +13,7 @@ import msgpack
 
 from quire.shared.messages import MAX_PROMPT_TOKENS, decode
 from quire.shared.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from quire.shared.validators import Flag, Integer, OneOf, Texts, array, checked
+from quire.shared.validators import Flag, Integer, OneOf, Texts, checked, fixed_array
 
 VERSION = 1
 DIALECTS = ("chat", "completion")
@@ -62,7 +62,7 @@ class CallMetadata:
 
     @classmethod
     def _read(cls, value: Any) -> CallMetadata:
-        version, *values = array("call metadata", value, 1 + len(_FIELDS))
+        version, *values = fixed_array("call metadata", value, 1 + len(_FIELDS))
         _version("version", version)
         return cls(*(one.metadata["check"](one.name, field) for one, field in zip(_FIELDS, values, strict=True)))
 

@@ -114,7 +114,7 @@ def _folder(model: str) -> Path:
     try:
         return find_folder(model, HUB_PATTERNS, HUB_IGNORED)
     except HubError as error:
-        raise ModelError(f"--model (QUIRE_MODEL): {error}.") from error
+        raise ModelError(f"model: {error}") from error
 
 
 def _eos_token_ids(

@@ -16,8 +16,8 @@ from quire.shared.validators import (
     Text,
     Texts,
     TokenIds,
-    array,
     checked,
+    fixed_array,
     read_map,
     short_array,
     shown,
@@ -75,11 +75,11 @@ def test_the_error_names_the_value_and_what_it_must_be(check: Any, value: Any, m
 
 
 def test_arrays_have_a_length() -> None:
-    assert array("x", [1, 2], 2) == short_array("x", [1, 2], 2) == [1, 2]
+    assert fixed_array("x", [1, 2], 2) == short_array("x", [1, 2], 2) == [1, 2]
     assert short_array("x", [], 2) == []
     for value in ([1], [1, 2, 3], (1, 2), None):
         with pytest.raises(InvalidValue, match="x must be an array of 2, not"):
-            array("x", value, 2)
+            fixed_array("x", value, 2)
     for value in ([1, 2, 3], "ab"):
         with pytest.raises(InvalidValue, match="x must be an array of at most 2, not"):
             short_array("x", value, 2)
