@@ -1,4 +1,4 @@
-"""Clients that disconnect, do not read or flood the gateway, and other clients, which must not notice."""
+"""Clients that disconnect, do not read or flood the gateway do not affect other clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 200
 # The gateway buffers at most MAX_WAITING tokens of it, plus the transport's buffer.
 MEMORY_OF_A_SLOW_CLIENT = 300_000
 
-# The text is that of the greedy request without faults.
+# The text equals the text of the greedy request without faults.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
 
 
@@ -105,7 +105,7 @@ def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) 
         for stream in streams:
             assert_same({"greedy": stream}, expected)
             assert stream.longest_pause_s < 20 * STEP_S + 0.5
-        # Their connections are cut, and their requests are cancelled.
+        # The gateway closes the connections of the slow clients and cancels the requests of these clients.
         deadline = time.monotonic() + 60
         while stack.totals().get("cancelled", 0) < cancelled + len(slow):
             assert time.monotonic() < deadline, "they are still served"
