@@ -418,13 +418,13 @@ async def test_two_tabs_of_one_conversation_keep_what_either_says(chat: Page, st
     await expect(chat.locator("#send")).to_be_visible()
     # The browser's storage needs a moment to reach the other tab, less than a user needs to change tabs.
     await other.wait_for_function("Object.values(localStorage).some((text) => text.includes('two'))")
-    # The other tab gets the focus, and continues with both messages.
+    # After the second tab gets the focus, it continues with both messages.
     await other.evaluate("dispatchEvent(new Event('focus'))")
     await expect(other.locator(".text")).to_have_text(["one", "two"])
     await send(chat, "third")
     await Script("03" * 16).play(await stub.call(), ["three"])
     await expect(chat.locator("#send")).to_be_visible()
-    # The other tab closes without unsaved messages of its own.
+    # The second tab closes without unsaved messages of its own.
     await other.goto("about:blank")
     await open_chat(chat, stub.url)
     await expect(chat.locator(".text")).to_have_text(["one", "two", "three"])

@@ -13,7 +13,6 @@ def turn(folder: Path, alone: bool) -> Iterator[None]:
     """Hold a turn for one test.
 
     alone: the test waits until no other test runs, and no other test starts before this test ends.
-
     folder: shared by all processes of a test run.
     """
     with ExitStack() as door, (folder / "running.lock").open("a") as running:

@@ -110,7 +110,7 @@ def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
 
 
 def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
-    """A sequence that begins in this step reads no page, while other sequences do. The pages of the first hold NaN."""
+    """A sequence that begins in this step reads no page, so the test fills the pages of such sequences with NaN."""
     paged = make(case, monkeypatch, [37, 150, 61, 3], [37, 1, 20, 3])
     for s in (0, 3):
         mine = paged.tables[s, : -(-paged.lengths[s] // paged.block_size)].long()
