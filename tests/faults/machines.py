@@ -54,7 +54,7 @@ def ip(*arguments: str) -> None:
 
 
 class Network:
-    """A bridge. The host has its first address."""
+    """A network: a bridge of the host, which has the first address of the subnet."""
 
     def __init__(self) -> None:
         self.subnet = f"198.18.{next(SUBNETS)}"
@@ -147,7 +147,7 @@ class Machine:
                 _set_namespace(here.fileno())
 
     def close(self) -> None:
-        ip("netns", "del", self._namespace)  # deleting a namespace deletes its ends of the cables, and so both ends
+        ip("netns", "del", self._namespace)  # also deletes the cables that end in the namespace
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.alone]
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 MANY = 200
-# The gateway buffers at most MAX_WAITING tokens of it, plus the transport's buffer.
+# For a slow client the gateway buffers at most MAX_WAITING tokens and the transport's buffer.
 MEMORY_OF_A_SLOW_CLIENT = 300_000
 
-# The text equals the text of the greedy request without faults.
+# The stack, the URL of its gateway, and the expected answer to the greedy request.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
 
 
@@ -138,13 +138,13 @@ def test_a_client_that_pauses_gets_everything(served: Served) -> None:
 
 @pytest.mark.timeout(240)
 def test_two_hundred_slow_clients_cost_bounded_memory_and_nobody_else_time(stack: FaultStack) -> None:
-    """Case 19 at its full size."""
+    """Case 19 at its full size: 200 slow clients."""
     gateway, url = stack.gateway("--write-timeout-s", str(WRITE_TIMEOUT_S))
     stack.worker("a", *FAST, "--max-num-seqs", str(2 * MANY + 16), "--kv-cache-gb", "2")
     good = body("greedy") | {"max_tokens": 60}
     expected = {"greedy": [Stream(url, good).wait_end().answer["choices"][0]["text"]]}
     before = resident_bytes(gateway.pid)
-    # More than the socket buffers of both sides hold.
+    # The answers are larger than the socket buffers of both sides.
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
     slow = [Stalling(url, asks) for _ in range(MANY)]
     try:

@@ -487,7 +487,7 @@ async def test_retry_after_follows_what_the_lane_did_through_any_gateway(start_g
         assert [(await there.complete()).status for _ in range(4)] == [200] * 4
 
     async def measured() -> bool:
-        return 45 <= rate.retry_after_s(100) <= 58  # a tenth of them at four in twenty seconds
+        return 45 <= rate.retry_after_s(100) <= 58  # a tenth of 100 requests, at 4 requests in 20 s
 
     await until(measured)
     waiting = asyncio.create_task(here.complete())

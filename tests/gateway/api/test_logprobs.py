@@ -60,7 +60,7 @@ def scored(choice: int, token_ids: Sequence[int], top: int, reason: str | None =
 
 
 def emit(text: str = TEXT, halt_at: int = -1, go_on: asyncio.Event | None = None) -> Script:
-    """Return a script that emits the text for every choice, one token per step, with log-probabilities on request."""
+    """Return a script that emits the text for every choice, a token per step, with the requested alternatives."""
 
     async def script(request: GenerationRequest) -> Steps:
         sampling, ids = request.sampling, tokens(text)

@@ -21,7 +21,7 @@ LENGTH = 16
 
 
 class Numbers(Letters):
-    """A tokenizer of numbers: a text is a list of token ids."""
+    """A tokenizer whose texts are token ids, separated by spaces."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
         return SimpleNamespace(ids=[int(word) for word in text.split()])

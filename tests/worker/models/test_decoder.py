@@ -153,9 +153,10 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_path):
-    # Both round to 8 bits after every operation, but not in the same places (attention weights, silu, logits): neither
-    # is right. So both are held against float32 with the same weights, and the decoder may be a tenth worse. The
-    # largest error is one token's in one draw: over eight draws it can be compared on every processor.
+    # Quire and Transformers both round to 8 bits after every operation, but in different places (attention weights,
+    # silu, logits), and neither result is exact. So the test compares both with float32 of the same weights, and allows
+    # the decoder a tenth more error. One token of one draw has the largest error: eight draws make the largest errors
+    # comparable on every processor.
     path = make_checkpoint(tmp_path / family, family, dtype=torch.bfloat16)
     draws = [draw_prompts(seed) for seed in range(1, 9)]
     every = [prompt for prompts in draws for prompt in prompts]
