@@ -1,12 +1,12 @@
-"""The pages say what is so: every block of code is run, or parsed, or is shown only; every link leads somewhere.
+"""The documentation is correct: tests check each block of code by its language, and the target of each link.
 
-| language | what is done with it |
+| language | what the tests do |
 |---|---|
 | `bash`, `python`, `javascript` | run, against the server that the README's first command starts |
-| `output` | behind a block that is run: exactly what that prints. With `$ command` lines: these are run |
-| `json`, `toml`, `yaml` | parsed |
-| `console` | shown only: commands that need a GPU, containers or other machines. Their flags are checked |
-| `text` | shown only: no commands, or parts of some |
+| `output` | compare with the output of the block before; run its `$ command` lines if it has any |
+| `json`, `toml`, `yaml` | parse |
+| `console` | check the flags only: the commands need a GPU, containers or other machines |
+| `text` | nothing: no commands, or parts of commands |
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Block(NamedTuple):
     line: int
     language: str
     text: str
-    # What stands directly behind it as its output.
+    # The text of the `output` block directly after this block.
     output: str | None
 
     def __str__(self) -> str:
@@ -98,13 +98,13 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return _FENCE.sub("", page.read_text())
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The README's first command; gives its URL."""
+    """Run the README's first command, and yield the URL of its server."""
     assert FIRST.text.strip() == "make run"
     environ = clean_environ(QUIRE_PORT="0", QUIRE_STATE_DIR=str(tmp_path_factory.mktemp("state")))
     process = subprocess.Popen(
@@ -114,15 +114,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield next(line.split()[1] for line in process.stdout if line.startswith("ready: "))
     finally:
-        # As Ctrl-C in a terminal does: to make and to all that it started.
+        # Ctrl-C in a terminal also signals make and all processes that make started.
         os.killpg(process.pid, signal.SIGINT)
         process.wait(30)
         process.stdout.close()
 
 
 def run(command: list[str], url: str) -> str:
-    """The output of a command, which must succeed and say something."""
-    # Greedy: at random, a model of this size now and then leaves a fox out of its story.
+    """Return the output of a command, which must succeed and print something."""
+    # Greedy: with sampling, a model of this size sometimes leaves the fox out of its story.
     environ = clean_environ(QUIRE_CHAT_URL=url, QUIRE_CHAT_TEMPERATURE="0")
     done = subprocess.run(
         command, cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -133,7 +133,7 @@ def run(command: list[str], url: str) -> str:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects that a text consists of."""
+    """Return the JSON objects of a text that consists of JSON objects."""
     found = []
     while text := text.strip():
         value, end = json.JSONDecoder().raw_decode(text)
@@ -145,7 +145,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("block", blocks("bash"), ids=str)
 def test_a_command(block: Block, server: str) -> None:
     output = run(["bash", "-euc", block.text.replace(PUBLISHED, server)], server)
-    assert '{"error"' not in output  # which curl takes for success
+    assert '{"error"' not in output  # curl exits with 0 after an error response
     if block.output is not None:
         assert output == block.output
     if "/v1/chat/completions -H" in block.text and '"stream": true' in block.text:
@@ -211,7 +211,7 @@ def test_every_block_has_a_language_that_says_what_is_done_with_it() -> None:
 
 
 def shown_commands() -> list[tuple[Block, str]]:
-    """The commands of Quire in blocks that are not run."""
+    """Return the commands of Quire in blocks that the tests do not run."""
     found = []
     for block in blocks(*SHOWN):
         for line in block.text.splitlines():
@@ -273,7 +273,7 @@ FLAGS_OF_OTHERS = {
 def test_flags_that_a_page_names_exist(name: str) -> None:
     known = {flag for command in COMMANDS.values() for item in options(command.settings) for flag in item.flags}
     known |= FLAGS_OF_OTHERS.get(name, set()) | {"--help"}
-    # In `make ...` and `python -m ...` they are those of another program.
+    # The flags in `make ...` and `python -m ...` belong to another program.
     spans = [
         span
         for span in re.findall(r"`([^`\n]+)`", prose(PROJECT_ROOT / name))
@@ -282,7 +282,7 @@ def test_flags_that_a_page_names_exist(name: str) -> None:
     assert {flag for span in spans for flag in re.findall(r"(?<!\S)(--[a-z][a-z-]+)", span)} <= known
 
 
-# The changelog names files as they were at the time.
+# The changelog names files by their paths at the time of the entry.
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "CHANGELOG.md"])
 def test_files_and_modules_that_a_page_names_exist(name: str) -> None:
     text = (PROJECT_ROOT / name).read_text()
@@ -319,7 +319,7 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
 
 
 def newcomer_rows() -> list[str]:
-    """The rows of the newcomer test: a question, and two steps of files with names in them."""
+    """Return the rows of the newcomer test: a question, and two steps of files with names in them."""
     text = (PROJECT_ROOT / "CONTRIBUTING.md").read_text()
     return re.findall(r"^\| ([A-Z].+\? \| .+) \|$", text, re.MULTILINE)
 
@@ -339,7 +339,7 @@ def test_the_newcomer_test_has_questions() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Where links into a page may lead: its headings as GitHub names them."""
+    """Return the anchors of a page: its headings as GitHub names them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

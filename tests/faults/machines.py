@@ -20,15 +20,15 @@ from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
 
-# Addresses from the range that RFC 2544 reserves for tests of networks. Two test processes would pick the same ones, so
-# only one test file may use them (`--dist loadfile`).
+# Addresses from the range that RFC 2544 reserves for network tests. Two test processes would pick the same addresses,
+# so only one test file may use this module (`--dist loadfile`).
 SUBNETS = itertools.count(1)
 CLONE_NEWNET = 0x40000000
 REDIS_PORT = 6379
 
 
 def why_not() -> str:
-    """Return the reason why namespaces cannot be made on this host; empty if they can."""
+    """Return the reason why this host cannot create network namespaces; an empty string if it can."""
     if shutil.which("ip") is None:
         return "no `ip` (iproute2) on the PATH"
     tried = subprocess.run(
@@ -38,7 +38,7 @@ def why_not() -> str:
 
 
 def sweep() -> None:
-    """Remove the namespaces of test runs that were killed. Their process ids are in the names."""
+    """Remove the namespaces of killed test runs. The name of a namespace contains the process id of its test run."""
     for folder, pattern, command in (
         (Path("/run/netns"), r"quire-(\d+)-", ("netns", "del")),
         (Path("/sys/class/net"), r"qb(\d+)-", ("link", "del")),
@@ -54,7 +54,7 @@ def ip(*arguments: str) -> None:
 
 
 class Network:
-    """A bridge. The host has its first address."""
+    """A network: a bridge of the host, which has the first address of the subnet."""
 
     def __init__(self) -> None:
         self.subnet = f"198.18.{next(SUBNETS)}"
@@ -114,7 +114,7 @@ class Machine:
         ip("link", "set", self._cables[network], "up")
 
     def cable_to(self, other: Machine) -> Cable:
-        """Make a network that joins only these two machines."""
+        """Make a network that connects only this machine and `other`."""
         subnet = f"198.18.{next(SUBNETS)}"
         cable = Cable(self, f"eth{subnet.split('.')[2]}", f"{subnet}.2")
         ip(
@@ -138,7 +138,7 @@ class Machine:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets that this thread creates in the `with` block belong to the machine, also later."""
+        """Sockets that this thread creates in the `with` block belong to the machine, even after the block ends."""
         with Path("/proc/thread-self/ns/net").open() as here, Path(f"/run/netns/{self._namespace}").open() as there:
             _set_namespace(there.fileno())
             try:
@@ -147,7 +147,7 @@ class Machine:
                 _set_namespace(here.fileno())
 
     def close(self) -> None:
-        ip("netns", "del", self._namespace)  # deleting a namespace deletes its ends of the cables, and so both ends
+        ip("netns", "del", self._namespace)  # also deletes the cables that end in the namespace
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class NetworkedRedis(EmbeddedRedis):
 
 
 def half_open(address: str, port: int = REDIS_PORT) -> int:
-    """Return the connections to `address` that the host believes to be established."""
+    """Return the connections to `address` that the host's kernel lists as established."""
     state, found = "01", 0
     wanted = socket.inet_aton(address)[::-1].hex().upper()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

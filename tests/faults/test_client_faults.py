@@ -1,4 +1,4 @@
-"""Clients that disconnect, do not read or flood the gateway, and other clients, which must not notice."""
+"""Clients that disconnect, do not read or flood the gateway do not affect other clients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.alone]
 QUEUE_BOUND = 8
 WRITE_TIMEOUT_S = 1.0
 MANY = 200
-# The gateway buffers at most MAX_WAITING tokens of it, plus the transport's buffer.
+# For a slow client the gateway buffers at most MAX_WAITING tokens and the transport's buffer.
 MEMORY_OF_A_SLOW_CLIENT = 300_000
 
-# The text is that of the greedy request without faults.
+# The stack, the URL of its gateway, and the expected answer to the greedy request.
 Served = tuple[FaultStack, str, dict[str, list[str]]]
 
 
@@ -105,7 +105,7 @@ def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) 
         for stream in streams:
             assert_same({"greedy": stream}, expected)
             assert stream.longest_pause_s < 20 * STEP_S + 0.5
-        # Their connections are cut, and their requests are cancelled.
+        # The gateway closes the connections of the slow clients and cancels the requests of these clients.
         deadline = time.monotonic() + 60
         while stack.totals().get("cancelled", 0) < cancelled + len(slow):
             assert time.monotonic() < deadline, "they are still served"
@@ -138,13 +138,13 @@ def test_a_client_that_pauses_gets_everything(served: Served) -> None:
 
 @pytest.mark.timeout(240)
 def test_two_hundred_slow_clients_cost_bounded_memory_and_nobody_else_time(stack: FaultStack) -> None:
-    """Case 19 at its full size."""
+    """Case 19 at its full size: 200 slow clients."""
     gateway, url = stack.gateway("--write-timeout-s", str(WRITE_TIMEOUT_S))
     stack.worker("a", *FAST, "--max-num-seqs", str(2 * MANY + 16), "--kv-cache-gb", "2")
     good = body("greedy") | {"max_tokens": 60}
     expected = {"greedy": [Stream(url, good).wait_end().answer["choices"][0]["text"]]}
     before = resident_bytes(gateway.pid)
-    # More than the socket buffers of both sides hold.
+    # The answers are larger than the socket buffers of both sides.
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}
     slow = [Stalling(url, asks) for _ in range(MANY)]
     try:

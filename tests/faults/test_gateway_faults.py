@@ -1,4 +1,4 @@
-"""Gateways die. Their clients resume at another gateway and get exactly the tokens that they have not seen."""
+"""Clients of a dead gateway resume at another gateway and get exactly the tokens that they have not received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.stack import FaultStack, Stream, said
 
 @pytest.mark.faults
 def test_a_killed_gateways_clients_go_on_at_another_where_they_were(stack: FaultStack) -> None:
-    """Case 11, with both ways to name the place to resume. No request is cancelled within the orphans' grace time."""
+    """Case 11: clients name their last event in either way. No request is cancelled within the orphans' grace time."""
     gateway, url = stack.gateway()
     _, other = stack.gateway()
     stack.worker("a", *FAST)
@@ -34,7 +34,7 @@ def test_a_killed_gateways_clients_go_on_at_another_where_they_were(stack: Fault
         assert rest.is_complete, rest.error
         for index, text in enumerate(expected[name]):
             assert said(streams[name].choices(index) + rest.choices(index)) == text
-    # The stream is live to its end, and only that gateway serves new requests.
+    # The stream stays live to its end, and only the surviving gateway serves new requests.
     assert Stream(other, body("greedy")).wait_end().answer["choices"][0]["text"] == expected["greedy"][0]
     stack.assert_invariants()
     assert stack.totals() == {"accepted": 2 * len(REQUESTS) + 1, "length": 2 * len(REQUESTS) + 1}

@@ -22,13 +22,13 @@ def test_a_second_worker_of_a_name_says_so_and_the_first_serves_on(stack: FaultS
     assert "--worker-id (QUIRE_WORKER_ID)" in said
     assert stream.wait_end().is_complete
     assert stack.redis.hget(KEYS.recoveries, "migrations") is None
-    # The name of a killed worker is free at once: the next worker has the stream before the lease would have ended.
+    # The name of a killed worker is free at once: the next worker continues the stream before the lease would expire.
     stream = Stream(url, body("greedy") | {"stream": True}).wait_events(5)
     first.send(signal.SIGKILL)
     last = stack.worker("a", "--lease-s", "3600", "--beat-s", "60")
     assert stream.wait_end().is_complete
     stack.assert_invariants()
-    # Its shutdown does not wait for the lease either.
+    # The shutdown of the last worker does not wait for the lease either.
     last.send(signal.SIGTERM)
     assert last.wait() == 0
 

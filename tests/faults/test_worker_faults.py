@@ -1,4 +1,4 @@
-"""Workers die, hang, stop and drain. Their clients see a pause and then the same text as without the fault."""
+"""Workers die, hang, stop and drain. Clients see a pause and then the same text as without the fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import QuireProcess
 from tests.faults.stack import KEYS, FaultStack, Stream, said
 
-# Greedy; sampled with penalties and log-probabilities, n=2; with a stop string that spans several tokens.
+# One greedy request; one sampled with penalties, log-probabilities and n=2; one with a stop string of several tokens.
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 150},
     "drawn": {
@@ -89,7 +89,7 @@ def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultSt
     streams = start_streams(url)
     os.kill(owner(stack, workers).pid, signal.SIGKILL)
     assert_same(streams, expected)
-    # The lease, plus the time to notice its end and to recompute the lost tokens.
+    # The lease, plus the time to notice that the lease has expired and to recompute the lost tokens.
     assert longest_pause(streams) < 1.0 + 1.0
     stack.assert_invariants()
 
@@ -174,7 +174,7 @@ def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(st
     assert stack.redis.xlen(KEYS.dead) == 1
     last.send(signal.SIGTERM)
     assert last.wait() == 0
-    stack.worker("a", *FAST)  # a version that accepts it
+    stack.worker("a", *FAST)  # a version that accepts the request
     assert_dead_commands(stack)
     stack.assert_invariants()
 

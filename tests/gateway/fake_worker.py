@@ -41,7 +41,7 @@ class FakeWorker:
         try:
             yield self
         finally:
-            self._stopping = True  # a blocking read must not be cancelled
+            self._stopping = True  # cancelling a blocking read would lose its reply
             await task
             for request_task in self._tasks:
                 request_task.cancel()
@@ -84,7 +84,7 @@ class FakeWorker:
     async def _run(self, claim: Claim) -> None:
         try:
             await self._follow_script(claim)
-        except Exception as error:  # a script that is wrong must not leave its test waiting
+        except Exception as error:  # a failing script must not leave its test waiting
             item = StepItem(claim.request_id, claim.emitted, (), Outcome("error", f"script: {error!r}"))
             await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, item)])
             raise
@@ -110,7 +110,7 @@ class FakeWorker:
 
 
 def emit(tokens: list[int], reason: str = "length", step: int = 1) -> Script:
-    """Every choice of every request gets these tokens, `step` of them at once."""
+    """Return a script that emits these tokens for every choice of every request, `step` tokens at once."""
 
     async def script(request: GenerationRequest) -> Steps:
         n = request.sampling.n
@@ -124,7 +124,7 @@ def emit(tokens: list[int], reason: str = "length", step: int = 1) -> Script:
 
 
 def endless(token: int) -> Script:
-    """The same token for ever."""
+    """Return a script that emits `token` without end."""
 
     async def script(request: GenerationRequest) -> Steps:
         while True:

@@ -1,4 +1,4 @@
-"""A gateway inside the test process, with real sockets, and raw ways to talk to it."""
+"""A gateway inside the test process with real sockets, and clients that read and write its raw bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def write_model(folder: Path, tokenizer: Tokenizer | None = None, **tokenizer_config: Any) -> Path:
-    """A model folder with everything but weights."""
+    """Write a model folder with everything except weights."""
     tokenizer = tokenizer or byte_level()
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -45,7 +45,7 @@ def write_model(folder: Path, tokenizer: Tokenizer | None = None, **tokenizer_co
 
 @dataclass
 class Reply:
-    """An answer as it came over the wire."""
+    """An HTTP response as the client received it."""
 
     status: int
     headers: dict[str, str]
@@ -72,7 +72,7 @@ class Event:
 
 
 def parse_events(text: str) -> list[Event]:
-    """The events of a stream, checked against the framing; comments are left out."""
+    """Return the events of a stream without its comments. Check the framing of each event."""
     assert text.endswith("\n\n")
     events: list[Event] = []
     for block in text[:-2].split("\n\n"):
@@ -92,13 +92,13 @@ TIMEOUT = aiohttp.ClientTimeout(total=20)
 
 
 class Stream:
-    """A stream that is open."""
+    """An open event stream."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 
     async def next(self) -> Event:
-        """The next event. Raises IncompleteReadError at the end."""
+        """Return the next event. Raises IncompleteReadError at the end."""
         while True:
             line = await self.response.content.readline()
             if not line.startswith(b":"):
@@ -113,7 +113,7 @@ class Stream:
         return [await self.next() for _ in range(count)]
 
     async def rest(self) -> list[Event]:
-        """All events that come, until the stream ends."""
+        """Return all remaining events when the stream has ended."""
         found = []
         try:
             while True:
@@ -123,7 +123,7 @@ class Stream:
 
 
 class RunningGateway:
-    """A gateway that listens, and its worker where the test wants one."""
+    """A listening gateway, with a fake worker for tests that need one."""
 
     def __init__(
         self, settings: GatewaySettings, gateway: Gateway, port: int, runner: GatewayRunner | None = None
@@ -136,7 +136,7 @@ class RunningGateway:
         self.url = f"http://127.0.0.1:{port}"
 
     def worker(self, script: Script, **options: Any) -> Any:
-        """A fake worker of this gateway's lane, as a context manager."""
+        """Return a fake worker of this gateway's lane, as a context manager."""
         return FakeWorker(self.settings.redis_url, self.gateway.model.name, script, **options).running()
 
     def openai(self) -> openai.AsyncOpenAI:
@@ -156,7 +156,7 @@ class RunningGateway:
         return await self.post("/v1/completions", {"model": MODEL, "prompt": "Hello", **parameters})
 
     async def events(self, path: str, body: Any) -> list[Event]:
-        """The events of a streamed call that is accepted."""
+        """Return the events of a streamed call, which must be accepted."""
         headers = {"Accept": "text/event-stream"}
         async with (
             aiohttp.ClientSession(headers=headers) as session,
@@ -168,7 +168,7 @@ class RunningGateway:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Any = None, **headers: str) -> AsyncIterator[Stream]:
-        """A streamed answer, event by event: of a GET without a body, else of a POST."""
+        """Open a streamed answer: by GET without a body, else by POST."""
         async with (
             aiohttp.ClientSession(headers={"Accept": "text/event-stream"}, timeout=TIMEOUT) as session,
             session.request(
@@ -194,13 +194,13 @@ class RunningGateway:
         return reader, writer
 
     async def shut_down(self) -> None:
-        """What happens first when a gateway is told to end."""
+        """Run the shutdown handlers, the first step of a gateway's end."""
         assert self._runner is not None
         await self._runner.shutdown()
 
     @property
     def connections(self) -> int:
-        """That clients have open."""
+        """The number of connections that clients have open."""
         assert self._runner is not None
         assert self._runner.server is not None
         return len(self._runner.server.connections)
@@ -209,7 +209,7 @@ class RunningGateway:
         return (await self.gateway.broker.queued())[0]
 
     async def accepted(self) -> int:
-        """Requests that ever reached the queue."""
+        """Return the number of requests that ever reached the queue."""
         broker = self.gateway.broker
         return int(await broker.client.hget(broker.keys.totals, "accepted") or 0)
 
@@ -239,7 +239,7 @@ def tokens(text: str) -> list[int]:
 
 
 def texts(events: Sequence[Event], choice: int = 0) -> list[str]:
-    """The texts of a stream's events, for one choice."""
+    """Return the texts of one choice in a stream's events."""
     found = []
     for event in events:
         if event.data == "[DONE]":

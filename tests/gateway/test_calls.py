@@ -1,4 +1,4 @@
-"""A client that leaves is not worked for: streaming or not, waiting or running, before its answer or in it."""
+"""The request of a client that disconnects is cancelled: streaming or not, queued or running, at any time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_every_prompt_of_a_call_is_cancelled(gateway: RunningGateway) -> N
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
-    """Before the body is complete, while it is tokenized or submitted, in the stream, just after the end."""
+    """Clients leave before the body is complete, during tokenization or submission, in the stream, or after the end."""
     data = call(stream=True)
     async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
 
@@ -210,7 +210,7 @@ async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: Runnin
     async with gateway.worker(endless(65)) as worker, gateway.stream(path, body) as stream:
         call_id = (await stream.next()).data["id"]
         await started(worker)
-        assert (await gateway.post(f"{CHAT}/{call_id}/cancel", b"")).status == 404  # of the other dialect
+        assert (await gateway.post(f"{CHAT}/{call_id}/cancel", b"")).status == 404  # wrong endpoint
         assert (await gateway.post(f"{path}/{call_id}/cancel", b"")).json["cancelled"] is True
         await stream.rest()
     assert await outcome(gateway, "cancelled") == 2
@@ -240,7 +240,7 @@ async def test_a_call_of_which_one_prompt_has_ended_is_cancelled_all_the_same(ga
 async def test_who_does_not_read_small_answers_loses_the_connection(start_gateway: Start) -> None:
     gateway = await start_gateway(write_timeout_s=0.2)
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
-    # Answers to what is asked at once, until sockets hold no more of them.
+    # Send requests with small answers until the socket buffers are full.
     asks = 200 * raw_request("GET", "/v1/models")
     with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(20):

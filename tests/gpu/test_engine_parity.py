@@ -1,7 +1,7 @@
 """The engine that looks ahead gives what Hugging Face gives, token for token, in float32.
 
-On a CUDA device with the Triton kernels, with and without graphs; elsewhere on the CPU, where a graph is a call that
-reads the same static buffers. That proves all but the device itself.
+On a CUDA device the tests use the Triton kernels, with and without graphs. Without a device they run on the CPU, where
+a graph is a call that reads the same static buffers: this covers everything except the device itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, 
 from tests.worker.transformers_checkpoints import make_kind
 
 ON_CUDA = torch.cuda.is_available()
-# Quire's own, and some that Transformers computes.
+# Families that Quire computes itself, and some that Transformers computes.
 TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")
 GRAPHS = [False, True]
 
 
 def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
     device = torch.device("cuda", torch.cuda.current_device()) if ON_CUDA else torch.device("cpu")
-    # Those of the CPU know no tokens that belong to no sequence.
+    # The reference runs with graphs: the C++ kernels do not support a graph's padding tokens, which have no sequence.
     on_cpu = kernels.select_ops("cpu", torch.float32, "reference" if graphs else "auto")
     ops = kernels.triton_ops(device, torch.float32) if ON_CUDA else on_cpu
     config = choose_model(path)
@@ -118,7 +118,7 @@ def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Path) -> None:
-    """Of requests that are drawn, between others whose tokens the host does not wait for."""
+    """The scored requests are sampled, among greedy requests, for whose tokens the host does not wait."""
     import transformers
 
     path = make_checkpoint(tmp_path / "llama", "llama", initializer_range=0.1)
@@ -142,7 +142,7 @@ def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Pat
 
 
 def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
-    """On one card, where they are one, still with every exchange between ranks, in graphs, too."""
+    """On a machine with one card there is one rank, which still does every exchange between ranks, also in graphs."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")
     command = [sys.executable, "-m", "tests.gpu.on_ranks", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -1,7 +1,7 @@
 """Every implementation that this machine runs, at every instruction-set level and in every dtype, as one fixture.
 
-In Triton's interpreter, which is slow, tests that all implementations share run with `-m soak` only. The tests in gpu/,
-with shapes for the interpreter, always run.
+In Triton's interpreter, tests that all implementations share run with `-m soak` only, because the interpreter is slow.
+The tests in gpu/ have shapes for the interpreter and always run.
 """
 
 import pytest
@@ -13,7 +13,7 @@ __all__ = ["cpu_ops", "gpu_ops", "guards", "one_torch_thread", "ops", "seed", "t
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as soak that take minutes in the interpreter, because their shapes were not made for it."""
+    """Mark tests as soak that take minutes in the interpreter: their shapes are too large for it."""
     for item in [] if ON_CUDA else items:
         if "triton-" in item.name:
             item.add_marker(pytest.mark.soak)

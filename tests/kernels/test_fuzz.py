@@ -1,8 +1,8 @@
 """Steps over block tables that the block manager makes, with NaN in every slot that belongs to no sequence.
 
-Prompts share cached prefixes, forks share a partly filled tail until one of them writes, freed blocks are used again,
-and the last token of a prompt that is all cached is computed but not stored. A step may write the slots that it was
-given and no others, and what it returns is finite and right, so nothing else was read.
+Prompts share cached prefixes. Forks share a partly filled last block until one of them writes. Freed blocks are used
+again. The last token of a fully cached prompt is computed but not stored. A step may write only the slots given to it.
+Finite and correct outputs show that the step read no other slot.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ SHAPES = st.builds(
 
 @dataclass
 class Memory:
-    """Caches, and the block manager that says who owns what in them. It grows by actions that a scheduler may take."""
+    """Caches, and the block manager that assigns their blocks to sequences. The actions are those of a scheduler."""
 
     ops: Ops
     shape: Shape
@@ -60,7 +60,7 @@ class Memory:
             cache.fill_(float("nan"))
 
     def start(self, token: int, length: int, computed: int) -> None:
-        """A prompt of one token again and again, some of it computed in earlier steps."""
+        """Start a sequence whose prompt repeats one token, with `computed` tokens computed in earlier steps."""
         prompt = (token,) * length
         sequence = Sequence(SequenceGroup("", prompt, PARAMS), 0, prompt)
         prefix = self.blocks.find_prefix(sequence, length)
@@ -72,7 +72,7 @@ class Memory:
         self.live.append(sequence)
 
     def fork(self, which: int) -> None:
-        """Fork a sequence. Both continue after the computed tokens, each with a token of its own."""
+        """Fork a sequence. Parent and child continue after the computed tokens, each with its own token."""
         parent = self.live[which % len(self.live)]
         if not parent.num_computed or self.blocks.num_free < 3:
             return
@@ -90,7 +90,7 @@ class Memory:
                 cache[block] = float("nan")
 
     def fill(self, sequence: Sequence, first: int, end: int) -> None:
-        """Write the keys and values of earlier steps with `rope_and_cache`, at an angle of zero, which keeps keys."""
+        """Write the keys and values of earlier steps. On the CPU, `rope_and_cache` does so at angle zero."""
         s, at = self.shape, torch.arange(first, max(first, end))
         if len(at):
             k, v = torch.randn(2, len(at), s.kv_heads, s.d).to(self.ops.dtype)
@@ -99,7 +99,7 @@ class Memory:
                 qkv = torch.cat([k.repeat(1, s.heads // s.kv_heads, 1), k, v], dim=1).flatten(1)
                 where = torch.zeros(len(at), dtype=torch.int32), still, self.slots(sequence, at)
                 self.ops.rope_and_cache(qkv, *where, *self.caches, s.heads, s.kv_heads)
-            else:  # the order in a block is the plain one, and the interpreter slow
+            else:  # the layout of a block is plain, and the interpreter is slow
                 slots = self.slots(sequence, at)
                 for cache, x in zip(self.caches, (k, v), strict=True):
                     cache[slots // s.block_size, :, slots % s.block_size] = x
@@ -110,7 +110,7 @@ class Memory:
         return table[at // size] * size + at % size
 
     def make_writable(self, sequence: Sequence, end: int) -> bool:
-        """Before a step that stores tokens num_stored..end - 1. False if there is no block left for a copy."""
+        """Copy shared blocks before a step that stores tokens num_stored..end - 1. Return False if no block is free."""
         size = self.shape.block_size
         for index in range(max(sequence.num_computed, sequence.num_stored) // size, self.blocks.blocks_for(end)):
             if self.blocks.ref_counts[sequence.block_table[index]] > 1 and not self.blocks.num_free:
@@ -121,7 +121,7 @@ class Memory:
         return True
 
 
-LENGTHS = st.integers(1, LONGEST) | st.sampled_from([16, 32, 64])  # whole blocks may all be cached
+LENGTHS = st.integers(1, LONGEST) | st.sampled_from([16, 32, 64])  # a prompt of whole blocks may be fully cached
 ACTIONS = st.one_of(
     st.tuples(st.just("start"), st.integers(1, 2), LENGTHS, st.integers(0, LONGEST)),
     st.tuples(st.just("fork"), st.integers(0, 9)),
@@ -130,7 +130,7 @@ ACTIONS = st.one_of(
 
 
 def check_step(memory: Memory, most_queries: list[int]) -> None:
-    """One step of all sequences, of at most so many queries each."""
+    """Run and check one step of all live sequences. most_queries: the largest number of queries of each sequence."""
     ops, s = memory.ops, memory.shape
     positions, slots, counts, lengths, tables = [], [], [], [], []
     for sequence, most in zip(memory.live, most_queries, strict=False):
@@ -145,7 +145,7 @@ def check_step(memory: Memory, most_queries: list[int]) -> None:
         lengths.append(end)
         row = torch.full((LONGEST // s.block_size + 2,), GARBAGE, dtype=torch.int32)
         row[: memory.blocks.blocks_for(end)] = torch.tensor(sequence.block_table[: memory.blocks.blocks_for(end)])
-        if s.window:  # blocks before every window of the sequence may be gone
+        if s.window:  # blocks before every window of the sequence may be freed
             row[: max(first - s.window + 1, 0) // s.block_size] = GARBAGE
         tables.append(row)
     if not counts:
@@ -220,7 +220,7 @@ def name_of(param: tuple) -> str:
 
 @pytest.mark.parametrize("param", [p.values[0] for p in implementations()], ids=name_of)
 def test_a_step_touches_its_own_slots_only(param, monkeypatch):
-    # Triton's interpreter is slow, and on a device nearly every example is a shape that must be compiled first.
+    # Triton's interpreter is slow. On a device nearly every example has a new shape, which Triton must compile first.
     fuzz(param, 10 if param[0] == "triton" else 40, monkeypatch)
 
 

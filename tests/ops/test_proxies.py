@@ -23,7 +23,7 @@ from tests.conftest import QuireProcess
 from tests.faults.stack import KEYS, MODEL, FaultStack
 from tests.worker.checkpoints import make_checkpoint
 
-# A stack, and two programs that have to be installed.
+# The tests start a whole stack, and need two installed programs.
 pytestmark = pytest.mark.slow
 
 FOLDER = PROJECT_ROOT / "ops" / "deploy" / "proxy"
@@ -52,7 +52,7 @@ class Proxy(NamedTuple):
 
 
 def changed(text: str, replacements: dict[str, str]) -> str:
-    """`text` with each of the replacements, all of which it must contain."""
+    """Return `text` with each replacement applied. `text` must contain every replaced part."""
     for old, new in replacements.items():
         assert old in text, f"the configuration has no {old!r}"
         text = text.replace(old, new)
@@ -95,7 +95,7 @@ def nginx(folder: Path, address: str, port: int) -> list[str]:
         f"daemon off;\nworker_processes 1;\npid {folder}/pid;\nerror_log stderr warn;\nevents {{}}\n"
         f"http {{\naccess_log off;\n{temporary}include {folder}/quire.conf;\n}}\n"
     )
-    # As root, nginx would start its workers as a user who may not read these files.
+    # Without this option, nginx as root starts its workers as another user, who may not read these files.
     user = ["-g", "user root;"] if os.geteuid() == 0 else []
     return ["-p", str(folder), "-c", f"{folder}/nginx.conf", *user]
 
@@ -143,7 +143,7 @@ def proxy(
         made = Proxy(gateway, port, ssl.create_default_context(cafile=f"{folder}/cert.pem"))
         gateway.stack.wait(lambda: is_listening(port) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
-        # Caddy asks the gateways how they are before it sends requests to them.
+        # Caddy checks the health of the gateways before it sends requests to them.
         gateway.stack.wait(lambda: ask(made, "/v1/models", headers=ALICE)[0] == 200)
         yield made
     finally:
@@ -174,7 +174,7 @@ def send(
 def ask(
     proxy: Proxy, path: str, body: dict[str, object] | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Status and body of an answer in one piece."""
+    """Return the status and the body of a complete answer."""
     with closing(connect(proxy)) as connection:
         response = send(connection, path, body, headers or {})
         return response.status, response.read().decode()
@@ -183,7 +183,7 @@ def ask(
 def events(
     connection: http.client.HTTPConnection, path: str, body: dict[str, object] | None, headers: dict[str, str]
 ) -> Iterator[Event]:
-    """The events of a stream, each as it comes."""
+    """Yield the events of a stream as they arrive."""
     response = send(connection, path, body, headers)
     assert response.status == 200, response.read()
     event_id = ""
@@ -230,7 +230,7 @@ def test_each_token_reaches_the_client_at_once_and_a_stream_is_resumed(proxy: Pr
         stream = events(connection, COMPLETIONS, asks(max_tokens=150, stream=True), ALICE)
         seen = [next(stream) for _ in range(4)]
         request_id = json.loads(seen[0].data)["id"]
-        # Stopped, the worker sends nothing that could push earlier tokens out of a buffer.
+        # A stopped worker sends no later tokens, which could push earlier tokens out of a proxy's buffer.
         worker.process.send_signal(signal.SIGSTOP)
         try:
             emitted = int(stack.redis.hget(KEYS.request(request_id.removeprefix("cmpl-")), "emitted"))  # type: ignore[arg-type]

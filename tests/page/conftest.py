@@ -13,7 +13,7 @@ from tests.page.stub import Call, Script, Stub
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-# A machine that runs other tests beside these may be slow.
+# A machine that runs other tests at the same time may be slow.
 expect.set_options(timeout=15_000)
 
 # One loop and one browser for all tests of this folder.
@@ -26,7 +26,7 @@ IN_BROWSER = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 async def browser() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
-    # Its sandbox does not work for root.
+    # Chromium's sandbox does not work for root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -34,14 +34,16 @@ async def browser() -> AsyncIterator[Browser]:
         await browser.close()
 
 
-# Chromium's own message about a response with an error status, or a connection that broke.
+# The prefix of Chromium's message about a response with an error status or a broken connection.
 LOADING = "Failed to load resource: "
 
 
 @each
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    """Pages that fail their test if a script of one raises, or writes an error to the console, as the content policy
-    does of what it stops. Answers with an error status are no such error: tests provoke them."""
+    """A browser context whose pages fail the test if a script raises or the console shows an error.
+
+    A violation of the content security policy writes such an error. Responses with an error status are allowed, because
+    tests provoke them."""
     context = await browser.new_context(viewport={"width": 1200, "height": 800})
     context.set_default_timeout(30_000)
     errors: list[str] = []
@@ -70,7 +72,7 @@ async def stub() -> AsyncIterator[Stub]:
 
 @each
 async def chat(page: Page, stub: Stub) -> Page:
-    """The chat page of the stub, ready to send."""
+    """Open the stub's chat page, ready to send."""
     await open_chat(page, stub.url)
     return page
 
@@ -86,7 +88,7 @@ async def send(page: Page, text: str) -> None:
 
 
 async def set_field(page: Page, **values: str) -> None:
-    """Write into fields of the settings, and close them again."""
+    """Fill in fields of the settings, and close the settings again."""
     await page.click("#settings-button")
     for name, value in values.items():
         await page.fill(f"#{name}", value)
@@ -94,7 +96,7 @@ async def set_field(page: Page, **values: str) -> None:
 
 
 async def begin(page: Page, stub: Stub) -> tuple[Call, Script]:
-    """Ask something, and have the answer begin with One."""
+    """Send a message, and begin the answer with "One"."""
     await send(page, "Hello")
     call = await stub.call()
     script = Script()

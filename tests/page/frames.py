@@ -1,4 +1,4 @@
-"""What a reader feels of a busy page: the gaps between its frames, and the tasks that hold it up."""
+"""Measures the smoothness of a busy page: the gaps between its frames, and the tasks that delay frames."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WATCH = """() => {
 
 @dataclass(frozen=True)
 class Frames:
-    """Milliseconds. `gaps`: between frames, sorted; `long`: what Chromium says of frames over 50 ms."""
+    """Times in milliseconds. gaps: the gaps between frames, sorted. long: Chromium's entries of frames over 50 ms."""
 
     gaps: list[float]
     long: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""For everybody: keyboard alone, screen readers, both themes, narrow pages, and without waiting."""
+"""Accessibility: keyboard only, screen readers, both themes, narrow pages, and a fast first paint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = IN_BROWSER
 
 ANSWER = "A paragraph with `code` and **weight**.\n\n- a list\n\n```\n" + "a long line " * 30 + "\n```\n"
 
-# Each piece of visible text with less contrast to what is behind it than WCAG AA asks for.
+# Returns each piece of visible text whose contrast with its background is lower than WCAG AA requires.
 FAINT = """() => {
   const parse = (text) => {
     const parts = text.match(/[\\d.]+/g).map(Number);
@@ -47,7 +47,7 @@ FAINT = """() => {
   return { count, faint };
 }"""
 
-# Controls without a name, ids that are there twice or lead nowhere, and headings or landmarks that are missing.
+# Returns controls without a name, duplicate ids, references to missing ids, and missing headings or landmarks.
 MISTAKES = """() => {
   const found = [];
   for (const control of document.querySelectorAll("button, a, input, select, textarea")) {
@@ -125,7 +125,7 @@ async def test_everything_can_be_read_in_both_themes(chat: Page, stub: Stub, sch
 
 
 async def test_headings_and_landmarks_are_there_in_every_state(chat: Page, stub: Stub) -> None:
-    """Empty, streaming, held, answered, failed, compared, and on a narrow page with something that covers it."""
+    """The states are empty, streaming, held, answered, failed, compared, and a narrow page under an overlay."""
     title = chat.locator("h1")
     await expect(title).to_have_text("New conversation")
     assert await chat.evaluate(MISTAKES) == []
@@ -136,7 +136,7 @@ async def test_headings_and_landmarks_are_there_in_every_state(chat: Page, stub:
     await expect(chat.locator(".state")).to_contain_text("No worker is available.")
     assert await chat.evaluate(MISTAKES) == []
     assert (await chat.evaluate(FAINT))["faint"] == []
-    # A model's headings begin below those of the page, at whatever level it begins.
+    # The headings of an answer are below those of the page, whatever level the answer begins with.
     await call.write(script.text(2, "\n### deep\n\n###### deeper\n\n# high\n\nend\n") + script.end(2))
     await call.end()
     await expect(chat.locator(".text h3")).to_have_text(["deep", "high"])
@@ -168,7 +168,7 @@ async def test_the_theme_is_chosen_and_kept(chat: Page, stub: Stub) -> None:
 
 
 async def test_without_a_mouse(chat: Page, stub: Stub) -> None:
-    """Everything by keys, and what has the focus shows it."""
+    """All actions work with the keyboard, and the focused element is visibly marked."""
     await expect(chat.locator("#input")).to_be_focused()
     await chat.keyboard.type("one")
     await chat.keyboard.press("Shift+Enter")
@@ -184,7 +184,7 @@ async def test_without_a_mouse(chat: Page, stub: Stub) -> None:
     await chat.keyboard.press("Escape")
     await expect(chat.locator(".state")).to_have_text("Stopped.")
     await expect(chat.locator("#send")).to_be_visible()
-    # From the top of the page: the skip link leads back to the message.
+    # The skip link at the top of the page leads back to the message field.
     await chat.evaluate("document.activeElement.blur()")
     await chat.focus(".skip")
     await chat.keyboard.press("Enter")
@@ -225,7 +225,7 @@ async def test_a_narrow_page_does_not_scroll_sideways(chat: Page, stub: Stub, wi
         if button:
             await chat.click(button)
         assert max(await chat.evaluate(measure)) <= width
-    # What is covered cannot be reached by keys either.
+    # The keyboard cannot reach the covered elements either.
     await expect(chat.locator("#chat")).to_have_js_property("inert", True)
     await chat.click("#shelf .close")
     await expect(chat.locator("#chat")).to_have_js_property("inert", False)
@@ -241,7 +241,7 @@ async def test_what_is_written_from_right_to_left_begins_at_the_right(chat: Page
     await Script().play(await stub.call(), ["שלום, עולם!\n\n- אחד!\n- שתיים!\n\nHello, world!"])
     await expect(chat.locator("#send")).to_be_visible()
     await chat.fill("#input", "שלום, עולם!")
-    # Where the mark at the end of a line is: behind what it ends.
+    # The side of the punctuation mark at the end of a line: left in right-to-left text.
     sides = await chat.evaluate("""() => [...document.querySelectorAll(".bubble, .text p, .text li")].map((element) => {
       const range = document.createRange();
       const at = (first, last) => {
@@ -253,7 +253,7 @@ async def test_what_is_written_from_right_to_left_begins_at_the_right(chat: Page
       return at(length - 1, length) < at(0, 1) ? "right" : "left";
     })""")
     assert sides == ["right", "right", "right", "right", "left"]
-    # An answer's lines begin at that side of the page, too.
+    # The lines of a right-to-left answer begin at the right side of the page.
     lefts = await chat.evaluate("""() => [...document.querySelectorAll(".text p")].map((element) => {
       const range = document.createRange();
       range.selectNodeContents(element);
@@ -272,7 +272,7 @@ async def test_less_motion_means_none(chat: Page, stub: Stub) -> None:
 
 @pytest.mark.alone
 async def test_the_first_paint_does_not_wait(context: BrowserContext, stub: Stub) -> None:
-    """Cold, in a browser that has just begun; the limit has room for a busy machine."""
+    """The page loads without a cache, in a new browser. The limit has room for a busy machine."""
     page = await context.new_page()
     await page.goto(stub.url, wait_until="load")
     paint = await page.evaluate("""() => new Promise((resolve) => {

@@ -1,4 +1,4 @@
-"""The engine page with everything behind it: what a newcomer presses, and what is then to be seen."""
+"""The engine page on a whole stack: each button that a new user presses, and the result on the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = IN_BROWSER
 
 POSITIVE = re.compile(r"^[1-9]\d*$")
 LONG_MS = 60_000
-# Looks at every frame of the page: on a fast machine the request runs for about a second.
+# Checks every frame of the page, because the request takes only about a second on a fast machine.
 FOUR_RUN = """() => new Promise((resolve) => {
   const look = () =>
     document.querySelectorAll("#sequences button").length === 4 ? resolve() : requestAnimationFrame(look);
@@ -38,7 +38,7 @@ class Stack:
         self._state = state
 
     def usage(self) -> dict[str, Any]:
-        """What the worker tells its operator."""
+        """Return the block usage from the worker's operator endpoint `/debug/blocks`."""
         [log] = self._state.glob("logs/worker*.log")
         found = re.search(r"for operators: (\S+)/metrics", log.read_text())
         assert found
@@ -107,7 +107,7 @@ async def test_beams_fork_and_requests_find_the_beginning_that_they_share(page: 
 
 
 async def test_blocks_can_be_pointed_at_while_the_engine_runs(page: Page, stack: Stack) -> None:
-    """At any moment between a view that came and its drawing; the page's fixture fails if a script raises."""
+    """The pointer moves at any time, also between a view's arrival and its drawing. No script may raise."""
     await open_engine(page, stack)
     await page.click("[data-demo=prefix]")
     await expect(figure(page, "blocks_used")).to_have_text(POSITIVE, timeout=LONG_MS)
@@ -157,7 +157,7 @@ async def test_its_structure_and_colours_are_for_everybody(page: Page, stack: St
     if state == "pointed":
         await page.hover("#blocks", position={"x": 10, "y": 10})
         await expect(page.locator("#block")).to_contain_text("Block ")
-    # Two lines of it change for screen readers: of the buttons, and of the block that is pointed at.
+    # Screen readers announce two lines: that of the buttons, and that of the block under the pointer.
     assert await page.evaluate(MISTAKES) == ["not one [role=status]"]
     assert (await page.evaluate(FAINT))["faint"] == []
     if state == "paused":
@@ -168,7 +168,7 @@ async def test_its_structure_and_colours_are_for_everybody(page: Page, stack: St
 
 # --- two workers ------------------------------------------------------------------------------------------------------
 
-# Notes the largest number of blocks in use, and whether ever both lines contradicted each other.
+# Records the largest number of blocks in use, and any frame in which the two lines contradict each other.
 RECORD = """() => {
   const text = (selector) => document.querySelector(selector).textContent;
   const seen = (window.seen = { peak: 0, contradictions: [], shown: new Set() });
@@ -199,7 +199,7 @@ async def test_a_press_shows_the_worker_that_takes_its_request_whichever_was_sho
     await open_engine(page, pair)
     await expect(page.locator("#worker option")).to_have_count(2)
     for press in range(8):
-        # By hand each of them in turn, so that the request often goes to the one that is not shown.
+        # The test chooses each worker in turn, so that the request often goes to the worker that is not shown.
         await page.select_option("#worker", index=press % 2)
         await expect(figure(page, "blocks_used")).to_have_text("0", timeout=LONG_MS)
         await page.evaluate(RECORD)
@@ -212,7 +212,7 @@ async def test_a_press_shows_the_worker_that_takes_its_request_whichever_was_sho
 
 
 async def test_a_worker_that_was_chosen_by_hand_stays(page: Page, pair: Stack) -> None:
-    """Also when the request of a button runs on the other one; the page then says where."""
+    """The choice holds also when a button's request runs on the other worker. The page then names that worker."""
     await open_engine(page, pair)
     await page.evaluate(RECORD)
     await page.click("[data-demo=prefix]")

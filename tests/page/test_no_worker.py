@@ -1,4 +1,4 @@
-"""Real workers that stop, die or are not there: what the chat says, how soon, and what it gets in the end."""
+"""Workers stop, die or are missing. The tests check the chat's notice, its delay, and the final answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LONG_MS = 60_000
 SOON_MS = 3_000
 QUESTION = "Tell me about a heron."
 
-# Notes in the page itself when the notice is there first, and when it has gone again while the answer is written: time
-# that a slow test runner takes does not count.
+# Records in the page itself the first time of the notice, and the time at which the notice has gone and the answer
+# continues. The delay of a slow test runner then does not count.
 NOTE = """() => {
   const began = performance.now();
   window.noticed = window.later = null;
@@ -51,7 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
 
 @pytest.fixture(scope="module")
 def wanted(pair: QuireProcess) -> str:
-    """The same answer, to a client that nothing happens to."""
+    """The text that a client without faults receives for the same request."""
     body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     url = pair.wait_ready() + CHAT
     data = json.dumps({**body, "max_tokens": LENGTH, "ignore_eos": True}).encode()
@@ -74,7 +74,7 @@ async def open_long(page: Page, url: str) -> None:
 
 
 async def noticed(page: Page, what: str) -> None:
-    """The page has said within three seconds that no worker is available, and what becomes of the request."""
+    """Check that within three seconds the page says that no worker is available, and what happens to the request."""
     state = page.locator(".state").last
     await expect(state).to_contain_text("No worker is available.")
     await expect(state).to_contain_text(what)
@@ -83,7 +83,7 @@ async def noticed(page: Page, what: str) -> None:
 
 
 async def completed(page: Page, wanted: str) -> None:
-    """The notice is gone when tokens come again, and the answer is that of workers that never stopped."""
+    """Check that the notice goes when tokens arrive again, and that the answer equals one of workers without faults."""
     await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
     await expect(page.locator(".state").last).to_have_text("This answer reached its maximum length.")
     assert await page.evaluate("window.later"), "no token came without the notice"
@@ -94,7 +94,7 @@ async def completed(page: Page, wanted: str) -> None:
 async def test_in_mid_stream(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
     await open_long(page, pair.wait_ready())
     await send(page, QUESTION)
-    await page.wait_for_selector(".live .text > *")  # early, so that most of the answer is still to come
+    await page.wait_for_selector(".live .text > *")  # early, when most of the answer is not generated yet
     await page.evaluate(NOTE)
     to_workers(pair, number)
     try:

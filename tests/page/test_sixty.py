@@ -29,7 +29,7 @@ async def play(call: Call, number: int) -> None:
         first = 1 + step * CHOICES
         word = WORDS[step % len(WORDS)] + " "
         await call.write("".join(script.text(first + choice, word, choice) for choice in range(CHOICES)))
-        # The pace of an engine, which is what is tested here.
+        # Write one step per STEP_S, at the pace of an engine.
         await asyncio.sleep(max(0.0, began + (step + 1) * STEP_S - loop.time()))
     await call.write(script.end(STEPS * CHOICES))
     await call.end()
@@ -50,5 +50,5 @@ async def test_sixty_streams_at_once(chat: Page, stub: Stub) -> None:
     assert len(texts) == 60
     assert len(set(texts)) == 1
     assert len(texts[0].split()) == STEPS
-    # A quiet machine stays under 50 ms; this has room for a busy one.
+    # An idle machine stays under 50 ms; this limit has room for a busy machine.
     assert sum(frame["blocking"] for frame in frames.long) / len(frames.gaps) < 50

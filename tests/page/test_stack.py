@@ -1,4 +1,4 @@
-"""The page with everything behind it: gateway, Redis, worker and the demo model, which are killed while it streams."""
+"""The chat page on a whole stack with the demo model. Tests kill the gateway, Redis or the worker in mid-stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
 
 
 async def long_answers(route: Route) -> None:
-    """Has the model go on to the longest length, so that there is a middle of the stream in which to break things."""
+    """Make the model generate to its longest length, so that tests can inject faults in mid-stream."""
     if route.request.method != "POST" or route.request.url.endswith("/cancel"):
         return await route.continue_()
     body = json.loads(route.request.post_data or "")
@@ -41,7 +41,7 @@ async def long_answers(route: Route) -> None:
 
 @pytest.fixture(scope="module")
 def wanted(stack: QuireProcess) -> str:
-    """The same answer, to a client that nothing happens to."""
+    """The text that a client without faults receives for the same request."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "Tell me about a heron."}],
@@ -57,13 +57,13 @@ def wanted(stack: QuireProcess) -> str:
 
 
 def to(server: QuireProcess, name: str, number: signal.Signals) -> None:
-    """Send a signal to its gateway or its worker."""
+    """Send a signal to the stack's gateway or worker."""
     [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m quire {name}" in command]
     os.kill(pid, number)
 
 
 async def text_of(page: Page) -> str:
-    """The answer as it was received."""
+    """Return the text of the answer as the page received it."""
     conversations: list[Any] = await page.evaluate(
         "Object.keys(localStorage).filter((key) => key.startsWith('quire.chat.')).map((key) => localStorage[key])"
     )
@@ -74,7 +74,7 @@ async def text_of(page: Page) -> str:
 
 @pytest.mark.parametrize("what", ["gateway", "worker", "page"])
 async def test_an_answer_survives(page: Page, stack: QuireProcess, wanted: str, what: str) -> None:
-    """Killed with SIGKILL in mid-stream, or reloaded: the same text, token for token."""
+    """The text stays the same, token for token, after a SIGKILL or a reload of the page in mid-stream."""
     url = stack.wait_ready()
     await page.route(f"**{CHAT}", long_answers)
     await open_chat(page, url)
@@ -82,7 +82,7 @@ async def test_an_answer_survives(page: Page, stack: QuireProcess, wanted: str, 
     await send(page, "Tell me about a heron.")
     await page.wait_for_selector(".live .text p:nth-child(2)")
     if what == "page":
-        to(stack, "worker", signal.SIGSTOP)  # which else has said everything before a page is there again
+        to(stack, "worker", signal.SIGSTOP)  # else the answer ends before the page has reloaded
         try:
             await open_chat(page, url)
             await expect(page.locator(".answer.live")).to_be_visible()
@@ -125,7 +125,7 @@ async def test_several_answers_side_by_side(page: Page, stack: QuireProcess) -> 
 
 @pytest.mark.alone
 async def test_sixty_streams_at_once(page: Page, stack: QuireProcess) -> None:
-    """All of them come to their ends; what it costs without a worker on the same cores is in test_sixty.py."""
+    """All streams complete. test_sixty.py measures the page's frames without a worker on the same cores."""
     await open_chat(page, stack.wait_ready())
     await set_field(page, n="12", sweep="0.6, 0.7, 0.8, 0.9, 1")
     await watch_frames(page)

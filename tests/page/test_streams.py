@@ -1,4 +1,4 @@
-"""The page and a gateway that breaks off, refuses, fails or forgets: what it shows, and what it asks for next."""
+"""The page with a gateway that disconnects, refuses, fails or forgets: the page's display and its next request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_an_answer_streams_with_its_numbers(chat: Page, stub: Stub) -> Non
         re.compile(r"^first token \d+ ms · [\d.]+ tokens/s · 4 tokens · 5 in the prompt$")
     )
     assert await chat.get_attribute(".sparkline path", "d")
-    # Screen readers hear the answer once, and never token by token.
+    # Screen readers announce the answer once, and not token by token.
     await expect(chat.locator("#status")).to_have_text("Answer: One two four")
 
 
@@ -64,7 +64,7 @@ async def test_a_burst_has_no_rate_and_tokens_that_come_together_are_one_arrival
     await expect(chat.locator("#send")).to_be_visible()
     pattern = re.compile(r"^Time between arrivals of tokens: median (\d+) ms, longest (\d+) ms$")
     line = chat.locator(".sparkline").last
-    await expect(line).to_have_attribute("aria-label", pattern)  # drawn in a frame of its own
+    await expect(line).to_have_attribute("aria-label", pattern)  # the page draws the label in a later frame
     found = pattern.match(await line.get_attribute("aria-label") or "")
     assert found
     assert int(found[1]) >= 25
@@ -81,7 +81,7 @@ async def test_a_silent_answer_says_what_it_waits_for(chat: Page, stub: Stub, re
     await expect(state).to_contain_text(why)
     await expect(state).to_contain_text("will resume")
     await expect(chat.locator("#status")).to_contain_text(why)
-    # One token is enough, whatever the status says.
+    # One token shows progress, whatever the status line says.
     await call.write(script.text(2, " two"))
     await expect(state).to_have_text("")
     await expect(state).to_contain_text(why)
@@ -169,7 +169,7 @@ async def test_a_broken_stream_goes_on_after_its_last_event(chat: Page, stub: St
     assert call.last_event_id == "2"
     await expect(chat.locator(".state")).to_have_text("Reconnecting…")
     await call.accept(script.request_id)
-    # What comes twice counts once, and a stream that ends without [DONE] has not ended.
+    # The page drops a repeated event, and reconnects after a stream that ends without [DONE].
     await call.write(script.texts([" two", " three"], first=2))
     await call.end()
     call = await stub.call()
@@ -240,7 +240,7 @@ async def test_stop_ends_the_request_at_the_server_too(chat: Page, stub: Stub) -
     script = Script()
     await send(chat, "Hello")
     call = await stub.call()
-    # Stopped before it is known by which id: that follows.
+    # The user stops the answer before the page knows its id; the cancellation follows when the id arrives.
     await chat.press("body", "Escape")
     await expect(chat.locator(".state")).to_have_text("Stopped.")
     await call.accept(script.request_id)
@@ -259,7 +259,7 @@ async def test_stop_ends_the_request_at_the_server_too(chat: Page, stub: Stub) -
 
 async def test_after_stop_one_can_go_on_before_the_server_knows(chat: Page, stub: Stub) -> None:
     await send(chat, "first")
-    first = await stub.call()  # it does not answer
+    first = await stub.call()  # the stub does not answer
     await chat.click("#stop")
     await expect(chat.locator(".state")).to_have_text("Stopped.")
     await send(chat, "second")
@@ -377,7 +377,7 @@ async def test_conversations_are_kept_opened_and_forgotten(chat: Page, stub: Stu
     await call.accept(script.request_id)
     await call.write(script.opening() + script.text(1, "One"))
     await expect(chat.locator(".text")).to_have_text("One")
-    # It goes on while another one is shown.
+    # The first conversation continues while the page shows another conversation.
     await chat.click("#new")
     await expect(chat.locator(".turn")).to_have_count(0)
     await send(chat, "The second one")
@@ -416,15 +416,15 @@ async def test_two_tabs_of_one_conversation_keep_what_either_says(chat: Page, st
     await send(chat, "second")
     await Script("02" * 16).play(await stub.call(), ["two"])
     await expect(chat.locator("#send")).to_be_visible()
-    # Between tabs the browser's storage takes a moment, less than people do.
+    # The browser's storage needs a moment to reach the other tab, less than a user needs to change tabs.
     await other.wait_for_function("Object.values(localStorage).some((text) => text.includes('two'))")
-    # The other tab comes to the front, and goes on from what there is.
+    # After the second tab gets the focus, it continues with both messages.
     await other.evaluate("dispatchEvent(new Event('focus'))")
     await expect(other.locator(".text")).to_have_text(["one", "two"])
     await send(chat, "third")
     await Script("03" * 16).play(await stub.call(), ["three"])
     await expect(chat.locator("#send")).to_be_visible()
-    # It is closed, and has nothing of its own to keep.
+    # The second tab closes without unsaved messages of its own.
     await other.goto("about:blank")
     await open_chat(chat, stub.url)
     await expect(chat.locator(".text")).to_have_text(["one", "two", "three"])

@@ -1,4 +1,4 @@
-"""What the page makes of what comes: events cut anywhere, Markdown that grows, and markup that stays text."""
+"""The page renders a stream whose events are cut anywhere, whose Markdown grows, and whose markup stays text."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_markdown_that_grows_is_markdown_that_came_at_once(chat: Page) -> 
 
 
 async def test_no_text_takes_long_to_render(chat: Page) -> None:
-    """Far less than a second each, for what would take minutes if time grew with the square of the length."""
+    """Each text renders in far less than a second; with quadratic time it would take minutes."""
     size = 200_000
     pieces = ["**a ", "*a", "`a", "** ", "*", "`", "- ", "```\n", "\n", "# a\n", "a ", "*a**b***c", "***", "\r"]
     for piece in [*pieces, "# " + " " * 999, "`" * 999 + "a"]:
@@ -102,7 +102,7 @@ async def test_no_text_takes_long_to_render(chat: Page) -> None:
 
 
 def bare(text: str) -> str:
-    """Without the marks that Markdown takes away, and spaces."""
+    """Remove spaces, and the marks that Markdown removes."""
     return re.sub(r"[*`#\s]", "", text)
 
 
@@ -122,16 +122,16 @@ async def check_harmless(page: Page) -> None:
 
 
 async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
-    """From the model, from the user and from errors: shown as it is, nothing of it runs or loads."""
+    """The page shows markup from the model, the user and error messages as text. No part of it runs or loads."""
     assert len(CORPUS) >= 40
     requests: list[str] = []
     chat.on("request", lambda request: requests.append(request.url))
-    # In one piece, then character by character.
+    # The answer arrives in one piece, then character by character.
     whole = "\n\n".join(CORPUS)
     for number, pieces in enumerate(([whole], list(whole)), start=1):
         await send(chat, "\n".join(CORPUS))
         await Script(f"{number:032x}").play(await stub.call(), pieces)
-        await expect(chat.locator(".live")).to_have_count(0)  # what came last is drawn in a frame of its own
+        await expect(chat.locator(".live")).to_have_count(0)  # the page draws the last text in a later frame
         await expect(chat.locator("#send")).to_be_visible()
         shown = bare(await chat.locator(".text").last.inner_text())
         for line in CORPUS:
@@ -144,7 +144,7 @@ async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
         await expect(chat.locator(".trouble span").last).to_have_text(line)
         await expect(chat.locator("#send")).to_be_visible()
     await check_harmless(chat)
-    # Nor does what is kept run when it is shown again, the titles of conversations included.
+    # Stored conversations and their titles do not run either when the page shows them again.
     await open_chat(chat, stub.url)
     await chat.click("#shelf-button")
     await expect(chat.locator(".conversation .title")).to_have_text(" ".join(CORPUS)[:60])

@@ -1,4 +1,4 @@
-"""What Ctrl-C does: it ends the process at once, or raises KeyboardInterrupt, but is never made to if it is ignored."""
+"""Ctrl-C ends the process at once or raises KeyboardInterrupt. A process that ignores Ctrl-C keeps ignoring it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that a test plays by hand: it logs what it wants, and publishes what it wants."""
+"""A worker whose log entries and published frames a test chooses separately."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 100}
 
 
 def one_each(request_id: str, outcome: str = "stop") -> list[StepItem]:
-    """An item per token, the last one terminal."""
+    """Return an item per token; the last item is terminal."""
     last = len(IDS) - 1
     return [
         StepItem(
@@ -29,7 +29,7 @@ def one_each(request_id: str, outcome: str = "stop") -> list[StepItem]:
 
 
 class HandWorker:
-    """Logs the tokens of one request by the real scripts, to a channel that nobody hears, and publishes by hand."""
+    """Logs one request's tokens with the real scripts, to a channel without subscribers. The test publishes by hand."""
 
     def __init__(self, gateway: RunningGateway) -> None:
         self.broker = gateway.gateway.broker
@@ -59,7 +59,7 @@ class HandWorker:
 
 
 async def run(gateway: RunningGateway, act: Any) -> str:
-    """The text that a client gets while `act(worker, claim, items)` plays the worker."""
+    """Return the text that a client gets while `act(worker, claim, items)` plays the worker."""
     worker = HandWorker(gateway)
     call = asyncio.create_task(gateway.events("/v1/completions", BODY))
     claim = await worker.claim()

@@ -1,9 +1,9 @@
 """A mock model whose every token depends on all tokens before it, and helpers to drive an engine over it.
 
-The model reads earlier tokens through the block tables, as attention does. A slot of its cache holds a token and a
-state, which is a hash of all tokens up to this one, as keys and values depend on all tokens up to theirs. A step that
-reads a stale or unwritten slot, or one of another sequence, fails at once. A sequence that reads the whole context of
-another one gets another text.
+The model reads earlier tokens through the block tables, as attention does. A cache slot holds a token and a state. The
+state is a hash of the sequence's tokens up to this one, because keys and values depend on all these tokens. A step that
+reads a stale or unwritten slot, or a slot of another sequence, fails at once. A sequence that reads another sequence's
+whole context gets another text.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class MockModel:
         for index, length in enumerate(lengths):
             blocks = batch.block_tables[index, : -(-length // size)].numpy().astype(np.int64)
             contexts.append(((blocks[:, None] * size + np.arange(size)).ravel())[:length])
-        # The states of all tokens are computed before any is written, because all tokens read the cache first.
+        # The loop computes the states of all tokens before it writes any, because all tokens read the cache first.
         states: list[int] = []
         for index, length in enumerate(lengths):
             first = length - (starts[index + 1] - starts[index])

@@ -28,7 +28,7 @@ Patch = tuple[tuple[str, str], ...]
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -37,7 +37,7 @@ def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class InstantClient:
-    """Has the face of redis-py's asyncio client over a synchronous one."""
+    """The interface of redis-py's asyncio client over a synchronous client."""
 
     def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class InstantClient:
         return instant
 
     async def execute_command(self, name: str, script: str, *args: Any) -> Any:
-        """The way of all scripts: those with a bug in them are sent whole each time."""
+        """Run a script. A patched script is sent in full each time, since Redis has not cached it."""
         if self._patch and name == "EVALSHA":
             raise NoScriptError
         for old, new in self._patch:
@@ -74,7 +74,7 @@ class InstantClient:
 
 
 class Connection:
-    """To Redis, for the two things that are done after each step: several times as fast as redis-py's."""
+    """A connection for the two calls after each step, several times as fast as one of redis-py."""
 
     def __init__(self, server: RedisServer) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -126,7 +126,7 @@ return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load')
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 
 
-# Key, value and life of all that there is.
+# Returns the key, the value and the time to live of every key.
 SAVE = """
 local saved = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -140,7 +140,7 @@ Saved = list[tuple[bytes, bytes, int]]
 
 
 class Snapshot:
-    """What Redis holds for a lane at one moment."""
+    """The state of a lane in Redis at one moment."""
 
     def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
         requests, settled, load, totals, recoveries, self.dead, queues = msgpack.unpackb(
@@ -210,7 +210,7 @@ def _text(value: bytes | bool) -> str:
 
 
 class Lane:
-    """An empty lane on a real Redis: the broker under test, and what the tests look at it with."""
+    """An empty lane on a real Redis: the broker under test, and the connections that inspect its state."""
 
     def __init__(self, server: RedisServer, gateways: Iterable[str], patch: Patch = ()) -> None:
         self.client = redis.Redis(unix_socket_path=str(server.socket), protocol=2)
@@ -230,11 +230,11 @@ class Lane:
         return QueueReader(self._instant, LANE, worker_id)
 
     def look(self, ids: list[str], settled_ids: list[str]) -> tuple[Snapshot, list[tuple[str, bytes]]]:
-        """What is there now, and (channel, frame) of all that was published since the last call.
+        """Return a snapshot of the lane, and the (channel, frame) pairs published since the last call.
 
-        Of `settled_ids` only their states and the lengths of their logs.
+        For `settled_ids` the snapshot has only the states and the lengths of the logs.
         """
-        # The answer to a PING comes behind everything that was published before.
+        # Redis sends the answer to a PING after all frames published before it.
         self._subscription.send("PING", "")
         self._watch.send("EVALSHA", self._snapshot_script, 0, KEYS.prefix, len(ids), *ids, *settled_ids)
         snapshot = Snapshot(self._watch.receive(), ids, settled_ids)
@@ -244,11 +244,11 @@ class Lane:
         return snapshot, frames
 
     def age(self, worker_id: str, queue: str, entry: str, idle_ms: int) -> None:
-        """Have a pending entry look as if its worker had not renewed it for so long."""
+        """Make a pending entry look as if its worker had last renewed it that long ago."""
         self.client.xclaim(KEYS.queue(queue), GROUP, worker_id, 0, [entry], idle=idle_ms, justid=True)
 
     def cut_log(self, request_id: str, kept: list[tuple[str, bytes]], emitted: int) -> None:
-        """Redis came back older than it was: the log and the state of a request end earlier."""
+        """Cut the log and the state of a request, as after a restart of Redis with older data."""
         pipe = self.client.pipeline(transaction=True)
         pipe.delete(KEYS.output(request_id))
         for entry, item in kept:
@@ -257,7 +257,7 @@ class Lane:
         pipe.execute()
 
     def save(self) -> Saved:
-        """All that Redis holds."""
+        """Return the whole contents of Redis."""
         parts: Any = self.client.eval(SAVE, 0)
         return [tuple(parts[index : index + 3]) for index in range(0, len(parts), 3)]
 

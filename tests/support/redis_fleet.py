@@ -24,7 +24,7 @@ from quire.shared.processes import dying_with_parent
 
 SLOTS = 16384
 SERVICE = "queue"
-# Silence of a server, in ms, after which another one takes over.
+# The silence of a server, in ms, after which another server takes over.
 DOWN_AFTER_MS = 1000
 
 
@@ -46,7 +46,7 @@ def slot_of(lane: str) -> int:
 
 
 class Node:
-    """One server on a port of its own. It can be killed and started again with its data."""
+    """One server on its own port. A test can kill the server and start it again with its data."""
 
     def __init__(self, folder: Path, *options: str, sentinel: bool = False) -> None:
         self.port = _free_port()
@@ -70,7 +70,7 @@ class Node:
         return self
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the server with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -85,7 +85,7 @@ class Node:
         self.client.close()
 
     def ask(self, *command: str | int) -> Any:
-        """The reply as it came, bulk strings decoded. redis-py knows some of these commands under other names."""
+        """Return the raw reply with decoded bulk strings. redis-py has some of these commands under other names."""
         reply: Any = self.client.execute_command(*command)
         return reply.decode() if isinstance(reply, bytes) else reply
 
@@ -95,7 +95,7 @@ class Node:
 
 
 class Cluster:
-    """A Redis Cluster of three masters, the slots in equal parts, each with `replicas`."""
+    """A Redis Cluster of three masters with equal shares of the slots, each with `replicas` replicas."""
 
     def __init__(self, folder: Path, replicas: int = 0) -> None:
         options = (
@@ -123,7 +123,7 @@ class Cluster:
         wait(lambda: all(self._state(node)["cluster_state"] == "ok" for node in self.nodes))
         for node in replicas:
             wait(lambda node=node: node.info("replication")["master_link_status"] == "up")  # type: ignore[misc]
-        # Everybody knows everybody's role: only then can a replica be elected.
+        # Wait until every node knows the role of every other node: only then can the cluster elect a replica.
         for node in self.nodes:
             wait(lambda node=node: len(self._replicas_known(node)) == len(replicas))  # type: ignore[misc]
         return self
@@ -138,7 +138,7 @@ class Cluster:
         return str(node.ask("CLUSTER", "MYID"))
 
     def owner(self, lane: str) -> Node:
-        """The node that serves a lane now, by its own account and that of the slot's other nodes."""
+        """Return the node that serves a lane now, and that lists itself as the master of the lane's slot."""
         slot, found = slot_of(lane), None
         for node in self.nodes:
             if node.process is None:
@@ -155,7 +155,7 @@ class Cluster:
 
     @contextmanager
     def moving(self, slot: int, source: Node, target: Node) -> Iterator[None]:
-        """A slot that is on its way from one node to another; then it stays where it was."""
+        """Keep a slot in migration from one node to another; at the end the slot stays at its source."""
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
         yield
@@ -172,7 +172,7 @@ class Cluster:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
 
     def lanes(self) -> list[str]:
-        """A lane for each of the three masters."""
+        """Return the name of a lane for each of the three masters."""
         found: dict[int, str] = {}
         number = 0
         while len(found) < 3:
@@ -187,7 +187,7 @@ class Cluster:
 
 
 class Watched:
-    """A master, a replica, and Sentinels that make the one the other's successor."""
+    """A master, a replica, and Sentinels that promote the replica when the master fails."""
 
     def __init__(self, folder: Path, sentinels: int = 3, *options: str) -> None:
         master = Node(folder, *options)
@@ -212,15 +212,14 @@ class Watched:
         return self
 
     def cut_replica(self) -> None:
-        """From now on the replica hears nothing from its master, and cannot connect again."""
+        """Disconnect the replica from its master, and keep it from connecting again."""
         master, replica = self.nodes
         replica.client.config_set("masterauth", "wrong")
         master.ask("CLIENT", "KILL", "TYPE", "replica")
         wait(lambda: replica.info("replication")["master_link_status"] == "down")
 
     def swap(self) -> None:
-        """Make the replica, once it has all that was written, the master and the master its replica, and the one
-        Sentinel say so."""
+        """Swap the roles of master and replica once the replica has all writes, and tell the single Sentinel."""
         old, new = self.nodes
         written = old.info("replication")["master_repl_offset"]
         wait(lambda: new.info("replication")["slave_repl_offset"] >= written)
@@ -237,7 +236,7 @@ class Watched:
         return (state["num-slaves"], state["num-other-sentinels"]) == ("1", str(len(self.sentinels) - 1))
 
     def master(self) -> Node:
-        """The one that says that it is, as the Sentinels say too."""
+        """Return the node that is master by its own report and by the report of the first Sentinel."""
         for node in self.nodes:
             if node.process is not None and node.info("replication")["role"] == "master":
                 found = self.sentinels[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
@@ -262,7 +261,7 @@ def closing(servers: Any) -> Iterator[Any]:
 
 
 def _free_port() -> int:
-    """One whose cluster bus (10,000 above) is free too. Below the ports that the system gives to clients."""
+    """Return a port whose cluster bus port (10,000 higher) is free too, below the system's range of client ports."""
     while True:
         port = random.SystemRandom().randrange(11000, 22000)
         try:

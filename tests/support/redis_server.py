@@ -16,7 +16,7 @@ from quire.ops.local.embedded_redis import find_redis_server
 
 
 class RedisServer:
-    """One server on a unix socket. It can be killed and started again on the same address, with its data or without."""
+    """One server on a unix socket. A test can kill and restart the server on this address, with or without its data."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class RedisServer:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """It neither answers nor closes anything meanwhile."""
+        """Stop the process during the block: the server neither answers nor closes a connection."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -63,7 +63,7 @@ class RedisServer:
 
 @contextmanager
 def running_redis(*options: str) -> Iterator[RedisServer]:
-    # The path of a unix socket may have 107 characters only, so not pytest's own temporary folder.
+    # The path of a unix socket has at most 107 characters, so pytest's temporary folder may be too long.
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         server = RedisServer(Path(folder), *options)
         server.start()

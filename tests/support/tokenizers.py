@@ -1,4 +1,4 @@
-"""Two small tokenizers of the kinds that make streaming hard, trained on a few lines in milliseconds."""
+"""Two small tokenizers of kinds that make streaming hard, trained on a few lines in milliseconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 @cache
 def byte_level() -> Tokenizer:
-    """Byte-level BPE, as of GPT-2, Llama 3 and Qwen: a character of four bytes takes up to four tokens."""
+    """Byte-level BPE, as of GPT-2, Llama 3 and Qwen: a character of four bytes has between one and four tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
 """Small random checkpoints of every supported family, written by Transformers, with a tokenizer and a chat template.
 
-The weights are large enough for greedy outputs to vary and for the best logit to stand out; norms and biases are random
-too, so that leaving one out cannot go unnoticed.
+The weights are so large that greedy outputs vary and the best logit stands out. Norms and biases are random too, so
+that a test fails if the model leaves one out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 SPECIAL_TOKENS = ("<|bos|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("t h", "th e", "i n", "e r", "a n", "r e", "o n", "Ġ the", "Ġ a", "in g")
-VOCAB_SIZE = 256 + len(MERGES) + len(SPECIAL_TOKENS)  # bytes, merges, special tokens: no id is without a text
+VOCAB_SIZE = 256 + len(MERGES) + len(SPECIAL_TOKENS)  # bytes, merges and special tokens: each id has a text
 EOS_TOKEN_ID = VOCAB_SIZE - 1  # <|im_end|>
 BOS_TOKEN_ID = VOCAB_SIZE - 3
 CHAT_TEMPLATE = (
@@ -45,7 +45,7 @@ LLAMA3_ROPE = {
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 WINDOW_8_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
-# By name: the class in Transformers without its ending, and what differs from COMMON.
+# Family name to its class in Transformers without the suffix, and the fields that differ from COMMON.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -70,7 +70,7 @@ def make_checkpoint(
     initializer_range: float = 0.3,
     **overrides: Any,
 ) -> Path:
-    """Write a checkpoint into `folder`, which is made if need be, and return the folder.
+    """Write a checkpoint into `folder`, create the folder if necessary, and return it.
 
     `family` is a key of FAMILIES; `overrides` are fields of its configuration. Equal arguments give equal weights.
     """
@@ -94,7 +94,7 @@ def make_checkpoint(
 
 
 def make_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE tokenizer that knows every text, with the chat template of its special tokens."""
+    """Write a byte-level BPE tokenizer that encodes any text, with a chat template of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

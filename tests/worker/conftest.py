@@ -1,4 +1,4 @@
-"""What tests of whole models share."""
+"""Fixtures shared by tests of whole models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from quire import kernels
 
 @pytest.fixture
 def cpu_kernels() -> None:
-    """For promises that the C++ kernels give and plain torch does not: equal bits in any batch, and memory that ranks
-    share."""
+    """Skip the test without the C++ kernels, which alone give equal bits in any batch, and memory shared by ranks."""
     try:
         kernels.CpuOps(torch.float32)
     except kernels.KernelsUnavailable as missing:
@@ -22,7 +21,7 @@ def cpu_kernels() -> None:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For models that are so small that threads cost more than they give."""
+    """Run torch on one thread, for models so small that threads cost more time than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

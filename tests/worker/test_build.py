@@ -1,4 +1,4 @@
-"""From settings to an engine: what it takes from which file of a model folder."""
+"""Builds an engine from settings, with values from the right files of the model folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_no
         assert engine.eos_token_ids == load_model(str(tmp_path), "test").eos_token_ids
         return engine.eos_token_ids
 
-    # What training from scratch leaves behind: Qwen's configuration class has no end token.
+    # A checkpoint trained from scratch may lack an end token, as Qwen's configuration class has no default.
     make_checkpoint(tmp_path, "qwen3", eos_token_id=None)
     assert end_tokens() == {EOS_TOKEN_ID}
     config = json.loads((tmp_path / "config.json").read_text())
@@ -39,7 +39,7 @@ def mapped(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("model_impl", ["quire", "transformers"])
 def test_no_file_of_weights_stays_mapped(model_impl: str, tmp_path: Path) -> None:
-    """Where it did, a later change of the file would be one of the model."""
+    """If the file stayed mapped, a later change of the file would change the model."""
     make_checkpoint(tmp_path, "llama")
     engine = build_engine(
         WorkerSettings(model=str(tmp_path), model_impl=model_impl, dtype="float32", num_blocks=32), "test"

@@ -1,4 +1,4 @@
-"""A worker says what it does while it starts: to `quire serve` through a pipe, to a terminal, and to its log."""
+"""A starting worker reports its progress to `quire serve` through a pipe, to a terminal, and to its log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PHASES = ["importing torch", "reading the configuration", "loading weights", "si
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The reading end of a pipe that the environment names, as `quire serve` has it."""
+    """Return the reading end of a pipe that the environment names, as `quire serve` sets it."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     monkeypatch.setenv(PIPE, str(writing))
@@ -121,7 +121,7 @@ def test_a_worker_on_a_terminal_redraws_one_line(tiny_model: Path, redis_url: st
         os.close(controller)
     drawn = re.findall(r"\r\x1b\[2Kstarting: ([a-zA-Z ]+)", shown)
     assert [phase for phase in PHASES if phase not in {text.strip() for text in drawn}] == []
-    # What stays on the screen: of each line the part after its last redraw.
+    # The final content of the screen: the part of each line after its last redraw.
     lines = [line.rstrip("\r").rpartition("\x1b[2K")[2] for line in shown.split("\n")]
     assert not any("starting:" in line for line in lines)
     assert any("loading" in line and "kernels on" in line for line in lines), "the log is there too"

@@ -30,7 +30,7 @@ LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batch
 
 
 class Gateway:
-    """Submits requests and collects what is published for them."""
+    """A fake gateway that submits requests and collects their published items."""
 
     def __init__(self, redis_url: str) -> None:
         self.client = command_client(redis_url)
@@ -55,7 +55,7 @@ class Gateway:
         return request.id
 
     async def listen(self) -> list[StepItem]:
-        """The items of the next frame."""
+        """Receive the items of the next frame."""
         while True:
             message = await self._pubsub.get_message(timeout=5)
             if message and message["type"] == "message":
@@ -157,7 +157,7 @@ async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -
 async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its prompt is computed a request has no items: the mailbox alone tells."""
+    """A request has no items while its prompt is computed, so only the mailbox can tell the worker."""
     model = MockModel()
     forward, real = model.forward, Broker.commit_step
     lost = []
@@ -202,7 +202,7 @@ async def test_a_body_that_cannot_be_read_ends_with_an_error(redis_url: str) -> 
 
 
 class Fragile(MockModel):
-    """Fails in the step that computes the token 66."""
+    """A model that fails in the step that computes the token 66."""
 
     def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
         if 66 in batch.token_ids.tolist():
@@ -255,13 +255,13 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
         reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
         assert reply.lost == ()
         assert await gateway.broker.read_output(request_id) == [item]
-        # Repeating a commit whose reply was lost appends nothing, and a gap is refused with the index to resend from.
+        # A commit repeated after a lost reply appends nothing. Redis refuses a gap and gives the index to resend from.
         await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
         late = StepItem(request_id, 3, (Delta(0, (9,)),))
         reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, late)])
         assert reply.behind == {request_id: 1}
         assert await gateway.broker.read_output(request_id) == [item]
-        # Taken while it was running, a request gives its new owner what the old one emitted.
+        # The new owner of a running request receives the tokens that the old owner emitted.
         third = await gateway.broker.claim((await gateway.broker.reclaim("third", 0, 10))[0], "third", new_id())
         assert third is not None
         assert (third.items(), third.emitted) == ((item,), 1)
@@ -272,7 +272,7 @@ async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
         request_id = await gateway.submit((4, 2), max_tokens=100, ignore_eos=True)
         await gateway.listen()
         async with gateway.client.pipeline(transaction=True) as pipe:
-            # As if Redis came back with an older state: the first items are gone.
+            # Imitate a Redis that came back with an older state: the first items are gone.
             pipe.delete(KEYS.output(request_id))
             pipe.hset(KEYS.request(request_id), "emitted", 0)
             await pipe.execute()
@@ -299,7 +299,7 @@ async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url:
 
 
 class Slow(MockModel):
-    """Takes its time for each step, on the engine's thread."""
+    """A model whose every step takes `step_s` seconds on the engine's thread."""
 
     def __init__(self, step_s: float = 0.05) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ async def test_a_log_of_another_version_ends_its_request_and_not_the_worker(redi
 
 
 class Deadly(MockModel):
-    """Fails in a way that no step may survive."""
+    """A model whose failure ends the engine."""
 
     def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
         raise SystemExit("the library aborted")
@@ -378,7 +378,7 @@ async def test_a_lost_device_ends_the_worker_and_its_requests_go_on_in_the_next_
 
 @pytest.mark.slow
 async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url: str) -> None:
-    """The state from before the claim returns: the attempt is over, and the same worker takes the request anew."""
+    """The state from before the claim returns: the attempt is over, and the same worker claims the request again."""
     async with Gateway(redis_url) as gateway, serving(redis_url, Slow()):
         request_id = await gateway.submit((4, 2), max_tokens=20, ignore_eos=True)
         await gateway.listen()

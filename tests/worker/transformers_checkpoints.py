@@ -1,4 +1,4 @@
-"""Small random checkpoints of kinds that Transformers computes, each of which differs in something that matters."""
+"""Small random checkpoints of kinds that Transformers computes. Each kind has a feature that matters for paging."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ GRANITE_HYBRID = {
     "mamba_expand": 2,
 }
 
-# By name: model type, and the fields of its configuration.
+# Kind to model type and fields of its configuration.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", GPT2_LIKE),  # weights the other way round; learned positions
-    "gpt2-scaled": ("gpt2", GPT2_LIKE | {"scale_attn_by_inverse_layer_idx": True}),  # each layer has a scale of its own
+    "gpt2": ("gpt2", GPT2_LIKE),  # transposed weights; learned positions
+    "gpt2-scaled": ("gpt2", GPT2_LIKE | {"scale_attn_by_inverse_layer_idx": True}),  # each layer has its own scale
     "gpt-bigcode": ("gpt_bigcode", GPT2_LIKE | {"multi_query": True}),
-    "gpt-neox": ("gpt_neox", LLAMA_LIKE | {"rotary_pct": 0.25}),  # MLP beside attention; a part of each head rotated
+    "gpt-neox": ("gpt_neox", LLAMA_LIKE | {"rotary_pct": 0.25}),  # parallel MLP and attention; part of a head rotated
     "opt": (  # positions from 2 on; embeddings narrower than layers
         "opt",
         TOKENS
         | {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
         | {"max_position_embeddings": 256, "word_embed_proj_dim": 32},
     ),
-    "gemma": ("gemma", LLAMA_LIKE | {"head_dim": 32}),  # embeddings are scaled, weights of norms are from 1
+    "gemma": ("gemma", LLAMA_LIKE | {"head_dim": 32}),  # scaled embeddings; norm weights are offsets from 1
     "gemma3": ("gemma3_text", LLAMA_LIKE | TWO_WINDOWS | {"head_dim": 16, "query_pre_attn_scalar": 24}),
     "cohere2": ("cohere2", LLAMA_LIKE | TWO_WINDOWS | {"logit_scale": 0.5}),  # no positions in some layers
     "phi": ("phi", LLAMA_LIKE | {"partial_rotary_factor": 0.5}),
     "phi3": ("phi3", LLAMA_LIKE),  # merged projections
-    "olmo2": ("olmo2", LLAMA_LIKE),  # norms behind the layers
+    "olmo2": ("olmo2", LLAMA_LIKE),  # norms after the layers
     "granite": ("granite", LLAMA_LIKE | {"attention_multiplier": 0.3, "residual_multiplier": 0.7}),
     "smollm3": ("smollm3", LLAMA_LIKE | {"no_rope_layers": [1, 0, 1], "layer_types": None}),
-    "diffllama": ("diffllama", LLAMA_LIKE),  # attention twice in each layer
+    "diffllama": ("diffllama", LLAMA_LIKE),  # two attentions in each layer
     "mixtral": ("mixtral", LLAMA_LIKE | EXPERTS | {"sliding_window": None}),
     "qwen3-moe": ("qwen3_moe", LLAMA_LIKE | EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
-    # Looks at the type of its weights.
+    # The model reads the dtype of its weights.
     "hunyuan-moe": ("hunyuan_v1_moe", LLAMA_LIKE | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
     "deepseek-v3": (  # values are narrower than keys
         "deepseek_v3",
@@ -73,16 +73,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "moe_topk": 2}
         | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96},
     ),
-    # The class may keep states, and no layer does, like in Granite 4.0 micro.
+    # The class supports layers with states, but no layer has a state, as in Granite 4.0 micro.
     "granite-hybrid": ("granitemoehybrid", LLAMA_LIKE | GRANITE_HYBRID | {"layer_types": ["attention"] * 3}),
-    # Computed as Llama, under a type of their own.
+    # Models with their own type that compute as Llama does.
     "internlm3": ("internlm3", LLAMA_LIKE | {"head_dim": 16}),
     "iquestcoder": ("iquestcoder", LLAMA_LIKE | {"head_dim": 16}),
     "phimoe": ("phimoe", LLAMA_LIKE | EXPERTS),
     "llama-yarn": ("llama", LLAMA_LIKE | {"rope_parameters": YARN}),
-    # Contexts are longer than max_position_embeddings.
+    # The context is longer than max_position_embeddings.
     "llama-yarn-beyond": ("llama", LLAMA_LIKE | {"rope_parameters": YARN, "max_position_embeddings": 64}),
-    # Heads of no size that the kernels have: keys are padded in the cache.
+    # The kernels do not have these head sizes: the cache pads the keys.
     "llama-heads-of-20": ("llama", LLAMA_LIKE | {"head_dim": 20}),
     "gpt2-heads-of-24": ("gpt2", GPT2_LIKE | {"n_embd": 72, "n_head": 3}),
     "llama-gelu": ("llama", LLAMA_LIKE | {"hidden_act": "gelu"}),
@@ -90,13 +90,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_kind(folder: Path, kind: str, *, std: float = 0.2, **overrides: Any) -> Path:
-    """Write a checkpoint of one of KINDS into `folder`, made if need be, with a tokenizer; return the folder."""
+    """Write a checkpoint of one of KINDS with a tokenizer into `folder`, and return the folder."""
     model_type, fields = KINDS[kind]
     return make_other(folder, model_type, std=std, **(fields | overrides))
 
 
 def make_other(folder: Path, model_type: str, *, std: float = 0.2, **fields: Any) -> Path:
-    """Write such a checkpoint for any model type of Transformers."""
+    """Write a checkpoint of any model type of Transformers with a tokenizer into `folder`, and return the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **fields)

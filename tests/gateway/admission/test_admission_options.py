@@ -1,4 +1,4 @@
-"""What calls say about their handling: keys that make them safe to repeat, deadlines, classes; and shared ports."""
+"""Options of a call: idempotency key, deadline, priority class and rate limit; and gateways that share a port."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_second_caller_comes_into_a_stream_that_runs_and_gets_it_whole(s
 async def test_a_key_is_bound_to_path_and_body(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("abc"))):
         first = await keyed(gateway)
-        again = await keyed(gateway, {"prompt": "Hello", "model": MODEL})  # the order of keys does not count
+        again = await keyed(gateway, {"prompt": "Hello", "model": MODEL})  # the order of JSON keys does not matter
         other = await keyed(gateway, {**BODY, "seed": 1})
         elsewhere = await keyed(gateway, chat_body(), path=CHAT)
         free = await keyed(gateway, {**BODY, "seed": 1}, key="another")
@@ -126,7 +126,7 @@ async def test_what_failed_stays_the_answer_to_its_key(gateway: RunningGateway) 
 
 
 async def test_a_key_whose_call_was_cancelled_is_free_again(gateway: RunningGateway) -> None:
-    """A client whose connection broke sends its call again: the first one is stopped, and never its answer."""
+    """A client repeats its call after a broken connection. The cancelled first call is not the answer to the second."""
     async with gateway.stream(COMPLETIONS, STREAM, Idempotency_Key="key"):
         pass
     await reaches(gateway, "cancelled", 1)
@@ -205,7 +205,7 @@ async def test_a_call_in_the_background_that_is_refused_leaves_nothing_behind(st
 async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prompts(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second caller's gateway submits a prompt that the first one's has not come to; then that caller leaves."""
+    """The second caller's gateway submits a prompt before the first caller's gateway does. The second caller leaves."""
     here, there = await start_gateway(), await start_gateway()
     reached, go_on, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     submit = here.gateway.broker.submit
@@ -252,7 +252,7 @@ async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prom
 async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_before_it_came(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second caller leaves before the first one's gateway has come to the prompt."""
+    """The second caller leaves before the first caller's gateway has submitted the prompt."""
     here, there = await start_gateway(), await start_gateway()
     reached, go_on = asyncio.Event(), asyncio.Event()
     submit = here.gateway.broker.submit
@@ -293,7 +293,7 @@ async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_bef
 async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch, verb: str, prompts: list[str]
 ) -> None:
-    """Redis has noted that somebody listens at the second gateway, which has not heard so yet."""
+    """Redis has recorded the second gateway as a listener; that gateway has not received the reply yet."""
     here, there = await start_gateway(), await start_gateway()
     reached, go_on = asyncio.Event(), asyncio.Event()
     holder = resume if verb == "look_up" else there.gateway.broker
@@ -367,7 +367,7 @@ async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monk
 
 
 async def test_a_deadline_holds_while_redis_is_away(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client has its answer in time, and the request its outcome once Redis answers again."""
+    """The client gets its answer in time. The request gets its outcome when Redis answers again."""
     monkeypatch.setattr(buffer, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
     real, calls = broker.expire, 0
@@ -421,7 +421,7 @@ async def test_a_deadline_in_the_background_without_a_worker_counts_when_one_com
 
 
 async def _deadline_s(gateway: RunningGateway) -> float:
-    """How long from now the last request may take; 0 for as long as it likes."""
+    """Return the seconds that the last request may take from its creation; 0 if it has no deadline."""
     broker = gateway.gateway.broker
     [(_, fields)] = await broker.client.xrevrange(broker.keys.queue(), count=1)
     key = broker.keys.request(fields[b"id"].decode())
@@ -487,7 +487,7 @@ async def test_retry_after_follows_what_the_lane_did_through_any_gateway(start_g
         assert [(await there.complete()).status for _ in range(4)] == [200] * 4
 
     async def measured() -> bool:
-        return 45 <= rate.retry_after_s(100) <= 58  # a tenth of them at four in twenty seconds
+        return 45 <= rate.retry_after_s(100) <= 58  # a tenth of 100 requests, at 4 requests in 20 s
 
     await until(measured)
     waiting = asyncio.create_task(here.complete())

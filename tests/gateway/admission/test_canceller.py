@@ -1,4 +1,4 @@
-"""What nobody wants is cancelled, and what somebody wants is not, whoever else has left or given up."""
+"""The canceller cancels a request without listeners, and keeps a request that still has a listener."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
 async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_was_given_up(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first gateway never hears that its submission was carried out; its client tries another one."""
+    """The first gateway never receives the reply to its submission; the client repeats the call at another gateway."""
     here, there = await start_gateway(), await start_gateway()
     submitted, cut = asyncio.Event(), asyncio.Event()
     submit: Any = here.gateway.broker.submit
@@ -106,7 +106,7 @@ async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_w
 async def test_what_cannot_be_cancelled_in_time_is_counted(
     redis_url: str, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also what Redis has been asked, and has not answered."""
+    """A cancellation that Redis has received and not answered counts too."""
     async with lane(redis_url) as broker:
         canceller = Canceller(broker, "g", lambda _: False)
         with redis_server.stopped():

@@ -1,4 +1,4 @@
-"""Retries: a Redis that is soon back costs a wait, another one a 503."""
+"""Retries: a short outage of Redis delays a call, a long outage answers it with 503."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.redis_server import RedisServer, running_redis
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A server that the test may stop."""
+    """A Redis server that the test may stop."""
     with running_redis("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
@@ -43,7 +43,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
     assert int(reply.headers["retry-after"]) >= 1
     await until(unready)
     assert (await gateway.get("/healthz")).status == 200
-    # Who comes later does not wait for what has been waited for.
+    # A later call fails at once: an earlier call has already waited for Redis in vain.
     async with asyncio.timeout(RETRY_S / 2):
         assert (await gateway.chat()).status == 503
         assert (await gateway.post(f"/v1/completions/cmpl-{'0' * 32}/cancel", b"")).status == 503
@@ -56,7 +56,7 @@ async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
 async def test_a_redis_that_is_soon_back_costs_new_calls_a_wait_and_no_error(
     own_redis: RedisServer, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 20.0)  # however long a start takes here
+    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 20.0)  # longer than any start of Redis takes
     gateway = await start_gateway(redis_url=own_redis.url)
     own_redis.kill()
     first = asyncio.create_task(gateway.chat())

@@ -1,4 +1,4 @@
-"""Chats, as the OpenAI SDK and as a bare client see them."""
+"""Chat completions, through the OpenAI SDK and through a plain HTTP client."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_null_means_absent(gateway: RunningGateway) -> None:
 
 
 async def test_null_means_absent_in_messages_too(gateway: RunningGateway) -> None:
-    """Clients send answers back with keys that other servers gave them."""
+    """Clients send answers back with the null fields that another server put into them."""
     nulls = dict.fromkeys(["name", "refusal", "tool_calls", "reasoning_content", "reasoning", "surprise"])
     part = {"type": "text", "text": "Hello", "annotations": None, "cache_control": None}
     async with gateway.worker(emit(tokens("abc"))) as worker:
@@ -222,7 +222,7 @@ async def test_a_stop_string_is_cut_exactly_however_it_was_tokenized(gateway: Ru
 async def test_a_stop_string_stays_in_the_text_if_it_is_asked_for(
     start_gateway: Start, step: int, logprobs: bool
 ) -> None:
-    """Nothing behind it does; and another gateway, which knows the call from Redis only, says the same."""
+    """Text after the stop string is cut. A gateway that reads the call from Redis returns the same text."""
     here, there = await start_gateway(), await start_gateway()
     ids = tokens("Hello <stop> and more")
     asked: dict[str, Any] = {"stop": "<stop>", "include_stop_str_in_output": True, "n": 2, "logprobs": logprobs}
@@ -292,7 +292,7 @@ async def test_what_does_not_end_well_is_an_error_and_never_done(
 
 
 async def test_the_sdk_survives_comments_between_events(start_gateway: Start) -> None:
-    """It takes a blank line behind an event with an id for one more event, and fails on its empty data."""
+    """The SDK reads a blank line after an event with an id as one more event, and fails to parse its empty data."""
     gateway = await start_gateway(keepalive_s=0.05)
     comments = asyncio.Event()
 
@@ -304,7 +304,7 @@ async def test_the_sdk_survives_comments_between_events(start_gateway: Start) ->
     async with gateway.worker(pausing), gateway.openai() as client:
         stream = await client.completions.create(model=MODEL, prompt="x", stream=True, max_tokens=9)
         pieces = [(await anext(stream)).choices[0].text]
-        body = {"model": MODEL, "prompt": "y", "stream": True}  # a second stream shows when comments have been sent
+        body = {"model": MODEL, "prompt": "y", "stream": True}  # a second stream shows when comments are sent
         async with (
             aiohttp.ClientSession() as session,
             session.post(gateway.url + "/v1/completions", json=body) as other,
@@ -317,7 +317,7 @@ async def test_the_sdk_survives_comments_between_events(start_gateway: Start) ->
 
 
 async def test_a_client_that_cuts_at_blank_lines_finds_json_in_every_piece(gateway: RunningGateway) -> None:
-    """Load generators on bare aiohttp do so; whoever accepts event streams gets ids."""
+    """Load generators that use plain aiohttp cut so. A client that accepts text/event-stream gets event ids."""
     body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
     async with gateway.worker(emit(tokens("abc"))):
         async with (

@@ -1,4 +1,4 @@
-"""Error responses: one shape for every error, also of HTTP that is malformed and of faults of the gateway."""
+"""Error responses have one shape, also for malformed HTTP and for internal errors of the gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_paths_and_methods_that_are_not_here(server: RunningGateway) -> No
 
 @pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/healthz"), ("GET", "/nothing"), ("PUT", CHAT)])
 async def test_an_expectation_that_no_server_knows(server: RunningGateway, method: str, path: str) -> None:
-    """aiohttp answers it before anything else, in plain text."""
+    """aiohttp itself would answer an unknown Expect header first, in plain text."""
     before = server.gateway.meters.refusals["expectation_failed"]
     reply = await server.send(raw_request(method, path, b"{}", {"Expect": "tea"}))
     assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
@@ -49,7 +49,7 @@ async def test_what_is_not_http(server: RunningGateway, data: bytes, status: int
     reply = await server.send(data)
     assert reply.status == status
     assert reply.error["type"] == "invalid_request_error"
-    # As of every answer: not which versions of what.
+    # The headers of every answer hide the versions of the server's software.
     assert (reply.headers["server"], reply.headers["x-content-type-options"]) == ("quire", "nosniff")
 
 

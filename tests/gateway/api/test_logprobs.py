@@ -41,7 +41,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATHS = [CHAT, COMPLETIONS]
 EOS = 2
 NEVER = float("-inf")
-# An emoji of several tokens in the middle, and at the end what might have become the stop string.
+# The text has an emoji of several tokens in the middle, and ends with a prefix of the stop string.
 TEXT = "a😀b <sto"
 
 
@@ -50,8 +50,8 @@ def record(logprob: float, *top: tuple[int, float]) -> bytes:
 
 
 def scored(choice: int, token_ids: Sequence[int], top: int, reason: str | None = None, first: int = 0) -> Delta:
-    """A delta whose records tell the tokens apart: token i of a choice has -i / 4, and -j - i / 4 for the j-th of its
-    alternatives, which are the tokens from 65 on."""
+    """Return a delta whose log-probabilities differ by token. Token i of a choice has -i / 4. The j-th alternative of
+    token i is token 65 + j and has -j - i / 4."""
     records = b"".join(
         record(-(first + at) / 4, *((65 + rank, -rank - (first + at) / 4) for rank in range(top)))
         for at in range(len(token_ids))
@@ -60,7 +60,7 @@ def scored(choice: int, token_ids: Sequence[int], top: int, reason: str | None =
 
 
 def emit(text: str = TEXT, halt_at: int = -1, go_on: asyncio.Event | None = None) -> Script:
-    """The text to every choice, a token in each step, with the records that are asked for."""
+    """Return a script that emits the text for every choice, a token per step, with the requested alternatives."""
 
     async def script(request: GenerationRequest) -> Steps:
         sampling, ids = request.sampling, tokens(text)
@@ -85,7 +85,7 @@ def body(path: str, top: int = 2, **parameters: Any) -> dict[str, Any]:
 
 
 def joined(choices: Sequence[dict[str, Any]]) -> Any:
-    """The log-probabilities of one choice's events as those of a whole answer."""
+    """Join the log-probabilities of one choice's events as in a whole answer."""
     found = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
     return {
         name: None if found[0][name] is None else [entry for one in found for entry in one[name]] for name in found[0]
@@ -168,7 +168,7 @@ async def test_what_is_impossible_is_a_number_that_json_has() -> None:
     texts = TokenTexts(byte_level())
     [entry] = json.loads("".join(of_chat(one, texts)))["content"]
     assert (entry["logprob"], entry["top_logprobs"][1]["logprob"]) == (LEAST, LEAST)
-    # What a float32 is, is read back as the same float32.
+    # A float32 survives rendering and parsing with the same bits.
     assert struct.pack("<f", entry["top_logprobs"][0]["logprob"]) == struct.pack("<f", -1e-7)
     assert json.loads("".join(of_completion(one, texts)))["token_logprobs"] == [LEAST]
 
@@ -198,14 +198,14 @@ async def test_the_events_of_a_stream_have_what_the_whole_answer_has(
         events = await gateway.events(path, body(path, n=n, stop="<stop>", stream=True))
     for index, choice in enumerate(whole):
         assert joined(choices_of(events, index)) == choice["logprobs"]
-    # Each token has left with its own number, though some had no text yet.
+    # Each token was sent with its own event id, though some tokens had no text yet.
     numbers = [event.id for event in events if not event.id.step]
     assert numbers == [EventId(at) for at in range(1, n * len(tokens(TEXT)) + 1)]
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_every_event_id_of_a_stream_gives_the_rest_of_them(start_gateway: Start, path: str) -> None:
-    """Of one that runs, and of one that has ended; on both gateways."""
+    """The stream is running at first and has ended later; both gateways are asked."""
     here, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     asks = body(path, n=2, stop="<stop>", stream=True)
@@ -232,7 +232,7 @@ async def test_every_event_id_of_a_stream_gives_the_rest_of_them(start_gateway: 
 
 
 def portions(cuts: list[int], n: int) -> list[StepItem]:
-    """All tokens, of the choices in turn, in items that end at `cuts`."""
+    """Return all tokens, alternating between the choices, in items that end at `cuts`."""
     ids = tokens(TEXT)
     flat = [
         scored(choice, [token], 2, "length" if at == len(ids) - 1 else None, at)
@@ -257,7 +257,7 @@ def portions(cuts: list[int], n: int) -> list[StepItem]:
 def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, is_chat: bool, data: st.DataObject
 ) -> None:
-    """Each token comes with its entry, once; whatever a client has had of the portions before."""
+    """Each token and its entry arrive once, wherever the client stopped in the earlier portions."""
     about = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
     form = (chat.ChatDialect if is_chat else completions.CompletionDialect)("r", model(model_folder), about)
 
@@ -277,14 +277,14 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 
 
 async def test_a_slow_client_is_kept_as_little_as_of_plain_tokens() -> None:
-    """20 alternatives are two kilobytes of text: as few such tokens may wait as are worth MAX_WAITING plain ones."""
+    """20 alternatives are two kilobytes of text. The waiting tokens together weigh at most MAX_WAITING plain tokens."""
     steps = [StepItem("r", at, (scored(0, [5], 20),), None) for at in range(400)]
     fanout, outputs = open_one([])
     for item in steps:
         fanout.feed([item], 0.0)
     waiting = len(outputs.take())
     assert 0 < waiting <= MAX_WAITING // 21 + 1
-    # The rest is in the log, and comes in portions that are no larger.
+    # The log has the remaining tokens, and the buffer reads them in portions of at most the same size.
     outputs._broker = Log(steps)
     outputs.accept(None, is_logged=True)
     given_ = waiting
@@ -304,7 +304,7 @@ async def test_a_long_answer_is_sent_as_it_is_rendered(gateway: RunningGateway, 
     async with gateway.worker(at_once(count)):
         async with aiohttp.ClientSession() as session, session.post(gateway.url + path, json=asks) as response:
             new = await response.text()
-        # A client of HTTP/1.0 knows the end by that of the connection.
+        # An HTTP/1.0 client sees the end of the answer when the connection closes.
         request = raw_request("POST", path, json.dumps(asks).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
         reader, writer = await gateway.connect(request)
         head, _, old = (await reader.read()).partition(b"\r\n\r\n")
@@ -342,7 +342,7 @@ async def test_a_client_that_does_not_read_a_long_answer_is_cut(start_gateway: S
             return gateway.gateway.meters.slow_clients == 1
 
         await until(cut)
-        # Others were served meanwhile, and are now.
+        # The gateway served other calls meanwhile, and serves them now.
         assert (await gateway.get("/healthz")).status == 200
         parts.close()
 
@@ -362,7 +362,7 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 
 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
-    """Choices that are ranked leave together, in one message of at most 64 MiB."""
+    """The worker sends all ranked choices together, in one message of at most 64 MiB."""
     counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
     limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts)
 
@@ -375,7 +375,7 @@ def test_what_would_not_fit_into_one_message_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="lower max_tokens") as refusal:
         call(**ranked, max_tokens=100_000)
     assert refusal.value.param == "logprobs"
-    # Fewer choices, fewer alternatives, or tokens that leave step by step.
+    # Accepted are fewer choices, fewer alternatives, or a request that streams its tokens step by step.
     for other in ({"n": 3}, {"logprobs": 19}, {"best_of": 4}):
         call(**(ranked | other), max_tokens=100_000)
 

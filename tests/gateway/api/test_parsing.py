@@ -1,4 +1,4 @@
-"""The reader of bodies, on anything at all: an object, or an error of this API."""
+"""The parser of request bodies turns any bytes into an object or into an error of this API."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_number_that_is_infinite_after_parsing(server: RunningGateway) -
 
 async def test_a_body_over_the_limit(server: RunningGateway) -> None:
     head = raw_request("POST", CHAT, b"", {"Content-Length": "1000000"})
-    reply = await server.send(head)  # refused before any of it was sent
+    reply = await server.send(head)  # refused before the client sent any of the body
     assert (reply.status, reply.error["code"]) == (413, "body_too_large")
     assert "100000 bytes" in reply.error["message"]
 
@@ -120,7 +120,7 @@ def test_many_keys_of_which_one_occurs_twice_cost_little() -> None:
 
 
 def count(value: object) -> int:
-    """Keys, elements behind the first, and brackets."""
+    """Count the keys, the elements after the first of each container, and the containers."""
     if isinstance(value, dict):
         return 1 + max(0, len(value) - 1) + len(value) + sum(map(count, value.values()))
     if isinstance(value, list):
@@ -155,7 +155,7 @@ def test_values_are_counted_as_the_parser_finds_them(value: object, is_ascii: bo
         "{" + ",".join(f'"{i}":0' for i in range(40_000)) + "}",
         '{"prompt":[' + "1," * 70_000 + "1]}",
         '{"stop":[' + '"",' * 70_000 + '""]}',
-        '{"prompt":[' + "[" * 70_000,  # no JSON, and no RecursionError either
+        '{"prompt":[' + "[" * 70_000,  # invalid JSON; the parser must not raise RecursionError
     ],
 )
 def test_a_body_with_too_many_values_is_refused_before_it_is_parsed(body: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""best_of and beam search: what the worker is asked for, and how the choices that it ranked are answered."""
+"""best_of and beam search: the request to the worker, and the answer with the choices that the worker ranked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 async def ranked(request: GenerationRequest) -> Steps:
-    """Everything at once, as an engine that ranks does it."""
+    """Emit all tokens in one step, as the engine does for ranked choices."""
     assert not request.sampling.is_streamed
     texts_ = ["the best 😀", "the second", "the third"][: request.sampling.n]
     deltas = tuple(
@@ -49,7 +49,7 @@ async def test_ranked_choices_have_text_reason_and_score_in_their_order(
         (0, "stop", -0.5),
         (1, "length", -1.5),
     ]
-    # Of the tokens that were generated those of the returned choices count, with the end of sequence.
+    # The usage counts the tokens of the returned choices only, with the end-of-sequence token.
     assert reply.json["usage"]["completion_tokens"] == len(tokens("the best 😀")) + 1 + len(tokens("the second"))
 
 

@@ -1,4 +1,4 @@
-"""A stream that is taken up again, anywhere and at any event: exactly what the client has not had, live to the end."""
+"""A client resumes a stream at any event and any gateway, and gets the missing events, live to the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse
 from tests.gateway.test_main import running, settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# An emoji of several tokens in the middle, and at the end what might have become the stop string.
+# The text has an emoji of several tokens in the middle, and ends with a prefix of the stop string.
 FIRST, SECOND = tokens("a😀b <sto"), tokens("two <s")
 
 
@@ -41,7 +41,7 @@ def body(path: str, **parameters: Any) -> dict[str, Any]:
 
 
 def halting(at: int, go_on: asyncio.Event) -> Script:
-    """Both choices token by token, the second one short, with a halt before step `at`."""
+    """Return a script that emits both choices token by token, the second one shorter, and halts before step `at`."""
 
     async def script(request: GenerationRequest) -> Steps:
         n = request.sampling.n
@@ -72,7 +72,7 @@ async def resumed(gateway: RunningGateway, path: str, after: EventId | str, by: 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gateway: Start, path: str, n: int) -> None:
-    """Of one that runs, for which the first client still waits, and of one that has ended; on both gateways."""
+    """The stream is running at first, with its first client connected, and has ended later; both gateways are asked."""
     here, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     halt = 6
@@ -98,7 +98,7 @@ async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gatewa
         assert n == 1 or "".join(texts(whole, 1)) == "two <s"
         for place, call in zip(places, calls, strict=True):
             assert await call == [event for event in whole if event.id > place], place
-    # Now it has ended, and there is no worker any more.
+    # The request has ended now, and the worker has stopped.
     for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
         assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
     assert here.gateway.router.calls == there.gateway.router.calls == 0
@@ -135,7 +135,7 @@ async def test_a_gateway_that_is_killed_is_replaced_by_another(redis_url: str, m
 
 
 def _at(given_: Any, url: str) -> Any:
-    """What talks to a gateway in another process."""
+    """Return a client of a gateway in another process."""
     served: Any = SimpleNamespace(model=SimpleNamespace(name=MODEL))
     return RunningGateway(given_, served, int(url.rsplit(":", 1)[1]))
 
@@ -221,7 +221,7 @@ async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGa
                 assert "its last one is 3." in error["message"]
     async with gateway.stream(f"{path}?starting_after=1&starting_after=2") as stream:
         assert "2 values" in (await stream.response.json())["error"]["message"]
-    # Taken for nothing, it would give the whole stream to who has most of it.
+    # A gateway that ignored a misspelt parameter would send the whole stream again.
     async with gateway.stream(f"{path}?start_after=1") as stream:
         error = (await stream.response.json())["error"]
     assert (stream.response.status, error["code"], error["param"]) == (400, "unknown_parameter", "start_after")
@@ -230,7 +230,7 @@ async def test_an_event_id_that_is_none_or_not_there_is_named(gateway: RunningGa
 async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_while(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the request goes on for those who listen on another gateway."""
+    """The request keeps running for its client on another gateway."""
     monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.3)
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
@@ -254,7 +254,7 @@ async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_
 
 
 async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -> None:
-    """The client has more than the log, which is behind for as long as it takes a worker to make the rest again."""
+    """The client has more tokens than the log, until a worker has generated the lost tokens again."""
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
     async with gateway.worker(halting(3, go_on)), gateway.stream(COMPLETIONS, body(COMPLETIONS)) as stream:
@@ -283,7 +283,7 @@ async def test_a_place_that_redis_has_lost_is_waited_for(start_gateway: Start) -
 async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wait(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also behind the looks at a silent request, which become rare."""
+    """The gateway reads the log of a silent request less and less often, but a last time at the end of the wait."""
     monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 3.0)
     gateway, there = await start_gateway(), await start_gateway()
     go_on = asyncio.Event()
@@ -297,7 +297,7 @@ async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wa
 
         resumed = asyncio.create_task(resume())
 
-        async def is_patient() -> bool:  # the next look is due behind the end of the wait
+        async def is_patient() -> bool:  # the next read of the log is due after the end of the wait
             return any(cursor.silence_s >= 2 for one in there.gateway.router._open for cursor in one.cursors.values())
 
         await until(is_patient)
@@ -307,7 +307,7 @@ async def test_a_place_that_redis_has_lost_is_looked_for_until_the_end_of_the_wa
 
 
 async def test_the_header_counts_more_than_the_query(gateway: RunningGateway) -> None:
-    """A browser that connects again keeps the query, and renews the header."""
+    """A browser that reconnects sends the same query and a new Last-Event-ID header."""
     async with gateway.worker(emit(tokens("abc"))):
         whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
     target = stream_path(COMPLETIONS, whole[0])
@@ -348,7 +348,7 @@ async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gate
             second = there.stream(target)
             stream = await second.__aenter__()
             await stream.next()
-            await first.take(3)  # from the log: what is published goes to the other gateway by now
+            await first.take(3)  # from the log: the worker publishes to the other gateway by now
 
         async def left() -> bool:
             return here.gateway.router.calls == 0
@@ -376,7 +376,7 @@ async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(
             await there.gateway.submission.canceller._idle.wait()
 
             async def heard() -> bool:
-                """What is published comes here again: the log is not read any more."""
+                """Return whether this gateway receives published items again, and no longer reads the log."""
                 repairs = here.gateway.router.stats.repairs
                 await asyncio.sleep(3 * SILENCE_S)
                 return here.gateway.router.stats.repairs == repairs
@@ -418,7 +418,7 @@ async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: Running
 async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first client leaves while another is being looked up, and then that one does."""
+    """The first client leaves while the gateway looks up the request for a second client. The second then leaves."""
     look_up, reached, go_on = joining.look_up, asyncio.Event(), asyncio.Event()
 
     async def delayed(*arguments: Any) -> Any:
@@ -450,7 +450,7 @@ async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
 async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first client leaves while another is being refused."""
+    """The first client leaves while the gateway refuses a second client."""
     monkeypatch.setattr("quire.gateway.api.resume.LOST_TAIL_S", 0.5)
     async with gateway.worker(endless(65)) as worker:
         async with gateway.stream(COMPLETIONS, body(COMPLETIONS)) as first:
@@ -493,7 +493,7 @@ async def test_in_the_background_a_request_runs_on_without_a_client(
         async with here.stream(COMPLETIONS, body(COMPLETIONS, background=True)) as stream:
             begun = await stream.take(1)
         target = stream_path(COMPLETIONS, begun[0])
-        async with there.stream(target) as stream:  # one that joins and leaves does not cancel either
+        async with there.stream(target) as stream:  # a client that joins and leaves does not cancel the request either
             await stream.next()
 
         async def alone() -> bool:
@@ -544,7 +544,7 @@ async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
 
 
 def portions(cuts: list[int], n: int) -> list[StepItem]:
-    """All tokens, of both choices in turn, in items that end at `cuts`; and the outcome in an item of its own."""
+    """Return all tokens, alternating between both choices, in items that end at `cuts`. The outcome is an item."""
     ends = {0: len(FIRST) - 1, 1: len(SECOND) - 1}
     flat = [
         Delta(choice, (ids[index],), "length" if index == ends[choice] else None)
@@ -565,7 +565,7 @@ def portions(cuts: list[int], n: int) -> list[StepItem]:
 
 
 def contents(events: list[tuple[EventId, Any]]) -> tuple[list[str], list[Any]]:
-    """The text of each choice, and everything else with its id."""
+    """Return the text of each choice, and every other field with its event id."""
     found, others = ["", ""], []
     for event_id, data in events:
         choices = data["choices"] if isinstance(data, dict) else []
@@ -580,7 +580,7 @@ def contents(events: list[tuple[EventId, Any]]) -> tuple[list[str], list[Any]]:
 def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, data: st.DataObject
 ) -> None:
-    """After Redis lost its tail a worker logs tokens again, in other portions than a client has seen."""
+    """After Redis lost the end of a log, a worker logs the tokens again, in other portions than a client has seen."""
     about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:

@@ -103,7 +103,7 @@ def test_what_is_no_folder_at_all(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_be_given_by_the_home_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As an environment file has it, which no shell reads. The worker and `quire serve` take it too.
+    # An environment file may have `~`, which no shell expands there. The worker and `quire serve` expand `~` too.
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models").mkdir()
     write_folder(tmp_path / "models", byte_level())
@@ -130,7 +130,7 @@ def write(folder: Path, config: dict[str, Any]) -> None:
 
 
 async def sampled_with(gateway: RunningGateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The five values with which the worker gets a call."""
+    """Return the five sampling values that the worker receives for a call."""
     async with gateway.worker(emit(tokens("an answer"), "stop")) as worker:
         reply = await gateway.post(path, body)
     assert reply.status == 200, reply.body

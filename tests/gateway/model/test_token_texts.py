@@ -21,7 +21,7 @@ def test_the_bytes_of_tokens_are_those_of_their_text(name: str, text: str) -> No
     texts = TokenTexts(tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     found = b"".join(bytes(json.loads(texts[token_id].bytes)) for token_id in ids)
-    # The sign for a space is one for itself, too; and what the first token has in front is not text.
+    # A literal "▁" in the text becomes a space too. The first token begins with a space that is not in the text.
     expected = text if name == "byte level" else " " + text.replace("▁", " ")
     assert found == (expected.encode() if ids else b"")
 

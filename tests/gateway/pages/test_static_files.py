@@ -85,7 +85,7 @@ def test_a_script_makes_no_markup_and_is_one_noun_long(path: Path) -> None:
 
 
 def test_a_page_preloads_exactly_the_modules_that_it_needs() -> None:
-    """So that no module waits until another one was read."""
+    """With preloads the browser loads all modules at once, instead of each after the module that imports it."""
     for path in PAGES:
         html = path.read_text()
         for entry in re.findall(r'<script src="/([^"]+)" type="module">', html):
@@ -111,12 +111,12 @@ COLOURS = {
 GROUNDS = ("back", "raised", "sunken", "mine")
 PAIRS = [(text, ground, 4.5) for text in ("text", "quiet", "accent", "error", "good", "warn") for ground in GROUNDS]
 PAIRS += [("on-accent", "accent", 4.5)]
-# What shows where a control is, and how it stands out (WCAG 2.2, 1.4.11).
+# The colour of a control's border contrasts with the colours around the control (WCAG 2.2, 1.4.11).
 PAIRS += [("control", ground, 3.0) for ground in GROUNDS[:3]]
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2.2, the definitions of contrast ratio and relative luminance."""
+    """Return the contrast ratio of two colours by the definitions of WCAG 2.2."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""The output buffer of a call is bounded in tokens; a large item is drained in parts, and the log has the rest."""
+"""A call's output buffer is bounded in tokens. A large item is passed on in parts; the log has the remaining items."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
 from tests.support.hand_worker import TEXT, HandWorker, run
 
-# As many bytes as the log-probabilities of a token with 20 alternatives have.
+# The size of the log-probability record of a token with 20 alternatives.
 SCORED = bytes(4 + 8 * 20)
 
 
 class Log:
-    """Stands for a broker whose logs have these items."""
+    """A stand-in for a broker whose logs have these items."""
 
     def __init__(self, items: list[StepItem]) -> None:
         self.items = items
@@ -33,7 +33,7 @@ class Log:
 
 
 def steps(count: int, choices: int) -> list[StepItem]:
-    """So many steps of one request, each with a token for every choice; the last one ends it."""
+    """Return `count` steps of one request, each with a token for every choice; the last step ends the request."""
     items = []
     for step in range(count):
         is_last = step == count - 1
@@ -114,7 +114,7 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -
     await asyncio.sleep(0)
     assert given == [item]
     answers.set()
-    await asyncio.wait_for(reading, 5)  # the task has what is left to do: to end the answer
+    await asyncio.wait_for(reading, 5)  # the task still has to end the answer
 
 
 async def test_a_request_ends_once_though_its_end_comes_while_redis_is_asked() -> None:
@@ -182,7 +182,7 @@ async def test_of_entries_with_log_probabilities_few_are_read_that_there_is_no_r
 @pytest.mark.parametrize("logprobs", [None, SCORED])
 @pytest.mark.parametrize("choices", [1, 3])
 async def test_a_large_answer_that_comes_at_once_is_taken_in_parts(logprobs: bytes | None, choices: int) -> None:
-    """Others get their turn before each, and the parts are the whole."""
+    """Other calls get their turn before each part. The parts together are the whole answer."""
     count = 2000
     records = logprobs and b"".join(struct.pack("<f", -at) + logprobs[4:] for at in range(count))
     ids = tuple(range(count))
@@ -235,7 +235,7 @@ async def test_a_large_answer_goes_through_a_sink_in_parts_too() -> None:
     await asyncio.sleep(0)
     router.feed([StepItem("r", 0, (Delta(0, tuple(range(3000))),))], 0.0)
     while not given or given[-1].end < 3000:
-        await asyncio.wait_for(waiting, 5)  # the task has the rest
+        await asyncio.wait_for(waiting, 5)  # the task passes on the remaining parts
         sink()
         waiting = asyncio.create_task(buffer.ready())
     waiting.cancel()
@@ -258,7 +258,7 @@ async def test_the_end_that_comes_while_others_have_their_turn_is_not_slept_thro
     router.feed([StepItem("r", 1500, (), Outcome("stop"))], 0.0)
     await asyncio.sleep(0)
     assert given[-1].outcome
-    await asyncio.wait_for(resting, 5)  # the task has what is left to do: to end the answer
+    await asyncio.wait_for(resting, 5)  # the task still has to end the answer
 
 
 async def test_what_is_left_of_large_items_is_bounded_while_more_of_them_come() -> None:
@@ -296,7 +296,7 @@ async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
         claim = await worker.claim()
         await worker.publish(b"\xc1")
         await worker.broker.client.xadd(worker.broker.keys.output(claim.request_id), dict(entry), id="1-0")
-        if entry.get("item") != b"":  # nothing at all is no item, and nothing wrong either
+        if entry.get("item") != b"":  # an empty entry has no item, and is not an error
             assert (await asyncio.wait_for(call, 20)).status == 500
     call.cancel()
     assert gateway.gateway.router.stats.corrupt_logs == 2
@@ -308,7 +308,7 @@ async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
 async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit its bounded queue waits in the log."""
+    """Items that do not fit the client's bounded queue wait in the log."""
     monkeypatch.setattr(module, "MAX_WAITING", 4)
     monkeypatch.setattr(module, "PAGE", 8)
     gateway = await start_gateway()

@@ -1,4 +1,4 @@
-"""Whatever is lost, doubled or late, however slow client and Redis are: every token once, in order, no wake-up lost."""
+"""Every token arrives once and in order though frames are lost, doubled or late, and client and Redis are slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.shared.messages import Delta, Outcome, StepItem
 
 
 class Log:
-    """Stands for a broker: the logs of requests that run, which answer late, and not while `is_down`."""
+    """A stand-in for a broker: the logs of running requests, read with a delay. Reads fail while `is_down`."""
 
     keys = LaneKeys("lane")
 
@@ -42,7 +42,7 @@ class Log:
 
 @dataclass
 class Client:
-    """Takes by a sink, unless it is `paused`; its task has the rest. Or by `next`, where it is `plain`."""
+    """Takes items in a sink and in its task, unless reads are paused. A plain client takes items by `next` instead."""
 
     buffer: module.OutputBuffer
     is_plain: bool
@@ -77,7 +77,7 @@ async def turns(count: int) -> None:
 
 
 def made_up(chance: random.Random, request_id: str, choices: int, scored: int | None) -> list[StepItem]:
-    """The steps of a request, some of them large."""
+    """Return the steps of a request, some of them large."""
     items: list[StepItem] = []
     at = 0
     for _ in range(chance.randint(0, 16)):
@@ -99,7 +99,7 @@ async def test_every_token_comes_once_and_in_order(seed: int, monkeypatch: pytes
     monkeypatch.setattr(module, "MAX_WAITING", chance.choice((4, 20, 256)))
     monkeypatch.setattr(module, "MAX_TAKEN", chance.choice((6, 40, 1024)))
     ids = [f"r{index}" for index in range(chance.choice((1, 1, 3, 8)))]
-    kept = chance.choice((0.85, 1, 1))  # of what is published; what follows a loss is read from the log
+    kept = chance.choice((0.85, 1, 1))  # the share of published items that arrive; the log has the lost items
     choices, scored = chance.choice((1, 1, 3)), chance.choice((None, 0, 5))
     steps = {one: made_up(chance, one, choices, scored) for one in ids}
     log: Any = Log(chance, ids)
@@ -136,7 +136,7 @@ async def test_every_token_comes_once_and_in_order(seed: int, monkeypatch: pytes
     client.reads.set()
     await turns(1)
     if not all(cursor.ended for cursor in buffer.cursors.values()):
-        buffer.suspect()  # silence would do that; where all has come nothing need be noticed
+        buffer.suspect()  # as silence would; unnecessary when all items have arrived
     await asyncio.wait_for(task, 5)
 
     def flat(items: list[StepItem]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A cursor takes every token once and in order, and items are cut without a loss."""
+"""A cursor takes every token once and in order, and cuts items without losing a token."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quire.gateway.stream.cursor import Cursor, cut, split
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.support.hand_worker import IDS, one_each
 
-# As many bytes as the log-probabilities of a token with 20 alternatives have.
+# The size of the log-probability record of a token with 20 alternatives.
 SCORED = bytes(4 + 8 * 20)
 
 
 @given(st.lists(st.integers(0, len(IDS) - 1), max_size=60), st.data())
 def test_a_cursor_takes_every_token_once_and_in_order(order: list[int], data: st.DataObject) -> None:
-    """Whatever arrives in whatever order: with the log read where the cursor asks for it, the result is the whole."""
+    """Items arrive in any order. With reads of the log where the cursor asks for them, the output is complete."""
     log = one_each("r")
     cursor = Cursor("r", 0.0)
     taken: list[int] = []
@@ -42,7 +42,7 @@ def test_a_cursor_takes_every_token_once_and_in_order(order: list[int], data: st
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=2, unique=True), st.integers(0, 12))
 def test_items_that_overlap_are_cut(bounds: list[int], have: int) -> None:
-    """After Redis lost its tail a worker sends tokens again, in other portions."""
+    """After Redis lost the end of a log, a worker sends the tokens again, in other portions."""
     start, end = sorted(bounds)
     item = StepItem("r", start, (Delta(0, tuple(range(start, end)), "length"),), Outcome("length"))
     cursor = Cursor("r", 0.0)
@@ -67,7 +67,7 @@ def test_a_cut_goes_through_the_choices_in_order() -> None:
 
 
 def test_a_long_item_costs_each_of_its_parts_the_same() -> None:
-    """The records that are copied for all parts together grow with the item, and not with its square."""
+    """The bytes copied for all parts together grow linearly with the item's size."""
     copied = []
 
     class Records(bytes):

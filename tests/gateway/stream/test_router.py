@@ -79,7 +79,7 @@ async def test_frames_that_were_at_hand_together_are_given_together() -> None:
 
 
 async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() -> None:
-    """However much it is: it is there, and a client that reads has had all that came before."""
+    """A client that reads has taken all earlier items, so all new items fit the buffer, however many they are."""
     ids = [f"r{index}" for index in range(64)]
     log: Any = Log([])
     router = FrameRouter(log, keepalive_s=60.0)
@@ -92,7 +92,7 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
             await buffer.ready()
             given += buffer.take()
         assert given == list(together)
-    # Of a client that does not read any more only so much is kept.
+    # For a client that no longer reads, the buffer keeps one item per prompt.
     for at in (5, 6):
         router.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
     assert len(buffer._waiting) == len(ids)

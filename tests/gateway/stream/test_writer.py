@@ -1,4 +1,4 @@
-"""Answers are written at once, in order and completely; a fault or a slow client ends one answer only."""
+"""The writer sends answers at once, in order and completely. A fault or a slow client ends only one answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_even
             + raw_request("GET", "/healthz")
         )
         stream = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 10)
-        # The connection is still good for the next request.
+        # The connection still serves the next request.
         assert (await asyncio.wait_for(read_reply(reader), 10)).json == {"status": "ok"}
         writer.close()
         assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
@@ -64,7 +64,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
 
 
 async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningGateway) -> None:
-    # There is no worker: without headers at once this would wait for ever.
+    # Without a worker no token comes: this request would hang if the headers waited for the first token.
     async with aiohttp.ClientSession() as session:
         url = gateway.url + "/v1/chat/completions"
         async with session.post(url, json=chat_body(stream=True)) as response:

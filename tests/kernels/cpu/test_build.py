@@ -1,4 +1,4 @@
-"""The build of the C++ library, and what happens where it cannot be built."""
+"""The build of the C++ library, and the fallback to the reference where the build fails."""
 
 import logging
 import subprocess
@@ -19,7 +19,7 @@ def test_without_compiler_and_library_plain_torch_is_used(monkeypatch, caplog, t
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("KERNELS_CPU_ISA", raising=False)
     monkeypatch.setattr(build, "_cache_dirs", lambda: [tmp_path])
-    monkeypatch.setattr(library, "load", library.load.__wrapped__)  # as a fresh process, which has not loaded one yet
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)  # without the cached library, as in a new process
     with caplog.at_level(logging.WARNING):
         ops = kernels.select_ops("cpu", torch.float32)
     assert ops.name == "reference"

@@ -1,6 +1,6 @@
 """The attention kernels in each of their cases, on shapes made for the interpreter, against attention in float64.
 
-Pages that no sequence owns are NaN, so is the rest of a partly filled page, and so is the output before the call.
+NaN fills the pages that no sequence owns, the free slots of a partly filled page, and the output before the call.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import GARBAGE, Paged
 
-LONG = 2 * MIN_CHUNK + 60  # keys of a row that is always cut
+LONG = 2 * MIN_CHUNK + 60  # keys of a row that the kernel always splits
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
 
 
 def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
-    """The plan has been used by a layer with another window before."""
+    """A layer whose window may differ uses the same plan first."""
     paged = make(case, monkeypatch, [1, 150, 40], [1, 1, 3])
     expected = paged.attend()
     for found, rows in zip(paged.attend(times=2), expected, strict=True):
@@ -86,7 +86,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
     paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
     together = paged.attend()
     check(paged, together)
-    assert torch.equal(paged.attend([1, 0], [1, 7, 3])[1], together[0][-1:])  # beside a prompt
+    assert torch.equal(paged.attend([1, 0], [1, 7, 3])[1], together[0][-1:])  # in one batch with a prompt
     for queries in (1, 9):
         assert torch.equal(paged.attend([0], [queries, 7, 3])[0], together[0][-queries:])
         assert torch.equal(paged.attend([2, 0], [queries, 7, 1])[1], together[0][-queries:])
@@ -95,10 +95,10 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
 def test_no_page_before_every_window_is_read(monkeypatch, invariant):
-    """Such pages may have been freed, and may belong to another sequence now."""
+    """Pages before every window may have been freed, and may belong to another sequence now."""
     case = Case(TRITON_DTYPES[0], 2, 1, 16, 8, window=30)
     paged = make(case, monkeypatch, [300, 200], [4, 1], batch_invariant=invariant)
-    spare = int(next(iter({*range(len(paged.k_cache))} - {*paged.tables.flatten().tolist()})))  # of NaN
+    spare = int(next(iter({*range(len(paged.k_cache))} - {*paged.tables.flatten().tolist()})))  # pages of NaN
     for s, (length, queries) in enumerate(zip(paged.lengths, paged.queries, strict=True)):
         paged.tables[s, : (length - queries - case.window + 1) // case.block_size] = spare
     check(paged, paged.attend())
@@ -110,7 +110,7 @@ def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
 
 
 def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
-    """A sequence that begins with the step reads no page, while other sequences do; its pages hold NaN here."""
+    """A sequence that begins in this step reads no page, so the test fills the pages of such sequences with NaN."""
     paged = make(case, monkeypatch, [37, 150, 61, 3], [37, 1, 20, 3])
     for s in (0, 3):
         mine = paged.tables[s, : -(-paged.lengths[s] // paged.block_size)].long()
@@ -119,7 +119,7 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     last = [slice(n - count, n) for n, count in zip(paged.lengths, counts, strict=True)]
     q = torch.cat([rows[of] for rows, of in zip(paged.q, last, strict=True)])
     kv = torch.cat([rows[:, of] for rows, of in zip(paged.kv, last, strict=True)], dim=1)
-    # As a projection leaves them: a token's q, k and v side by side.
+    # The q, k and v of a token are adjacent in memory, as in the output of a fused projection.
     qkv = torch.cat([q, *kv], dim=1)
     fresh = tuple(qkv[:, case.heads :].split(case.kv_heads, dim=1))
     out = torch.full_like(q, float("nan"))
@@ -133,7 +133,7 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
 
 
 def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
-    """A graph is captured for more rows than a step may have: the rest belong to no sequence."""
+    """A captured graph may have more rows than a step. The padding rows belong to no sequence."""
     case = CASES[0]
     paged = make(case, monkeypatch, [LONG, 5], [1, 1])
     expected = torch.cat(paged.attend())
@@ -157,7 +157,7 @@ def test_steps_without_sequences_or_tokens_do_nothing(monkeypatch, invariant):
     ops = make_triton_ops(TRITON_DTYPES[0], monkeypatch, batch_invariant=invariant)
     ops.check_ids = False
     caches = ops.alloc_kv_cache(2, 1, 16, 16)
-    for tokens, sequences in ((0, 0), (0, 3), (3, 3), (5, 3), (5, 0)):  # no token is of a sequence
+    for tokens, sequences in ((0, 0), (0, 3), (3, 3), (5, 3), (5, 0)):  # no token belongs to a sequence
         q = torch.ones(tokens, 1, 16).to(ops.dtype)
         tables = torch.full((sequences, 4), GARBAGE, dtype=torch.int32)
         lengths, starts = (torch.zeros(n, dtype=torch.int32) for n in (sequences, sequences + 1))

@@ -11,7 +11,7 @@ import pytest
 from tests.support.kernels.implementations import HAS_TRITON
 
 ROOT = Path(__file__).parents[3]
-SHARED_BYTES = 227 << 10  # what a program may have on compute capability 9.0
+SHARED_BYTES = 227 << 10  # the limit per program on compute capability 9.0
 KERNELS = {
     *(
         "argmax_kernel",
@@ -43,7 +43,7 @@ def compiled(*arguments: str) -> list[dict]:
 def check(lines: list[dict]) -> None:
     for line in lines:
         assert line["shared"] <= SHARED_BYTES, line
-        # Bytes of a thread: registers that did not fit. float32 is there to compare with, not to serve.
+        # "spilled": bytes per thread of registers that did not fit. float32 serves comparisons only, not production.
         assert line["spilled"] <= (2048 if "fp32" in line["for"] else 128), line
         if line["kernel"] in ("decode_kernel", "prefill_kernel"):
             assert line["async_copies"], f"tiles are not fetched ahead: {line}"
@@ -54,14 +54,14 @@ def test_every_kernel_compiles_and_fits():
     lines = compiled()
     assert {line["kernel"] for line in lines} == KERNELS
     check(lines)
-    # A row's bits are those of the instructions that multiply it: the same in a prompt as in a decode step.
+    # A row has the same bits in a prompt and in a decode step only if the same instructions multiply it in both.
     multiplied = [line["shapes"] for line in lines if "invariant" in line["for"] and line["shapes"]]
     assert multiplied == [multiplied[0]] * 2
-    # 16-bit prefill runs on the tensor cores of Hopper; a decode tile is too small for them, and takes the older ones.
+    # 16-bit prefill uses Hopper's wgmma instructions; a decode tile is too small for wgmma and uses mma.
     for line in lines:
         if line["kernel"] == "prefill_kernel" or (line["kernel"] == "decode_kernel" and "invariant" in line["for"]):
             assert line["wgmma"], line
-            # Of masked and of whole tiles alike: else a row's bits depend on the rows beside it.
+            # Masked and whole tiles both use fused multiply-adds. Otherwise a row's bits depend on the rows around it.
             assert line["fused"] >= line["exponentials"], f"some weights are rounded twice on the way: {line}"
         elif line["kernel"] == "decode_kernel":
             assert line["mma"], line

@@ -22,7 +22,7 @@ MATMUL = torch.backends.cuda.matmul
 
 @pytest.fixture
 def reduced() -> Iterator[None]:
-    """Sums in 16 bits are allowed, as torch has it, and after the test as before it."""
+    """Allow sums in 16 bits, torch's default, and restore the setting after the test."""
     before = MATMUL.allow_bf16_reduced_precision_reduction, MATMUL.allow_fp16_reduced_precision_reduction
     MATMUL.allow_bf16_reduced_precision_reduction = MATMUL.allow_fp16_reduced_precision_reduction = True
     yield
@@ -46,12 +46,12 @@ def test_sums_of_products_on_cuda_are_taken_in_float32() -> None:
 def test_the_triton_kernels_take_sums_of_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     device = make_triton_ops(torch.float32, monkeypatch).device
     MATMUL.allow_bf16_reduced_precision_reduction = MATMUL.allow_fp16_reduced_precision_reduction = True
-    kernels.triton_ops(device, torch.float32)  # what workers and `make gpu-check` call
+    kernels.triton_ops(device, torch.float32)  # workers and `make gpu-check` call this function
     assert are_reduced() == (False, False)
 
 
 class Runtime:
-    """Notes what is pinned. code: what pinning returns."""
+    """Stand-in for the CUDA runtime that records pinned memory. code: the return code of pinning."""
 
     def __init__(self, code: int = 0) -> None:
         self.pinned: dict[int, int] = {}
@@ -63,7 +63,7 @@ class Runtime:
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:
-        ctypes.memset(address, 1, 1)  # it is still mapped
+        ctypes.memset(address, 1, 1)  # the memory is still mapped
         del self.pinned[address]
         return 0
 
@@ -114,7 +114,7 @@ def test_the_pool_of_swapped_blocks_is_pinned_as_large_as_it_is(kind: str, monke
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     ops.device = CUDA
     block = ops.alloc_host_blocks(stack, 1)
-    count = 5 * (1 << 20) // block.nbytes  # no power of two
+    count = 5 * (1 << 20) // block.nbytes  # not a power of two
     host = ops.alloc_host_blocks(stack, count)
     ops.device = torch.device("cpu")
     assert host.shape == (count, *block.shape[1:])
@@ -124,7 +124,7 @@ def test_the_pool_of_swapped_blocks_is_pinned_as_large_as_it_is(kind: str, monke
 
 
 def test_a_card_pins_what_this_module_pins() -> None:
-    """Torch tells such memory from other memory, and so copies from it without waiting."""
+    """Torch recognises the memory as pinned, and so copies from it without waiting."""
     if not ON_CUDA:
         pytest.skip("needs a CUDA device")
     memory = pinned_bytes(5 << 20)

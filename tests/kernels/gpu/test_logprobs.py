@@ -21,7 +21,7 @@ def test_log_probabilities_are_exact_and_ordered(ops, vocabulary):
 
 
 def test_log_probabilities_take_no_more_memory_where_rows_are_many(ops, monkeypatch):
-    """Their keys are made for a few rows at a time."""
+    """The kernel makes the sort keys for a few rows at a time."""
     from quire.kernels.gpu import logprobs
 
     logits = torch.randn(7, 300)

@@ -17,10 +17,10 @@ def test_penalties_change_what_was_seen_and_nothing_else(ops):
             expected[r, token] = value - (presence[r] + frequency[r] * count if count else 0)
     starts = torch.tensor([0, *(len(counts) for counts in seen)]).cumsum(0).int()
     ids, counts = (torch.tensor([x for row in seen for x in part(row)]).int() for part in (dict.keys, dict.values))
-    ids = torch.cat([ids, torch.tensor([10**6]).int()])  # beyond the last row: not looked at
+    ids = torch.cat([ids, torch.tensor([10**6]).int()])  # after the last row: ignored
     plain = logits.clone()
     ops.penalise(logits, starts, ids, counts, repetition, presence, frequency)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
-    if plain.device.type == "cpu":  # the definition of this operation
+    if plain.device.type == "cpu":  # the plain function that defines the operation
         penalise(plain, starts, ids[:-1], counts, repetition, presence, frequency)
         torch.testing.assert_close(plain, logits, rtol=1e-6, atol=1e-6)

@@ -133,7 +133,7 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_and_key_by_name(server: F
     assert ask("-", "--url", server.url, stdin="dash").stdout.strip() == "dash"
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the locale selects the error handler
 def test_a_pipe_that_is_no_utf8_is_one_line(server: FakeServer, errors: str) -> None:
     command = [sys.executable, "-m", "quire", "chat", "--url", server.url]
     environ = clean_environ(PYTHONIOENCODING=f"utf-8:{errors}")
@@ -183,7 +183,7 @@ def test_a_server_without_a_model_and_an_empty_pipe(server: FakeServer) -> None:
 
 
 class Terminal:
-    """`quire chat` at a terminal: types, and waits for what appears."""
+    """`quire chat` in a pseudo-terminal: types input and waits for output."""
 
     def __init__(self, *arguments: str, cwd: Path, starter: Sequence[str] = ()) -> None:
         self._controller, terminal = pty.openpty()
@@ -203,7 +203,7 @@ class Terminal:
         os.write(self._controller, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """What appeared since the last call, up to and with the pattern; without colours."""
+        """Return the output since the last call, up to and including the pattern, without colour codes."""
         deadline = time.monotonic() + 20
         while not (match := re.search(pattern, self._shown)):
             ready, _, _ = select.select([self._controller], [], [], max(0, deadline - time.monotonic()))
@@ -256,13 +256,13 @@ def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:
     terminal.type("/nonsense\n")
     terminal.wait_for(r"quire chat: there is no command /nonsense; /help lists them\n> ")
     terminal.type("full\n")
-    terminal.wait_for(r"429: The queue is full.*\n> ")  # and the conversation goes on
+    terminal.wait_for(r"429: The queue is full.*\n> ")  # the conversation continues
     terminal.type("\x04")
     assert terminal.close() == 0
 
 
 def test_a_burst_of_tokens_is_no_rate(server: FakeServer, tmp_path: Path) -> None:
-    """All tokens come at the end of a wait, within the same millisecond."""
+    """All tokens arrive after a wait, within the same millisecond, so a rate would be meaningless."""
     terminal = Terminal("--url", server.url, cwd=tmp_path)
     terminal.wait_for("> ")
     terminal.type("burst of words\n")
@@ -282,11 +282,11 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_
     terminal.wait_for("more more ")
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(r"stopped, \d+ tokens in .*\n> ")
-    assert server.client_gone.wait(10)  # the server learns of it
+    assert server.client_gone.wait(10)  # the server sees the disconnection
     terminal.type("and now\n")
     terminal.wait_for(r"and now \n42 tokens.*\n> ")
     assert server.requests[-1]["messages"][1]["content"].startswith("endless more more ")
-    # readline shows its prompt before it waits for keys: a signal between the two is seen with the next key only.
+    # readline shows its prompt before it waits for keys. A signal between the two takes effect only with the next key.
     time.sleep(0.3)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(r"Ctrl-D leaves\.\n> ")

@@ -19,14 +19,14 @@ from tests.conftest import StartQuire, quire_processes
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a `quire serve` of the demo model."""
+    """Run `quire serve` with the demo model and return its URL."""
     with quire_processes() as start:
         yield start("serve", "--port", "0", "--state-dir", str(tmp_path_factory.mktemp("state"))).wait_ready()
 
 
 @dataclass
 class Done:
-    """How a command ended, and what it wrote."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
@@ -38,7 +38,7 @@ Bench = Callable[..., Done]
 
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Runs `quire bench ARGUMENTS` in this process."""
+    """Return a function that runs `quire bench ARGUMENTS` in this process."""
 
     def run(*arguments: str, **environ: str) -> Done:
         code = main(["bench", *arguments], environ)
@@ -53,7 +53,7 @@ Measured = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def measured(bench: Bench, tmp_path: Path) -> Measured:
-    """The JSON of a run that must succeed."""
+    """Return the JSON of a run, which must succeed."""
 
     def run(*arguments: str) -> dict[str, Any]:
         file = tmp_path / "result.json"
@@ -96,7 +96,7 @@ def test_an_open_loop_keeps_to_its_times_and_two_servers_get_the_same(
     asked = [[(r["asked_input_tokens"], r["asked_output_tokens"]) for r in s["records"]] for s in (first, second)]
     assert asked[0] == asked[1]
     assert len(set(asked[0])) > 6
-    # Blocks go first in turn: A B, then B A.
+    # The two sides take turns to run first in a block: A B, then B A.
     starts = {(side, r["block"]): r["sent_s"] for side, s in enumerate((first, second)) for r in s["records"][::-1]}
     assert sorted(starts, key=starts.__getitem__) == [(0, 0), (1, 0), (1, 1), (0, 1)]
     assert {one["name"] for one in result["comparison"]} >= {"requests/s", "output tokens/s", "TTFT p99 ms"}
@@ -134,7 +134,7 @@ def test_a_closed_loop_by_time_ends(served: str, measured: Measured) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streams answers; of those with exactly `awkward` tokens asked for, each misbehaves in another way."""
+    """Streams answers. Each request for exactly 7 tokens takes the next fault from the server's list."""
 
     server: Awkward
 
@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Awkward(ThreadingHTTPServer):
-    """A server without `stream_options`, or with faults."""
+    """A server that refuses an option such as `stream_options`, or sends faulty answers."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""The commit of a step: the fence, the log, what is published, and the mailbox of notices."""
+"""The commit of a step: the fence, the log, the published frame, and the mailbox of notices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_worker_that_is_ahead_learns_where_the_log_ends(broker: Broker) 
 
 
 async def test_a_notice_stays_until_it_was_obeyed(broker: Broker) -> None:
-    """The reply that had it was lost: the same call again has it again. Nothing else would tell: there is no item."""
+    """The reply with the notice was lost: the repeated call returns the notice again. No log item has the notice."""
     await start(broker)
     await broker.cancel("r")
     for _ in range(3):

@@ -33,9 +33,9 @@ LEASE_MS = 30_000
 
 worker_names = st.sampled_from(("w0", "w1", "w2"))
 gateways = st.sampled_from(GATEWAYS)
-# Which of the things that there are: taken modulo their number.
+# An index into a list of the model's objects, taken modulo the length of the list.
 picks = st.integers(0, 63)
-# True if the reply of a call is lost, so that the call is made again.
+# True if the reply of a call is lost, so that the caller repeats the call.
 losses = st.sampled_from((False, False, True))
 classes = st.sampled_from(PRIORITY_CLASSES)
 # The part of a step for one request: which request; how many tokens; the error of their start; the outcome.
@@ -44,7 +44,7 @@ SHIFTS = (0, 0, 0, 0, 0, -2, -1, 1)
 ENDINGS = (None, None, None, None, "stop", "length")
 sizes = st.sampled_from(SIZES)
 endings = st.sampled_from(ENDINGS)
-moves = st.sampled_from(tuple(product(range(8), SIZES, SHIFTS, ENDINGS)))  # one draw is faster than four
+moves = st.sampled_from(tuple(product(range(8), SIZES, SHIFTS, ENDINGS)))  # one draw is faster than four draws
 # Idempotency keys and fingerprints.
 calls = st.sampled_from((("", ""), ("", ""), ("k0", "f0"), ("k0", "f1"), ("k1", "f0")))
 
@@ -59,7 +59,7 @@ class Handed:
 
 @dataclass
 class Attempt:
-    """A request that a worker computes, or believes to."""
+    """A request that a worker computes, or believes to compute."""
 
     request_id: str
     token: str
@@ -73,7 +73,7 @@ class Worker:
     lives: int = 0
     handed: list[Handed] = field(default_factory=list)
     held: list[Attempt] = field(default_factory=list)
-    ghosts: list[Attempt] = field(default_factory=list)  # of earlier lives, whose calls may still arrive
+    ghosts: list[Attempt] = field(default_factory=list)  # attempts of earlier lives, whose calls may still arrive
     waiting: list[Claim] = field(default_factory=list)  # to run alone
     obeyed: tuple[tuple[str, str], ...] = ()  # notices of the last reply
 
@@ -83,7 +83,7 @@ class Worker:
 
 
 def token(request_id: str, index: int) -> int:
-    """Which token any worker computes there."""
+    """Return the token that every worker computes at this position."""
     return (31 * int(request_id[1:]) + index) % 1000
 
 
@@ -95,7 +95,7 @@ def decoded(data: bytes) -> tuple[StepItem, ...]:
 class ProtocolMachine(RuleBasedStateMachine):
     server: ClassVar[RedisServer]
     patch: ClassVar[Patch] = ()
-    walks: ClassVar[list[int]]  # the steps of each
+    walks: ClassVar[list[int]]  # the number of steps of each walk
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.workers = {name: Worker(name) for name in ("w0", "w1", "w2")}
         self.readers = {name: self.lane.reader(name) for name in self.workers}
         self.new_ids = map(str, count())
-        self.settled: dict[str, int] = {}  # done and looked at since: the length of the log
+        self.settled: dict[str, int] = {}  # finished and checked requests: the length of the log
         # What a gateway has of each request that was ever published.
         self.seen: defaultdict[str, int] = defaultdict(int)
         self.ends_seen: Counter[str] = Counter()
@@ -298,7 +298,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names, which=picks, lost=losses, repeats=losses)
     def claim(self, name: str, which: int, lost: bool, repeats: bool) -> None:
-        """repeats: the worker does not get the reply and asks again later, whatever has happened by then."""
+        """Claim. repeats: the worker does not get the reply, and repeats the call later, after any other actions."""
         worker = self.workers[name]
         if not worker.handed:
             return
@@ -313,7 +313,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             worker.handed.append(handed)
         elif claim is not None:
             worker.held.append(Attempt(claim.request_id, claim.attempt, claim.emitted))
-            # One that must run alone begins later, or never.
+            # A request that must run alone begins later, or never.
             if claim.runs_alone and which % 2 == 0:
                 self.begin(claim, lost)
             elif claim.runs_alone:
@@ -322,7 +322,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda machine: any(worker.waiting for worker in machine.workers.values()))
     @rule(name=worker_names, which=picks, lost=losses)
     def begin_late(self, name: str, which: int, lost: bool) -> None:
-        """An attempt that waited to run alone begins, whatever has happened since."""
+        """Begin an attempt that waited to run alone, after any other actions."""
         waiting = self.workers[name].waiting
         if waiting:
             self.begin(waiting.pop(which % len(waiting)), lost)
@@ -355,7 +355,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names, dead=worker_names)
     def take_over(self, name: str, dead: str) -> None:
-        """A worker is not heard of for long, and another takes its requests; or it does itself, started again."""
+        """A worker is silent for long. Another worker takes its requests, or the same worker does after a restart."""
         self.lease_runs_out(dead)
         if name == dead:
             self.restart(dead)
@@ -364,7 +364,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names, other=worker_names)
     def claim_late(self, name: str, other: str) -> None:
-        """A worker reads and stalls until another one has been given what it read; then it claims it nevertheless."""
+        """A worker reads an entry and stalls until another worker has taken over the entry. Then it tries to claim."""
         self.read(name, 2, 0)
         self.lease_runs_out(name)
         self.reclaim(other, 3)
@@ -412,7 +412,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(name=worker_names, which=picks, lost=losses)
     def release(self, name: str, which: int, lost: bool) -> None:
-        """Hand back some of the requests; an earlier life may try, too."""
+        """Release some of the requests. An earlier life of the worker may try to release them too."""
         worker = self.workers[name]
         attempts = [(attempt.request_id, attempt.token) for attempt in worker.held[which % 3 :] + worker.ghosts[:1]]
         self.call(lambda: self.lane.broker.release(attempts), lambda: self.model.release(attempts), lost)
@@ -447,7 +447,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule()
     def remember(self) -> None:
-        """Save the state of Redis, as its disk has it."""
+        """Save the state of Redis, as on its disk."""
         self.remembered = self.lane.save(), deepcopy((self.model, self.settled, self.ends_seen))
 
     @precondition(lambda machine: machine.remembered is not None)
@@ -462,7 +462,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(which=picks, key=st.sampled_from(("", "k0", "k1")))
     def forget(self, which: int, key: str) -> None:
-        """The time that a finished request is kept for is over, or that of an idempotency key."""
+        """The retention time of a finished request, or of an idempotency key, is over."""
         request = self.pick(which)
         if key:
             self.model.keys.pop(key, None)
@@ -475,7 +475,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(queue=st.sampled_from(QUEUES), which=picks)
     def stray_entry(self, queue: str, which: int) -> None:
-        """A second entry of a request, or one of a request that nobody knows."""
+        """Add a second entry of a request, or an entry of an unknown request."""
         request_id = self.pick(which).request_id if which % 4 else "nobody"
         entry: Any = self.lane.client.xadd(KEYS.queue(queue), {"id": request_id, "cost": 1})
         self.model.streams[queue][entry.decode()] = (request_id, 1)
@@ -558,7 +558,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert outcome is None or outcome.name == redis.outcome
         is_there = snapshot.streams[redis.queue].get(redis.entry) == request_id
         if redis.state == "done":
-            # The request is done: neither pending nor in a queue, without a body, and all its keys expire.
+            # A finished request is neither pending nor in a queue, has no body, and all its keys expire.
             assert not is_there
             assert (redis.queue, redis.entry) not in snapshot.pending
             assert not redis.has_body
@@ -582,7 +582,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.lane.close()
 
     def drain(self) -> None:
-        """One last worker takes all that is left and ends it: nothing may remain but counters."""
+        """One last worker takes and ends all remaining requests. Only counters may remain in Redis."""
         for name in ("w0", "w1", "w2"):
             self.lease_runs_out(name)
         last = self.workers["last"] = Worker("last")
@@ -634,7 +634,7 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
     return machine.walks
 
 
-# Each a bug that a queue like this one has had somewhere: what it is, and how a script gets it.
+# Bugs that queues of this kind have had: the name of the bug, and the patch that puts it into a script.
 BUGS: dict[str, Patch] = {
     "the fence is dropped": (("if state[1] ~= attempt or (state[2]", "if (state[2]"),),
     "the entry is acknowledged before the terminal is logged": (
@@ -683,7 +683,7 @@ BUG_WALKS, BUG_STEPS = 40, 100
 @pytest.mark.timeout(400)  # about 35 s of a free core
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
     walks = walk(redis_server, 140, 200)
-    # Hypothesis cuts about one in six short.
+    # Hypothesis ends about one walk in six early.
     assert sum(steps >= 200 for steps in walks) >= 100
 
 
@@ -696,5 +696,5 @@ def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_the_scripts_do_what_the_model_does_for_long(redis_server: RedisServer) -> None:
-    """Other walks with each run, which takes about ten minutes, and the shortest that fails."""
+    """Each run takes other walks for about ten minutes, and reports the shortest failing walk."""
     walk(redis_server, 2000, 200, derandomize=False, phases=(Phase.generate, Phase.shrink))

@@ -57,6 +57,6 @@ async def test_a_script_is_sent_again_to_a_server_that_has_lost_it(redis_url: st
 
 
 async def _calls(client: Redis) -> dict[str, int]:
-    """How often the server ran each command."""
+    """Return the number of times that the server ran each command."""
     stats = await client.info("commandstats")
     return {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}

@@ -22,7 +22,7 @@ async def test_a_claim_can_be_repeated_with_the_same_token(broker: Broker) -> No
 
 
 async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
-    """The worker slept between read and claim, and another worker has the request now, which is not disturbed."""
+    """The worker slept between read and claim. The late claim does not disturb the worker that has the request now."""
     await submit(broker, "r")
     slow = await take(broker)
     new = await take_over(broker)
@@ -37,7 +37,7 @@ async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
 
 
 async def test_who_was_slow_drops_nothing_of_the_new_owner(broker: Broker, client: Redis) -> None:
-    """The new owner has not claimed the entry yet either, and the request was cancelled meanwhile."""
+    """The new owner has not claimed the entry yet either. The request was cancelled in the meantime."""
     await submit(broker, "r")
     slow = await take(broker)
     await go_stale(broker)
@@ -177,7 +177,7 @@ async def test_the_death_of_a_worker_does_not_count_for_who_waited_there_to_run_
     assert [claim.deaths for claim in claims if claim] == [1] + 18 * [MAX_DEATHS - 1]
     assert [claim.runs_alone for claim in claims if claim] == [False] + 18 * [True]
     assert claims[-1] is not None
-    # The attempt begins when it is its turn; the next death is then the last. An attempt that is over cannot begin.
+    # An isolated attempt begins in its turn. The next death is then the last. An attempt that has ended cannot begin.
     assert claims[-2] is not None
     assert not await broker.begin(claims[-2])
     assert (await take_over(broker, "another")) is not None

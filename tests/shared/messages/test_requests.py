@@ -1,4 +1,4 @@
-"""What is decoded is exactly a request or a worker card: everything that was encoded, and nothing else."""
+"""Decoding accepts every encoded request and worker card, and nothing else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
 @pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
 def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
     broken = _map(REQUEST)
-    # A text there may be any, of a certain length, and token ids are integers.
+    # "x" is a valid json_schema, and [1] is a valid list of stop_token_ids: these two get values that are too long.
     wrong = {("json_schema", "x"): "x" * (MAX_SCHEMA_LENGTH + 1), ("stop_token_ids", "[1]"): [1] * 81}
     broken["sampling"][name] = wrong.get((name, str(value)), value)
     with pytest.raises(MessageError, match=name):

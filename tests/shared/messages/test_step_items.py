@@ -1,4 +1,4 @@
-"""What is decoded is exactly step items: everything that was encoded, and nothing else."""
+"""Decoding accepts every encoded step item, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logprobs = st.floats(max_value=0, allow_nan=False, width=32)
 
 @st.composite
 def records(draw: st.DrawFn, count: int) -> bytes:
-    """Of so many tokens."""
+    """Draw the log-probability records of `count` tokens."""
     top = draw(st.integers(0, 20))
     one = st.tuples(logprobs, *[st.integers(0, 2**31 - 1), logprobs] * top)
     return b"".join(struct.pack("<f" + "If" * top, *draw(one)) for _ in range(count))
@@ -92,7 +92,8 @@ def test_a_frame_that_was_cut_is_refused(item: StepItem, data: st.DataObject) ->
                 [0, [1], None, None, float("-inf"), None],
                 [0, [1], None, None, True, None],
                 [0, [1], None, None, "1", None],
-                # Log-probabilities: no bytes; no record, half of one; of two tokens; 21 alternatives; over 0; none.
+                # Wrong log-probabilities: not bytes; no record; half a record; records for another number of tokens;
+                # 21 alternatives; above 0; NaN or infinite.
                 [0, [1], None, None, None, "abcd"],
                 [0, [1], None, None, None, [-1.0]],
                 [0, [1], None, None, None, b""],

@@ -1,4 +1,4 @@
-"""All commands of a client share one connection, which is replaced when it breaks."""
+"""All commands of a client share one connection. The client replaces a broken connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_any_number_of_commands_at_once_takes_one_connection(redis_url: st
     assert await asyncio.gather(*(client.incr("count") for _ in range(2000))) == list(range(1, 2001))
     with redis_server.client() as other:
         assert len(other.client_list()) == 1 + 1
-    pipe = client.pipeline(transaction=False)  # which takes a connection by itself
+    pipe = client.pipeline(transaction=False)  # a pipeline takes its own connection
     pipe.get("count")
     assert await pipe.execute() == [b"2000"]
     await client.aclose()
@@ -70,7 +70,7 @@ async def test_who_was_slow_to_hear_where_the_lane_is_uses_what_others_have_open
 
     monkeypatch.setattr(client._place, "recheck", recheck)
     slow = asyncio.create_task(client.client_id())
-    await asyncio.sleep(0)  # it asks
+    await asyncio.sleep(0)  # the task asks where the lane is
     broken.close()
     opened = await client.client_id()
     answer.set()
@@ -88,7 +88,7 @@ async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     with redis_server.client() as other:
-        for _ in range(500):  # until the server has seen the end
+        for _ in range(500):  # until the server has closed the connection
             if len(other.client_list()) == 1:
                 break
             await asyncio.sleep(0.01)

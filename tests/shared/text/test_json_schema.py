@@ -95,7 +95,7 @@ def test_what_cannot_be_followed_is_said_in_one_line(
 @pytest.mark.parametrize("where", [lambda options: {"x-guidance": options}, lambda options: {"x-guidance": [options]}])
 @pytest.mark.parametrize("options", [{"lenient": True}, {"whitespace_flexible": True}, {"coerce_one_of": True}])
 def test_the_options_of_the_library_are_no_part_of_a_schema(where: Any, options: dict[str, Any]) -> None:
-    """With some of them it would ignore what it does not know."""
+    """Some options of the library would make it ignore unknown keywords."""
     with pytest.raises(SchemaError, match="x-guidance"):
         json_schema.check(json_schema.canonical({"type": "array", "not": {}} | where(options)))
 
@@ -120,7 +120,7 @@ def test_a_mask_that_would_take_long_is_an_error() -> None:
 
 
 def test_a_text_that_is_too_long_to_be_followed_is_refused() -> None:
-    """It would be gone through for each token."""
+    """The matcher would go through the long text for each token."""
     with pytest.raises(SchemaError, match="Too many items"):
         json_schema.check(json_schema.canonical({"const": {f"k{i}": [i, None, {"x": "yyyyy"}] for i in range(1200)}}))
 
@@ -156,7 +156,7 @@ TIMES = {
     "08:30:06+24:00": False,
     "08:30:06+05": False,
     "08:30:06z": False,
-    # The second that was added is the one before midnight, UTC.
+    # A leap second is the last second before midnight, UTC.
     "23:59:60Z": True,
     "23:59:60.9Z": True,
     "23:59:60+00:00": True,

@@ -13,7 +13,7 @@ from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, implem
 
 @pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 def gpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
-    """The Triton kernels alone, in every dtype. It runs in the interpreter too, for tests with small shapes."""
+    """The Triton kernels alone, in every dtype. Tests with small shapes use this fixture in the interpreter too."""
     return make_triton_ops(request.param, monkeypatch)
 
 
@@ -31,7 +31,7 @@ def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def seed():
     torch.manual_seed(7)
     if not ON_CUDA:
-        torch.use_deterministic_algorithms(True)  # what torch.empty gives is NaN, or the largest number
+        torch.use_deterministic_algorithms(True)  # torch.empty then returns NaN, or the largest integer
     yield
     torch.set_default_device(None)
     if ON_CUDA:
@@ -61,7 +61,7 @@ def end_if_lost() -> None:
 
 @pytest.fixture(autouse=True, scope="package")
 def one_torch_thread():
-    """Run torch on one thread: tensors are small, and threads would only wait for each other."""
+    """Run torch on one thread: the tensors are so small that threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -73,7 +73,7 @@ def threads():
     """Set the number of kernel threads for one test."""
     try:
         before = kernels.num_threads()
-    except kernels.KernelsUnavailable:  # no compiler: other implementations have no threads to set
+    except kernels.KernelsUnavailable:  # no compiler; other implementations have no thread setting
         yield lambda count: None
         return
     yield kernels.set_num_threads

@@ -1,6 +1,6 @@
 """Imitates CUDA graphs on a CPU: operations are recorded once, and replayed on the same memory.
 
-As on a device, a replay runs no Python of the model: decisions of the host during recording are final. Allocated memory
+A replay runs no Python of the model, as on a device: decisions of the host during recording are final. Allocated memory
 that is not yet written holds garbage in every replay, as in a pool that graphs share.
 """
 

@@ -1,4 +1,4 @@
-"""The device and the dtype that a worker takes, and what is wrong with a choice in one line."""
+"""A worker selects its device and dtype, and reports an unsuitable choice in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bad_words`: the last token of a word never follows its other tokens in an output, whatever happens."""
+"""`bad_words`: in an output, the last token of a banned word never follows the word's other tokens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LENGTH = 16
 
 
 class Numbers(Letters):
-    """A tokenizer of numbers: its text has the ids themselves."""
+    """A tokenizer whose texts are token ids, separated by spaces."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> SimpleNamespace:
         return SimpleNamespace(ids=[int(word) for word in text.split()])
 
 
 class DrawingOps(MockOps):
-    """Draws from all tokens, by their probabilities."""
+    """Sampling operations that draw from all tokens by their probabilities."""
 
     def sample(self, logits: torch.Tensor, temperature: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any) -> Any:
         shares = torch.softmax(logits / temperature[:, None], dim=-1).cumsum(dim=-1)
@@ -42,7 +42,7 @@ def engine(**options: Any) -> Engine:
 
 
 def asked(*words: Sequence[int], **params: Any) -> Any:
-    """A request for LENGTH tokens that bans the words, each given by its tokens."""
+    """Return a request for LENGTH tokens that bans the words, each given as a list of its tokens."""
     bad_words = tuple(" ".join(map(str, word)) for word in words)
     return request("a", PROMPT, max_tokens=LENGTH, ignore_eos=True, bad_words=bad_words, **params)
 
@@ -105,13 +105,13 @@ def test_the_logprobs_are_those_of_the_model_without_the_ban() -> None:
         made.add(asked(*words, logprobs=True, top_logprobs=1))
         [first] = [item for item in run(made) if item.start == 0]
         assert first.deltas[0].logprobs is not None
-        records.append(first.deltas[0].logprobs[4:])  # without the token's own, which is another
+        records.append(first.deltas[0].logprobs[4:])  # without the logprob of the drawn token, which differs
     assert records[0] == records[1]
 
 
 @pytest.mark.parametrize("stop_after", range(1, 9))
 def test_an_attempt_that_continues_another_one_bans_the_same(stop_after: int) -> None:
-    """The tokens of the earlier attempt count: wherever it ended, also within a word."""
+    """The tokens of the earlier attempt count, even if that attempt ended inside a banned word."""
     plain = list(continuation(PROMPT, LENGTH))
     one = asked(plain[3:6], plain[5:7])
     whole = output_of(engine(), one)
@@ -139,7 +139,7 @@ def test_a_beam_search_has_no_word_in_any_beam() -> None:
 
 
 def test_no_step_is_launched_before_the_tokens_are_known() -> None:
-    """An engine that runs ahead waits for the tokens, which say whether a word is about to be complete."""
+    """An engine that runs ahead waits for the tokens, which decide whether the next token may complete a word."""
     plain = list(continuation(PROMPT, LENGTH))
     one = asked(plain[2:4], plain[6:9])
     assert output_of(engine(runner=DeviceRunner), one) == output_of(engine(), one)

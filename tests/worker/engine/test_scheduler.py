@@ -1,4 +1,4 @@
-"""Which groups run, which are preempted and which resume: priorities, arrival, preemption and the prompt budget."""
+"""The scheduler runs, preempts and resumes groups by priority, arrival order and prompt budget."""
 
 from __future__ import annotations
 

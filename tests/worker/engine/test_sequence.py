@@ -1,4 +1,4 @@
-"""Sequences and groups as data: what is computed, what results have carried, and what a request needs."""
+"""Sequences and groups as data: the computed tokens, the tokens already in results, and the needs of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view of the engine agrees with `/debug/blocks`, whatever runs, and reports each step once."""
+"""A view of the engine agrees with `/debug/blocks` in every state, and reports each step once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(engine: Engine, log: StepLog) -> View:
 
 
 def look(engine: Engine, log: StepLog | None = None) -> View:
-    """What would be shown now, through the wire; it must agree with the block map."""
+    """Encode and decode the current view of the engine, and check that it agrees with the block map."""
     made = read(engine, log or StepLog())
     view, told = View.decode(made.encode()), read_blocks(engine).render()
     assert view == made

@@ -1,4 +1,4 @@
-"""Digests of what a worker computes: equal in workers that compute alike, and in no others."""
+"""Two workers have equal digests if and only if they compute alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.worker.transformers_checkpoints import make_kind
 
 
 def digests(folder: Path, **settings: object) -> tuple[str, str]:
-    """Of the weights and of the results."""
+    """Return the digest of the weights and the digest of the results."""
     chosen = WorkerSettings(model=str(folder), device="cpu", num_blocks=64, **settings)  # type: ignore[arg-type]
     engine = build_engine(chosen, "test")
     before = engine.scheduler.blocks.known()
@@ -31,7 +31,7 @@ def digests(folder: Path, **settings: object) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """build_engine sets them for the process."""
+    """Restore the thread counts, which build_engine sets for the process."""
     before = torch.get_num_threads(), kernels.num_threads()
     yield
     torch.set_num_threads(before[0])
@@ -68,7 +68,7 @@ def test_other_weights_are_seen_in_both(llama: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_that_came_out_otherwise_is_seen(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also far behind the few tokens that are computed."""
+    """The digest covers the whole table, far beyond the positions of the few computed tokens."""
     weights, results = digests(llama)
     make = decoder.cos_sin_table
 

@@ -1,4 +1,4 @@
-"""The worker shows its engine while somebody looks, and does nothing for it while nobody does."""
+"""The worker publishes views of its engine while a viewer is connected, and makes no view otherwise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANNEL = LaneKeys("mock").view("w1")
 
 
 class Shown:
-    """An engine on its thread, its viewer, and a subscription to what that publishes."""
+    """An engine on its thread, its publisher, and a subscription to the published views."""
 
     def __init__(self, client: Redis, pubsub: PubSub) -> None:
         self.broker = Broker(client, "mock")
@@ -44,7 +44,7 @@ class Shown:
         self.loop.add(GenerationRequest(name, "mock", tuple(range(1, 12)), params), "attempt", ())
 
     async def view(self, timeout_s: float = 10.0) -> View | None:
-        """The next view; None if there is none within the time."""
+        """Return the next view, or None if no view arrives within the timeout."""
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
             message = await self._pubsub.get_message(timeout=left)
@@ -103,7 +103,7 @@ async def test_views_begin_within_a_second_and_end_when_nobody_asks_any_more(
         assert first.worker == "w1"
         assert shown.engine.observer is not None
         while shown.engine.observer is not None:
-            shown.add(f"r{time.monotonic_ns()}", count=2)  # something to show, all the time
+            shown.add(f"r{time.monotonic_ns()}", count=2)  # the engine always has a request to show
             await shown.view(ASK_S / 4)
         assert time.monotonic() - looked_at < 0.7 + 5 * ASK_S
         assert await shown.view(ASK_S) is None

@@ -1,4 +1,4 @@
-"""A configuration is honoured or refused: what would change the numbers is named in one line with what is supported."""
+"""The loader honours or refuses a configuration. A refusal names the unsupported field and the supported values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Q
 
 
 def write(folder: Path, family: str, remove: tuple[str, ...] = (), **changes: Any) -> Path:
-    """A folder with a config.json of COMMON and the changes."""
+    """Write a folder whose config.json has COMMON with the changes."""
     config = COMMON | {"model_type": family, "architectures": [f"{CLASSES[family]}ForCausalLM"]} | changes
     (folder / "config.json").write_text(json.dumps({name: config[name] for name in config if name not in remove}))
     return folder
 
 
 def refusal(folder: Path, *parts: str) -> None:
-    """Reading fails with one line that has each of the parts, and a remedy behind the last semicolon."""
+    """Check that reading fails with one line that has each of the parts, and a remedy after the last semicolon."""
     with pytest.raises(CheckpointError) as caught:
         read_config(folder)
     message = str(caught.value)
@@ -136,7 +136,7 @@ def test_special_tokens_are_those_of_the_generation_configuration_if_it_has_any(
     assert eos({"eos_token_id": 0}, eos_token_id=7) == (0,)
     assert eos({}, eos_token_id=None) == ()
     assert eos({}) == (2,)  # the default of Llama
-    assert eos({"eos_token_id": [3, 100, 99]}) == (3, 99)  # none that the model cannot draw
+    assert eos({"eos_token_id": [3, 100, 99]}) == (3, 99)  # without the ids outside of the vocabulary
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ["2"]}))
     refusal(tmp_path, 'generation_config.json: eos_token_id is ["2"]; supported: a token id or a list')
 
@@ -147,7 +147,7 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 @pytest.mark.parametrize(
     ("family", "changes", "windows"),
     [
-        ("llama", {"sliding_window": 8}, (0, 0)),  # unknown to that architecture
+        ("llama", {"sliding_window": 8}, (0, 0)),  # not a field of that architecture
         ("mistral", {"sliding_window": 8}, (8, 8)),
         ("mistral", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, (8, 8)),
         ("mistral", {"sliding_window": None}, (0, 0)),

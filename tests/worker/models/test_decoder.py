@@ -1,4 +1,4 @@
-"""The decoder computes what Transformers computes, however the engine cuts the work into steps and blocks."""
+"""The decoder computes the logits of Transformers, however the engine splits the work into steps and blocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 
 transformers = pytest.importorskip("transformers")
 
-TOLERANCE = 1e-4  # float32, logits with a standard deviation of about 2.5: sums taken in another order
+TOLERANCE = 1e-4  # for another order of sums in float32; logits have a standard deviation of about 2.5
 BLOCK_SIZE = 8
 LENGTHS = (40, 7, 19, 33)
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory):
-    """A function from the name of a family to the folder of its checkpoint, made once."""
+    """Return a function from the name of a family to the folder of its checkpoint, which it writes once."""
     folder = tmp_path_factory.mktemp("checkpoints")
 
     def get(family: str) -> Path:
@@ -44,7 +44,7 @@ def operations(name: str, dtype: torch.dtype = torch.float32) -> Ops:
 
 
 def draw_prompts(seed: int) -> list[torch.Tensor]:
-    """One prompt of each of LENGTHS."""
+    """Return one prompt of each length in LENGTHS."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator) for length in LENGTHS]
 
@@ -57,7 +57,7 @@ def transformers_logits(path: Path, token_ids: list[torch.Tensor], dtype: torch.
 
 @pytest.fixture(scope="session")
 def expected(checkpoints):
-    """A function from a family to four prompts and the logits of Transformers for all their positions."""
+    """Return a function from a family to four prompts and the logits of Transformers for all their positions."""
     known: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def get(family: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -71,7 +71,7 @@ def expected(checkpoints):
 
 @dataclass
 class Stepper:
-    """Runs prompts as the engine would: each has blocks scattered over a cache whose unwritten memory is NaN."""
+    """Runs prompts as the engine does: each has blocks scattered over a cache whose unwritten memory is NaN."""
 
     decoder: Decoder
     prompts: list[torch.Tensor]
@@ -88,7 +88,7 @@ class Stepper:
         self.computed = [0] * len(self.prompts)
 
     def step(self, counts: dict[int, int]) -> dict[int, torch.Tensor]:
-        """Compute the next `counts[s]` tokens of sequence s, in this order; the logits of each of them by sequence."""
+        """Compute the next `counts[s]` tokens of each sequence s, in the order of `counts`. Return their logits."""
         ids, positions, slots, starts = [], [], [], [0]
         for s, count in counts.items():
             at = torch.arange(self.computed[s], self.computed[s] + count)
@@ -112,7 +112,7 @@ class Stepper:
         return dict(zip(counts, logits.split(list(counts.values())), strict=True))
 
     def run(self, steps: list[dict[int, int]]) -> list[torch.Tensor]:
-        """The logits of all positions of all prompts."""
+        """Return the logits of all positions of all prompts."""
         parts: list[list[torch.Tensor]] = [[] for _ in self.prompts]
         for counts in steps:
             for s, logits in self.step(counts).items():
@@ -122,7 +122,8 @@ class Stepper:
 
 
 WHOLE = [{0: 40, 1: 7, 2: 19, 3: 33}]
-# Chunks that end inside blocks, beside decodes (a count of 1) of sequences that are further on; the order changes.
+# Steps that mix prompt chunks, which end inside blocks, with decodes (a count of 1) of other sequences. The order of
+# the sequences changes from step to step.
 MIXED = [
     {1: 6, 0: 13},
     {1: 1, 0: 9, 2: 5},
@@ -152,9 +153,10 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_path):
-    # Both round to 8 bits after every operation, but not in the same places (attention weights, silu, logits): neither
-    # is right. So both are held against float32 with the same weights, and the decoder may be a tenth worse. The
-    # largest error is one token's in one draw: over eight draws it can be compared on every processor.
+    # Quire and Transformers both round to 8 bits after every operation, but in different places (attention weights,
+    # silu, logits), and neither result is exact. So the test compares both with float32 of the same weights, and allows
+    # the decoder a tenth more error. One token of one draw has the largest error: eight draws make the largest errors
+    # comparable on every processor.
     path = make_checkpoint(tmp_path / family, family, dtype=torch.bfloat16)
     draws = [draw_prompts(seed) for seed in range(1, 9)]
     every = [prompt for prompts in draws for prompt in prompts]
@@ -221,7 +223,7 @@ def test_cosines_and_sines_are_equal_to_those_of_transformers_bit_for_bit(family
 
 @pytest.mark.parametrize("window", [1, 5, 100])
 def test_any_sliding_window_is_that_of_transformers(window, expected, tmp_path):
-    # The token alone, shorter than a block, and longer than every context; the family itself has one of a block.
+    # Windows of one token, of less than a block, and of more than every context. The family's own window is one block.
     path = make_checkpoint(tmp_path / "mistral", "mistral", sliding_window=window)
     prompts, _ = expected("mistral")
     truth = transformers_logits(path, prompts, torch.float32)

@@ -1,4 +1,4 @@
-"""Every way in which files of weights can be wrong has a message of its own: the place, the fault and a remedy."""
+"""Each kind of fault in weight files has its own message with the place, the fault and a remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def copy(originals: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A function that gives a copy of an original, to be damaged."""
+    """Return a function that copies an original checkpoint, so that a test can damage the copy."""
     return lambda family: shutil.copytree(originals[family], tmp_path / family)
 
 
@@ -44,7 +44,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, max_model_len: int = 0,
 
 
 def refusal(path: Path, *parts: str, **arguments: Any) -> None:
-    """Loading fails with one line that has each of the parts, and a remedy behind the last semicolon."""
+    """Check that loading fails with one line that has each of the parts, and a remedy after the last semicolon."""
     with pytest.raises(CheckpointError) as caught:
         load(path, **arguments)
     message = str(caught.value)
@@ -247,7 +247,7 @@ def test_a_folder_without_weights_is_refused(copy):
     refusal(path, f"there is no {WEIGHTS}", "complete Hugging Face checkpoint")
 
 
-# What is taken all the same
+# Unusual checkpoints that load
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -281,7 +281,7 @@ def test_tied_weights_may_be_stored_under_either_name_or_both(copy, originals):
     edit_weights(path, lambda tensors: tensors.pop(embedding))
     assert torch.equal(logits(path), expected)
     edit_weights(path, lambda tensors: tensors.update({embedding: tensors[head] * 2}))
-    assert not torch.equal(logits(path), expected)  # as in Transformers: two that differ are not tied
+    assert not torch.equal(logits(path), expected)  # as in Transformers, two different tensors are not tied
 
 
 def test_unknown_tensors_are_told_of_once_and_known_extras_never(copy, caplog):

@@ -69,7 +69,7 @@ def test_a_model_of_a_class_with_states_is_refused_if_a_layer_has_one(tmp_path: 
 
 
 def test_a_mask_that_no_layer_uses_is_no_obstacle(tmp_path: Path) -> None:
-    """Qwen2-MoE makes one for windows also where it has none: their width is 0, and it hides everything."""
+    """Qwen2-MoE makes a mask for windows even without windows: its width is 0, and it hides every token."""
     path = make_other(tmp_path / "moe", "qwen2_moe", **(LLAMA_LIKE | EXPERTS | {"shared_expert_intermediate_size": 32}))
     assert {one.sliding_window for one in load(path)._shapes} == {0}
 
@@ -86,7 +86,7 @@ def test_a_chunk_that_no_context_reaches_is_no_obstacle(tmp_path: Path) -> None:
 def test_a_model_that_says_something_else_over_pages_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one would that ignores the positions that it is given."""
+    """The model of this test ignores the positions given to it."""
     path = make_kind(tmp_path / "gpt2", "gpt2")
     from transformers import GPT2LMHeadModel
 
@@ -101,13 +101,13 @@ def test_a_model_that_says_something_else_over_pages_is_refused(
 
 
 def test_positions_that_begin_elsewhere_than_at_zero_are_refused(tmp_path: Path) -> None:
-    """RoBERTa counts from the number of its padding token: what it is given here it takes as it is."""
+    """RoBERTa counts positions from the id of its padding token, but uses given positions without this offset."""
     path = make_other(tmp_path / "roberta", "roberta", **(LLAMA_LIKE | {"is_decoder": True, "pad_token_id": 5}))
     assert "gives other logits with paged attention than without" in refusal(path)
 
 
 def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> None:
-    """Llama 4 scales queries by them where it rotates nothing: in contexts that no short text reaches."""
+    """Llama 4 scales queries by position in its layers without rotation, in contexts longer than any test text."""
     fields = {"num_local_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "no_rope_layers": [1, 0, 1]}
     path = make_other(tmp_path / "llama4", "llama4_text", **(LLAMA_LIKE | fields))
     assert "it takes positions from the cache of Transformers" in refusal(path)
@@ -119,8 +119,8 @@ def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> No
 def test_a_token_that_looks_at_the_one_before_it_is_found_in_few_bits_too(
     prefer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short convolution looks back so. The logits are apart by less than what two ways of rounding may be; plain
-    torch, which computes bfloat16 on a processor with AVX2 only, rounds by the shape of the batch."""
+    """A short convolution looks at the token before. The logits differ by less than two ways of rounding may differ:
+    plain torch, which computes bfloat16 on a processor with AVX2 only, rounds by the shape of the batch."""
     path = make_kind(tmp_path / "gpt2", "gpt2")
     from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
@@ -138,7 +138,7 @@ def test_a_token_that_looks_at_the_one_before_it_is_found_in_few_bits_too(
 
 @pytest.mark.parametrize(("more", "why"), [(-9, "gives logits of 269 tokens, but vocab_size"), (1, "IndexError")])
 def test_a_vocabulary_that_is_not_that_of_embedding_and_head_is_refused(more: int, why: str, tmp_path: Path) -> None:
-    """As where the configurations of a text and of the whole have one each."""
+    """A multimodal model can have a vocabulary size in its text configuration and another in its own configuration."""
     config = read_transformers_config(make_kind(tmp_path / "gpt2", "gpt2"))
     config = replace(config, vocab_size=VOCAB_SIZE + more)
     with pytest.raises(NotSupported, match=why):
@@ -153,7 +153,7 @@ def test_positions_that_a_table_does_not_have_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls behind it would have the keys of another."""
+    """The attention calls after a skipped layer would use the keys of another layer."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
     model = load(make_kind(tmp_path / "gpt2", "gpt2"))
@@ -204,7 +204,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     (path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass C: ...\nclass M: ...\n")
     auto_map = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
     change(path, auto_map=auto_map)
-    load(path)  # Transformers knows the type, and takes its own
+    load(path)  # Transformers knows the type, and uses its own class
     change(path, model_type="mine", architectures=["M"])
     assert 'model_type is "mine", which Transformers' in refusal(path)
     assert not marker.exists()
@@ -286,7 +286,7 @@ def test_later_changes_of_the_file_do_no_harm(kind: str, prefer: str, tmp_path: 
     "fields", [{"transformers_weights": "other.bin"}, {"configuration_files": ["config.4.0.0.json"]}]
 )
 def test_other_files_than_those_that_are_checked_are_not_read(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Transformers would take these in place of config.json and model.safetensors, and a pickle among them."""
+    """Transformers would read these files, one of them a pickle, in place of config.json and model.safetensors."""
     path = make_kind(tmp_path / "gpt2", "gpt2")
     (path / "config.4.0.0.json").write_text((path / "config.json").read_text())
     torch.save(load_file(path / WEIGHTS), path / "other.bin")
@@ -301,7 +301,7 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_experts_are_computed_by_what_transformers_has_itself(tmp_path: Path) -> None:
-    """Others that a checkpoint may name would be fetched from the hub, and run."""
+    """A checkpoint may name other kernels, which Transformers would download from the hub and run."""
     path = make_kind(tmp_path / "mixtral", "mixtral")
     change(path, experts_implementation="sonicmoe")
     assert load(path)._model.config._experts_implementation in ("grouped_mm", "eager")

@@ -30,7 +30,7 @@ def test_what_is_known_before_the_weights_are_read(tmp_path: Path) -> None:
     assert config.least_weight_bytes(torch.bfloat16) == 2 * stored
     model = load(path)
     assert model.vocab_size == VOCAB_SIZE
-    # The head is tied to the embedding, and packed beside it.
+    # The head is tied to the embedding, but the packed head is a second copy of its weights.
     assert model.weight_bytes == pytest.approx(4 * (stored + VOCAB_SIZE * 64), rel=0.05)
     assert model.kv_bytes_per_block(16) == 3 * 2 * 64 * 16 * 4
 
@@ -47,7 +47,7 @@ def test_end_tokens_are_those_of_the_generation_config_then_of_the_config(tmp_pa
     values = json.loads((path / "config.json").read_text())
     del values["eos_token_id"]
     (path / "config.json").write_text(json.dumps(values))
-    assert read_transformers_config(path).eos_token_ids == (1,)  # the default of its class
+    assert read_transformers_config(path).eos_token_ids == (1,)  # the default of the model's configuration class
 
 
 def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: P
     values = json.loads((path / "config.json").read_text())
     change(path, rope_parameters=values["rope_parameters"] | {"factor": 5})
     assert load(path, 257).max_model_len == 257
-    # The positions of GPT-2 are learned.
+    # GPT-2 has learned positions, one per row of a table.
     assert refusal(make_kind(tmp_path / "gpt2", "gpt2"), 257).endswith("--max-model-len from 1 to 256, or 0 for 256")

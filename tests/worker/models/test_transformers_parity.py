@@ -1,6 +1,6 @@
-"""Models that Transformers computes over pages give what they give without.
+"""Models that Transformers computes give the same tokens with paged attention as without.
 
-All that the engine does to a sequence is in between, as for Quire's own decoder (test_engine_parity.py).
+The tests cover all that the engine does to a sequence, as those of Quire's own decoder do (test_engine_parity.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     assert found == by_hugging_face(path)
 
 
-# Fields of config.json on the Hugging Face Hub that differ from those that Transformers writes.
+# Fields of config.json files on the Hugging Face Hub, which differ from those that Transformers writes.
 HUB = {
     "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
     "internlm3": {"architectures": ["InternLM3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_internlm3.X"}},
@@ -75,7 +75,7 @@ def test_names_of_the_hub_are_computed_as_what_they_are(kind: str, tmp_path: Pat
 
 
 def test_yarn_that_a_model_card_adds_stretches_the_context(tmp_path: Path) -> None:
-    """The older names of the fields, next to those that Transformers writes; the length is the original one."""
+    """The card's fields have older names, next to those of Transformers. max_position_embeddings is unstretched."""
     from transformers import AutoModelForCausalLM
 
     path = make_other(tmp_path / "qwen2", "qwen2", **(LLAMA_LIKE | {"max_position_embeddings": 64}))
@@ -119,7 +119,7 @@ def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path: Path) -> None:
-    """With the C++ kernels, whose products do not depend on the batch; what is left to torch is row by row."""
+    """The products of the C++ kernels do not depend on the batch; torch computes all other operations row by row."""
     model = load(make_kind(tmp_path / "phi3", "phi3", std=0.1))
     params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
     crowd = make_engine(model, num_blocks=48)

@@ -1,4 +1,4 @@
-"""The committer between a real Redis and an engine that only notes what it is told."""
+"""The committer between a real Redis and a fake engine that records its calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOUNDS = QueueBounds(requests=100, tokens=1000)
 
 
 class Told:
-    """In the engine's place."""
+    """A fake engine that records its calls."""
 
     def __init__(self) -> None:
         self.finished: list[tuple[str, str]] = []
@@ -41,7 +41,7 @@ class Told:
 
 
 class Lane:
-    """A broker, a committer at work, and what its engine was told."""
+    """A broker, a running committer, and the calls to its engine."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -57,7 +57,7 @@ class Lane:
         return claim
 
     async def log(self, request_id: str, tokens: int) -> list[StepItem]:
-        """The output log once it has so many tokens."""
+        """Return the output log as soon as it has `tokens` tokens."""
         async with asyncio.timeout(10):
             while not (items := await self.broker.read_output(request_id)) or items[-1].end < tokens:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_what_was_computed_for_attempts_that_are_over_falls_away(redis_url
 
 
 class Spans:
-    """In place of the spans of an attempt."""
+    """A fake for the tracing spans of an attempt."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
@@ -141,7 +141,7 @@ async def test_a_trace_is_told_of_the_first_tokens_and_of_the_end_whatever_that_
 
 
 async def test_who_loses_the_last_attempt_without_a_commit_has_nothing_to_wait_for(redis_url: str) -> None:
-    """Its leases were not renewed, and its engine has no further step."""
+    """The worker did not renew its leases, and its engine has no further step."""
     async with committing(redis_url) as lane:
         claim = await lane.start("r")
         lane.committer.lose([("r", claim.attempt)], lane.engine)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
         commit: Any = lane.broker.commit_step
 
         async def fails(*args: Any) -> StepReply:
-            reply: StepReply = await commit(*args)  # and is repeatable
+            reply: StepReply = await commit(*args)  # succeeds, though the reply may be lost
             if len(waits) < 7:
                 raise RedisConnectionError
             return reply
@@ -222,7 +222,7 @@ async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
 
 
 def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
-    """A client may have the first of them from an attempt that committed it alone, before Redis lost it."""
+    """A client may have the first step from an attempt that committed it alone, before Redis lost the step."""
     steps = [
         StepCommit("token", StepItem("r", 0, (Delta(0, (1,)), Delta(1, (11,))))),
         StepCommit("token", StepItem("r", 2, (Delta(0, (2,)), Delta(1, (12,))))),
@@ -236,7 +236,7 @@ def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made(
 def test_merged_commits_have_every_token_in_its_place(
     made: list[tuple[int, set[int]]], are_scored: bool, most: int
 ) -> None:
-    """Of several requests, in whose steps one choice, both or none got a token; each has its record."""
+    """The merged steps belong to several requests. In each step one choice, both or neither got a token and record."""
     steps, ends = [], {0: 0, 1: 0, 2: 0}
     for number, (request, choices) in enumerate(made):
         records = struct.pack("<f", -number) if are_scored else None
@@ -276,7 +276,7 @@ async def test_cancellations_that_came_after_the_end_do_not_keep_one_from_coming
 
 
 def test_the_log_of_an_attempt_may_be_longer_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With log-probabilities that of a long request is: a worker that could not read it would end, with all it runs."""
+    """A long request with log-probabilities has such a log. A worker that could not read the log would fail."""
     monkeypatch.setattr(step_items, "MAX_FRAME_BYTES", 1000)
     items = [StepItem("r", at, (Delta(0, (at,), logprobs=bytes(164)),)) for at in range(100)]
     assert module.Attempt("attempt", bytearray(b"".join(item.encode() for item in items))).sent() == items

@@ -1,4 +1,4 @@
-"""What is taken off the queue and when, between a real Redis and an engine that only notes what it is told."""
+"""The consumer takes requests off the queue, between a real Redis and a fake engine that records its calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ BOUNDS = QueueBounds(requests=100, tokens=1000)
 
 
 class Engine:
-    """In the engine's place: it has room, and starts what it is given."""
+    """A fake engine that has room and records the requests that it starts."""
 
     def __init__(self) -> None:
         self.free_rows = 4
         self.displaceable = (0, 0)
         self.started: list[tuple[str, str]] = []
         self.priorities: list[int] = []
-        # What it has room for, and what may displace others, after each of the next starts.
+        # `free_rows` and `displaceable` after each of the next starts.
         self.then: list[tuple[int, tuple[int, int]]] = []
-        # Where requests were prepared that ask for it, who had started by then, and who was ended.
+        # For each prepared request: the thread that prepared it, and the requests started before.
         self.prepared: list[tuple[threading.Thread, list[tuple[str, str]]]] = []
         self.may_start = threading.Event()
         self.finished: list[tuple[str, str]] = []
@@ -67,7 +67,7 @@ class Lane:
         await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
 
     async def isolate(self, request_id: str) -> None:
-        """A request with which two processes of this worker have died: it is pending for the next one."""
+        """Submit a request that has killed two processes of this worker, and is pending for the next process."""
         await self.submit(request_id, "standard")
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         for index in range(3):
@@ -80,7 +80,7 @@ class Lane:
         return [request_id for request_id, _ in self.engine.started]
 
     async def commit(self, request_id: str, start: int) -> None:
-        """A token of a request, of whatever attempt is here."""
+        """Commit a token of a request, for the attempt that this worker has."""
         token = dict(self.committer.attempts)[request_id]
         self.committer.put([StepCommit(token, StepItem(request_id, start, (Delta(0, (5,)),)))])
 
@@ -130,7 +130,7 @@ async def test_isolated_requests_begin_one_after_the_other_each_cleared_by_its_f
 
 
 async def test_an_isolated_request_whose_attempt_was_lost_runs_under_its_next_one(redis_url: str) -> None:
-    """Redis came back without the claim, but with the entry pending here."""
+    """Redis came back without the claim, but the entry is still pending for this worker."""
     async with consuming(redis_url) as lane:
         for name in ("a", "b"):
             await lane.isolate(name)
@@ -249,7 +249,7 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
         lane.consumer._lease_s = 0.05
         lane.engine.free_rows = 2
         lane.engine.then = [(1, (0, 0)), (0, (0, 0))]
-        may_at = asyncio.get_running_loop().time() + 0.049  # nobody could renew
+        may_at = asyncio.get_running_loop().time() + 0.049  # no worker could renew before
         lane.consumer.postpone_reclaim()
         task = asyncio.create_task(lane.consumer.run_reclaim())
         assert await lane.until_started(2) == ["a", "b"]
@@ -264,7 +264,7 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
 
 
 async def test_what_runs_here_is_not_taken_over_again(redis_url: str) -> None:
-    """Its lease was not renewed in time, by this very worker."""
+    """This worker did not renew the lease of its own running request in time."""
     async with consuming(redis_url) as lane:
         await lane.submit("a", "standard")
         await lane.consumer._take(await QueueReader(lane.broker.client, "lane", "w").read(1, 0))

@@ -1,4 +1,4 @@
-"""What a worker has taken off the queue, counted from claims of a real Redis."""
+"""The counts of requests that a worker has taken off the queue, from claims on a real Redis."""
 
 from __future__ import annotations
 

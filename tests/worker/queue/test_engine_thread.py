@@ -1,4 +1,4 @@
-"""What the engine's thread shows of itself and answers: in a step, between two, without work, and at its end."""
+"""The status and the answers of the engine thread: in a step, between steps, without work, and at its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: p
     with running(model) as loop:
         loop.add(REQUEST, "attempt", (), priority=2)
         assert model.entered.acquire(timeout=10)
-        model.go_on.release()  # what it may displace is known behind its first step
+        model.go_on.release()  # the displaceable rows are known after the first step
         assert model.entered.acquire(timeout=10)
         assert loop.displaceable == (REQUEST.sampling.n, REQUEST.sampling.n)
         monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
@@ -67,7 +67,7 @@ def test_standard_requests_may_be_displaced_by_the_first_class_only() -> None:
 
 
 def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
-    """Else a worker would read as many urgent requests in a step as there are, and displace a few."""
+    """Otherwise a worker would read all urgent requests during one step, but can displace only a few requests."""
     model, rows = Gated(), REQUEST.sampling.n
     with running(model) as loop:
         for name in ("low", "lower"):
@@ -89,7 +89,7 @@ def test_one_slow_step_is_forgotten_in_time() -> None:
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
         assert model.entered.acquire(timeout=10)
-        time.sleep(0.05)  # in the step
+        time.sleep(0.05)  # the step takes this long
         model.go_on.release()
         assert model.entered.acquire(timeout=10)
         shown = loop.status.slowest_step_s
@@ -116,7 +116,7 @@ def test_gaps_are_between_the_steps_of_work_and_not_the_time_without_any() -> No
             model.go_on.release()
         assert model.entered.acquire(timeout=10)
         assert loop.ticked_at > shown
-        # It ends from outside, and not with a step.
+        # The request ends by a cancellation, and not in a step.
         loop.finish(REQUEST.id, "cancelled")
         model.go_on.release()
         until_idle(loop)
@@ -146,7 +146,7 @@ def test_who_asks_an_engine_without_work_does_not_wait_for_its_next_tick(monkeyp
         loop.drop(REQUEST.id, "attempt")
         model.go_on.release()
         assert loop.call(lambda engine: engine.has_work).result(10) is False
-        time.sleep(0.01)  # now it sleeps; and `running` stops it
+        time.sleep(0.01)  # the thread sleeps now, and `running` stops it
 
 
 def test_what_is_asked_of_an_engine_that_ends_is_answered_whatever_came_of_it() -> None:

@@ -30,7 +30,7 @@ def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
 
 
 def homes() -> list[str]:
-    """Of a process that lives, of one that has ended, and of one that has and is not yet waited for."""
+    """Return the homes of two dead processes: one ended and waited for, and one a zombie."""
     command = [sys.executable, "-c", "from quire.worker.queue.leases import home; print(home(), flush=True); input()"]
     found = []
     for _ in range(2):
@@ -41,7 +41,7 @@ def homes() -> list[str]:
     for process in (first, second):
         process.kill()
     first.communicate()
-    os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, and stays a zombie
     assert is_gone(zombie)
     second.communicate()
     return [ended, zombie]
@@ -53,8 +53,8 @@ def test_a_process_is_known_to_be_gone() -> None:
     host, machine, pid, started = here.split("/")
     assert not is_gone(here)
     assert all(map(is_gone, homes()))
-    assert is_gone("/".join((host, machine, pid, str(int(started) + 1))))  # its number was given to another process
-    # Of these nobody can tell.
+    assert is_gone("/".join((host, machine, pid, str(int(started) + 1))))  # another process has the pid now
+    # These homes do not tell whether the process has ended.
     for text in ("", "x", "/".join((host, "another machine", "1", "1")), "/".join((host, machine, "../1", "1"))):
         assert not is_gone(text)
 
@@ -72,7 +72,7 @@ async def test_a_second_worker_of_a_name_is_refused_and_the_first_goes_on(redis_
         assert (await gateway.result(request_id))[0] == continuation((5, 3), 8)
         first.stop()
         await task
-        # Its name is free at once.
+        # The name of a stopped worker is free at once.
         await check_name(redis_url, MODEL, "w1", 3600)
 
 
@@ -89,7 +89,7 @@ async def test_of_two_that_start_at_once_one_gets_the_name(redis_url: str) -> No
 
 
 async def started(gateway: Gateway, redis_url: str) -> tuple[WorkerService, asyncio.Task[None], str]:
-    """A worker that has served a request, what runs it, and its incarnation."""
+    """Return a worker that has served a request, its task, and its incarnation."""
     worker = service(redis_url)
     task = asyncio.create_task(worker.run(1.0))
     await gateway.result(await gateway.submit((4, 2)))
@@ -101,7 +101,7 @@ async def started(gateway: Gateway, redis_url: str) -> tuple[WorkerService, asyn
 async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway:
         _, task, incarnation = await started(gateway, redis_url)
-        # As another one does that has not seen it beat.
+        # A second worker that has not seen a heartbeat of the first takes the name in this way.
         assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=incarnation)
         with pytest.raises(NameTaken, match="--worker-id"):
             await asyncio.wait_for(task, 10)
@@ -109,7 +109,7 @@ async def test_one_that_was_silent_ends_when_its_name_was_taken(redis_url: str) 
 
 
 async def test_its_engine_computes_no_more_when_it_has_ended(redis_url: str) -> None:
-    """It would be inside of torch at the end of the process, which that aborts."""
+    """An engine thread inside torch would abort the process at its end."""
     async with Gateway(redis_url) as gateway:
         worker = service(redis_url, Slow(0.5))
         task = asyncio.create_task(worker.run(1.0))
@@ -125,7 +125,7 @@ async def test_its_engine_computes_no_more_when_it_has_ended(redis_url: str) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what tells processes apart is Linux's /proc")
 async def test_one_that_finds_its_predecessor_again_in_redis_keeps_the_name(redis_url: str) -> None:
-    """Redis came back as it was when the one before had just died."""
+    """Redis came back with older data, from just after the death of the predecessor."""
     ended = (await asyncio.to_thread(homes))[0]
     async with Gateway(redis_url) as gateway:
         worker, task, incarnation = await started(gateway, redis_url)
@@ -144,7 +144,7 @@ async def test_the_name_of_a_dead_process_is_free_at_once_and_of_a_silent_one_so
         ended = (await asyncio.to_thread(homes))[0]
         assert await broker.enlist("w1", "dead", ended, 3600)
         began = time.monotonic()
-        await take_name(broker, "w1", new_id(), 3600)  # waits for no beat
+        await take_name(broker, "w1", new_id(), 3600)  # does not wait for a heartbeat
         assert time.monotonic() - began < 5
         assert await broker.enlist("w2", "silent", "host/machine/1/1", BEAT_S)
         await take_name(broker, "w2", "next", BEAT_S)

@@ -1,4 +1,4 @@
-"""What runs for gateways that have died is cancelled once the grace is over. No real time, and no Redis."""
+"""Requests of dead gateways are cancelled after the grace time. The tests use neither real time nor Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRACE_S = 4.0
 
 
 class Lane:
-    """In the broker's and the committer's place: who runs here, where somebody listens, and which gateways live."""
+    """A fake broker and committer: the running attempts, each request's listening gateways, and the live gateways."""
 
     def __init__(self) -> None:
         self.attempts = [("r", "attempt"), ("background", "attempt"), ("other", "attempt")]
@@ -42,7 +42,7 @@ class Lane:
 
 
 class Looks:
-    """In place of the event that ends it, and of the clock: each wait takes a second, and no time."""
+    """A fake stop event and clock: each wait advances the clock by a second, and takes no real time."""
 
     def __init__(self) -> None:
         self.now, self.end = 0.0, 0.0
@@ -78,7 +78,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 @pytest.fixture
 def look(lane: Lane, looks: Looks) -> Callable[[int], Awaitable[None]]:
-    """Look so many times, once a second."""
+    """Return a function that looks for orphans a number of times, once a second."""
     made: Any = Orphans(lane, lane, GRACE_S)  # type: ignore[arg-type]
 
     async def look(times: int) -> None:
@@ -116,7 +116,7 @@ async def test_who_comes_back_in_time_has_the_whole_grace_again(
 
 
 async def test_while_redis_is_away_no_grace_runs_out(lane: Lane, look: Callable[[int], Awaitable[None]]) -> None:
-    """No gateway can renew its lease then."""
+    """While Redis is away, no gateway can renew its lease."""
     lane.live.remove("a")
     await look(4)
     lane.is_away = True

@@ -34,7 +34,7 @@ leave(0)
 
 
 def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_differ() -> None:
-    """By gloo in place of NCCL."""
+    """The test uses gloo in place of NCCL."""
     file, project = os.memfd_create("test"), Path(__file__).parents[3]
     command = [sys.executable, "-c", IN_ORDER]
     processes = [
@@ -48,14 +48,14 @@ def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_diffe
         for process in processes:
             process.kill()
             process.wait()
-    # 1.0 is lost beside the large ones, unless they are gone before.
+    # A sum loses the 1.0 when it adds 1.0 to a large value, unless the large values have cancelled before.
     sums = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     for rank, answer in enumerate(found):
         assert answer == [sums, [258.0], [5], None if rank else [[0, 7], [1, 7], [2, 7]]]
 
 
 class Echo(Collectives):
-    """Rank 0, and a rank that hears what it has said."""
+    """Rank 0, and a rank that receives the messages of rank 0."""
 
     said: torch.Tensor | None = None
 
@@ -78,7 +78,7 @@ class Echo(Collectives):
 
 
 def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_them() -> None:
-    lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of them fill no place of 16 bytes
+    lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of these sizes are not multiples of 16 bytes
     *parts, rows = (torch.randint(1, 2**31 - 1, shape if isinstance(shape, tuple) else (shape,)) for shape in lengths)
     sent = ForwardBatch(*(part.int() for part in parts), rows)
     echo = Echo()

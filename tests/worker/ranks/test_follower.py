@@ -1,4 +1,4 @@
-"""What the leader orders is done on all ranks: graphs and caches have the same number on all, and go together."""
+"""All ranks obey the orders of the leader: graphs and caches have the same number on all ranks, and end together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Wire:
-    """In place of processes: what the leader tells and sends, for a follower in a thread of this process."""
+    """A fake connection that passes the leader's orders and batches to a follower in a thread of this process."""
 
     def __init__(self) -> None:
         self.orders: queue.Queue[list[Any]] = queue.Queue()
@@ -70,7 +70,7 @@ class Wire:
 
 
 class Tape:
-    """A graph that says what was recorded into it, and how often it was replayed."""
+    """A graph that records its operations and counts its replays."""
 
     def __init__(self, log: list[str]) -> None:
         self.log, self.start = log, len(log)
@@ -85,7 +85,7 @@ class Tape:
 
 
 class Logged(Decoder):
-    """A part of a model that notes the sizes of what it computes."""
+    """A rank's part of a model, which logs the number of tokens in each forward pass."""
 
     log: list[str]
 
@@ -187,7 +187,7 @@ def test_a_graph_that_another_rank_cannot_record_is_none_anywhere(path: Path, is
         with pytest.raises(RuntimeError, match="another rank"):
             leader.record(lambda: leader.forward(batch(7), cache), None, record)
         if not is_launched:
-            leader.followers.batches.get(timeout=20)  # what the follower did not take
+            leader.followers.batches.get(timeout=20)  # the batch that the follower did not take
         follower._record = kept
         leader.forward(batch(6), cache)  # ranks are still in step
         graph, _ = leader.record(lambda: None, None, record)
@@ -221,7 +221,7 @@ def test_graphs_share_a_pool_where_those_of_the_leader_do(path: Path) -> None:
 
         follower._record = noted
         of_runners = []
-        for _ in range(2):  # one that measures what graphs take, and the one that stays
+        for _ in range(2):  # a graph to measure memory, and the graph that stays
             with pytest.raises(torch.OutOfMemoryError):
                 leader.record(lambda: None, None, fails)
             graph, pool = leader.record(lambda: None, None, lambda launch, pool: (Tape([]), "pool"))
@@ -273,7 +273,7 @@ def test_a_step_that_fails_on_one_rank_ends_all(path: Path, monkeypatch: pytest.
             raise torch.OutOfMemoryError("no more memory")
 
         monkeypatch.setattr(Logged, "forward", fails)
-        leader.followers.tell = lambda *order: None  # the other would wait for its part of the step
+        leader.followers.tell = lambda *order: None  # else the follower would wait for its part of the step
         for _ in range(2):
             with pytest.raises(OutOfStep, match="failed on one rank"):
                 leader.forward(batch(1), cache)

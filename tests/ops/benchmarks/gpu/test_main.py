@@ -1,4 +1,4 @@
-"""The parts of `make gpu-check`: their order, repetition, and what is reported."""
+"""The parts of `make gpu-check`: their order, their repetition, and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.ops.benchmarks.gpu import packages
 def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """A bare machine may have no newer one. The check goes on; the stack is left out, since its worker refuses it."""
+    """A bare machine may lack a newer Triton. The check then skips the stack, whose worker refuses this Triton."""
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
     monkeypatch.setattr(main, "has_cuda", lambda: True)
     monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
@@ -52,7 +52,7 @@ def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_no
     def run(name: str, args, seconds: float) -> dict:
         ran.append((name, args.without_graphs))
         written = json.loads((tmp_path / "results.json").read_text())["parts"] if len(ran) > 1 else {}
-        assert len(written) == len(ran) - 1  # after each part
+        assert len(written) == len(ran) - 1  # results are written after each part
         return {"status": "failed" if ran[-1] == ("small", False) else "passed", "why": "lost", "seconds": 1.0}
 
     monkeypatch.setattr(main, "run_part", run)

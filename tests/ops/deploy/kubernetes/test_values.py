@@ -95,7 +95,7 @@ def test_helm_refuses_what_the_schema_refuses(tmp_path: Path) -> None:
             "worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=5",
             "worker.autoscaling.minReplicas: 5 is more than maxReplicas, 4; lower it",
         ),
-        # The name of a file instead of its text, and what is no YAML.
+        # A file name instead of the text of the file, and invalid YAML.
         ("monitoring.enabled=true,monitoring.rules=rules.yml", "monitoring.rules: there are no groups in it; give"),
         ("monitoring.enabled=true,monitoring.rules=groups: [", "monitoring.rules: error converting YAML"),
     ],
