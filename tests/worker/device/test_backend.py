@@ -22,13 +22,13 @@ def test_an_error_of_triton_at_its_first_launch_is_one_line_with_the_remedy(monk
     """A container's linker cache may lack libcuda."""
     from triton.backends.nvidia import driver
 
-    import quire.kernels.gpu
+    import quire.kernels.gpu.ops
 
     def launch(*_: object) -> None:
         driver.libcuda_dirs()
 
     ops = make_triton_ops(torch.float32, monkeypatch)
-    monkeypatch.setattr(quire.kernels.gpu, "TritonOps", lambda *_, **__: ops)
+    monkeypatch.setattr(quire.kernels.gpu.ops, "TritonOps", lambda *_, **__: ops)
     monkeypatch.setattr(ops, "argmax", launch)
     monkeypatch.setattr(driver.subprocess, "check_output", lambda *_, **__: b"")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

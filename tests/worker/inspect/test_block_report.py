@@ -15,7 +15,7 @@ def expected_blocks(engine: Engine) -> dict[int, tuple[list[str], int]]:
     found: dict[int, tuple[list[str], int]] = {block: ([], SIZE) for block in blocks.known_blocks()}
     held = [
         (f"{group.request_id}/{one.choice}", one.block_table, max(one.num_computed, one.num_stored))
-        for group in engine.scheduler.all_groups()
+        for group in engine.groups.all_groups()
         for one in group.unfinished
     ]
     held += [("", prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
