@@ -16,7 +16,7 @@ from quire.gateway.telemetry.access_log import recording
 
 
 def create_app(gateway: Gateway) -> web.Application:
-    """Returns the application of a gateway. It starts the gateway when it starts up, and closes it at the end."""
+    """Returns the application of a gateway. The application starts the gateway on startup and closes it on cleanup."""
     app = web.Application(
         middlewares=[recording(gateway.meters, gateway.tracer), error_responses.middleware],
         client_max_size=gateway.settings.max_body_bytes,

@@ -21,16 +21,17 @@ Settings = TypeVar("Settings")
 
 
 class CommandError(Exception):
-    """A failure that the user can mend. The text is one line: what is wrong, where, and the remedy."""
+    """A failure that the user can mend. The text is one line with the fault, its place and the remedy."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Command(Generic[Settings]):
-    """One command. `examples` are command lines with `{prog}` in place of the command's name.
+    """One command.
 
-    `run` gets the settings and the environment and returns the exit code. It imports what it needs when it is called,
+    examples: command lines with `{prog}` in place of the command's name.
+    run: gets the settings and the environment, and returns the exit code. `run` imports its modules when it is called,
     so that `--help` loads neither torch nor aiohttp.
     """
 

@@ -92,10 +92,10 @@ def choose_num_blocks(
 def choose_num_host_blocks(
     settings: WorkerSettings, bytes_per_block: int, taken: int, sequences: int, max_model_len: int
 ) -> int:
-    """Host blocks for swapping; 0 if nothing is ever swapped.
+    """The number of host blocks for swapping; 0 if nothing is ever swapped.
 
-    Their number is limited by --swap-gb, by a share of the memory that is free after `taken` bytes, and by the need of
-    all sequences at their maximum length.
+    The number is the least of three: the blocks that fit in --swap-gb, the blocks that fit in a share of the memory
+    that is free after `taken` bytes, and the blocks that all sequences need at their maximum length.
     """
     if settings.preemption == "recompute" or not settings.swap_gb:
         return 0

@@ -38,7 +38,8 @@ class Canceller:
         # Requests to end, by id; and the batch that Redis is ending now.
         self._waiting: dict[str, End] = {}
         self._batch: dict[str, End] = {}
-        # Requests that were not cancelled because a client here listens. It may leave before it is responsible.
+        # Requests that were not cancelled because another client of this gateway listens. `left` cancels such a request
+        # if that client leaves too: its own call may not yet be responsible for the request.
         self._spared: set[str] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -50,7 +51,7 @@ class Canceller:
         self._add(request_ids, self._cancel_unwanted)
 
     def left(self, request_ids: Iterable[str]) -> None:
-        """The last listener here has left. Requests that were spared for such a listener are cancelled now."""
+        """Cancel those of the requests that were spared. Called when their last listener at this gateway leaves."""
         spared = self._spared.intersection(request_ids)
         self._spared -= spared
         self.cancel(tuple(spared))

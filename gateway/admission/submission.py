@@ -24,7 +24,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How the requests of a call are admitted.
+    """The options with which the requests of a call are submitted to the queue.
 
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.

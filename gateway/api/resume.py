@@ -125,7 +125,7 @@ async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
 
 
 def not_found() -> NotFound:
-    """The one error for every stream that cannot be resumed. It does not tell whether the stream ever existed."""
+    """Returns the error for a stream that cannot be resumed. The error hides whether the stream ever existed."""
     return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
 
 

@@ -1,7 +1,7 @@
 """The text and bytes of single tokens, for answers that list them.
 
-A token may be a part of a character, which a tokenizer decodes to U+FFFD. So the bytes are read from the vocabulary. It
-writes them in one of two ways; the tokenizer's decoder tells which.
+A token may be a part of a character; a tokenizer decodes such a token to U+FFFD. So the bytes are read from the
+vocabulary. A vocabulary writes bytes in one of two ways; the tokenizer's decoder tells which.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TooManyViewers(ApiError):
 
 
 def is_on(setting: str, host: str) -> bool:
-    """Whether a gateway with `--engine-view` set to `setting`, which listens on `host`, serves the page."""
+    """True if a gateway that listens on `host` serves the page. `setting`: the value of `--engine-view`."""
     if setting != "auto":
         return setting == "on"
     if host == "localhost":

@@ -86,12 +86,12 @@ class OutputBuffer:
         self._waiting_tokens = 0
         # Generation counter: incremented when the buffer is drained, unless more than MAX_TAKEN tokens are left.
         self._generation = 0
-        # Whether the next `ready` lets other tasks run before the rest of a large item is drained.
+        # True if the next `ready` lets other tasks run before the rest of a large item is drained.
         self._has_rest = False
         # Estimated weight of a log entry, from the last page that was read.
         self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
-        # Whether `wake` was called since `ready` began.
+        # True if `wake` was called since `ready` began.
         self._is_woken = False
         # Drains the buffer; returns False if the consumer's task must run.
         self.sink: Callable[[], bool] | None = None
@@ -99,11 +99,11 @@ class OutputBuffer:
         self._taken_at = now
         self.keepalive_due = False
         self._silent: set[Cursor] = set()
-        # Whether a cursor is behind or silent, so that a log must be read.
+        # True if a cursor is behind or silent, so that a log must be read.
         self._must_read = False
-        # Whether the requests are in Redis. One that is missing there afterwards is lost.
+        # True once the requests are in Redis. A request that is missing there afterwards is lost.
         self.accepted = False
-        # Whether requests that have not ended are cancelled when the buffer is closed.
+        # True if requests that have not ended are cancelled when the buffer is closed.
         self.is_responsible = False
         # Arrival time of the oldest buffered item, and of the oldest item last taken; 0 if read from the log.
         self._fed_at = 0.0

@@ -22,9 +22,10 @@ class Cursor:
         self.request_id = request_id
         # The first token that the client does not have.
         self.next = 0
-        # Whether the log has, or may have, tokens from `next` on that must be read from there.
+        # True if the log has, or may have, tokens from `next` on that the client can get only from the log.
         self.behind = False
-        # Whether the cursor is behind for a reason other than lost messages: the reads are then not counted as repairs.
+        # True if the cursor is behind for a reason other than lost messages; reads of the log then do not count as
+        # repairs.
         self.expects_log = False
         self.ended = False
         # Time of the last item, or of the last check for silence, on the loop's clock.

@@ -54,7 +54,7 @@ class FrameRouter:
                 del self._by_request[request_id]
 
     def has(self, request_id: str) -> bool:
-        """Whether an open call listens to the request."""
+        """True if an open call listens to the request."""
         return request_id in self._by_request
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:

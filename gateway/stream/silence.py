@@ -114,5 +114,5 @@ class SilenceMonitor:
 
 
 def _has_nothing_after(position: int, entries: Any) -> bool:
-    """Whether the first log entries from token `position` on are at most the one that ends there."""
+    """True if the log has no token after `position`: each of `entries` is the entry that ends at `position`."""
     return isinstance(entries, list) and all(entry_id == b"%d-0" % position for entry_id, _ in entries)

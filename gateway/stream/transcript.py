@@ -138,7 +138,7 @@ class _ChoiceText:
 
 
 class _RequestText:
-    """The text of one request. Its choices are numbered from `first_choice`."""
+    """The text of one request. `first_choice`: index of the request's first choice in the answer of the call."""
 
     def __init__(self, model: ServedModel, metadata: CallMetadata, first_choice: int) -> None:
         self.choices = [_ChoiceText(model, metadata) for _ in range(metadata.n)]
@@ -202,7 +202,7 @@ class Transcript:
 
     @property
     def ended(self) -> bool:
-        """Whether all requests have ended, or one has failed."""
+        """True if all requests have ended, or one has failed."""
         return self._open == 0 or self._failed
 
     @property

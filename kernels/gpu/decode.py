@@ -35,7 +35,7 @@ def decode_kernel(
     lane = tl.arange(0, KEYS)
     work = tl.load(counts) * (KV_HEADS * PARTS)
     for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
-        # Neighbouring programs compute the heads of one chunk, which are neighbours in the cache.
+        # Neighbouring programs compute the heads of one chunk, because these heads are neighbours in the cache.
         kv_head = index % KV_HEADS
         part = index // KV_HEADS % PARTS
         item = items + index // (KV_HEADS * PARTS) * FIELDS

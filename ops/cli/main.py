@@ -1,4 +1,7 @@
-"""The entry point of the command `quire`. It takes over Ctrl-C before it imports the rest, which can take seconds."""
+"""The entry point of the command `quire`.
+
+`main` sets the handler of Ctrl-C before it imports the slow modules, because these imports can take seconds.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from quire.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
-    """The settings of `quire serve`. It passes all other settings on to the gateway and the workers unchanged."""
+    """The settings of `quire serve`. The command passes all other settings on to gateway and workers unchanged."""
 
     workers: int = option(
         1, minimum=1, maximum=64, metavar="N", help="Number of worker processes; each loads the whole model."

@@ -58,7 +58,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL for clients. It stays the same when the server is restarted."""
+        """The URL for clients, which a restart of the server does not change."""
         if self._password:
             return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
         return f"unix://{quote(str(self._socket))}"
@@ -164,9 +164,11 @@ class EmbeddedRedis:
         self._socket.unlink(missing_ok=True)
 
     def _end_earlier(self, lock: FileLock) -> None:
-        """End the process that holds the lock. Its parent is gone, because this process owns the state folder.
+        """End the process that holds the lock.
 
-        The holder is a server or, if that was killed, its child process that still rewrites the append-only file.
+        The holder is a server of an earlier run. If that server was killed, the holder is its child process that still
+        rewrites the append-only file. The process that started the server is gone, because this process owns the state
+        folder.
         """
         pid = lock.read()
         if not pid.isdigit():

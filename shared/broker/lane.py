@@ -26,7 +26,7 @@ class Lane:
     def __init__(self, client: Redis, lane: str) -> None:
         self.client = client
         self.keys = LaneKeys(lane)
-        # Number of corrupt things found in Redis, by kind. They were dropped, or ended their request.
+        # Number of corrupt values read from Redis, by kind. A corrupt value is dropped, or ends its request.
         self.corrupt: Counter[str] = Counter()
 
     def script(self, name: str) -> Script:

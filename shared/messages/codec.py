@@ -19,7 +19,7 @@ VERSION = 4
 
 
 class MessageError(ValueError):
-    """A message that does not follow the protocol. It names the field that is wrong."""
+    """A message does not follow the protocol. The text of the error names the wrong field."""
 
 
 def unpack(data: bytes, limit: int) -> Any:

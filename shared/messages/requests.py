@@ -33,7 +33,7 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request as the worker gets it. Its only texts are stop strings and a JSON schema.
+    """One accepted request as the worker gets it. A request holds no text except stop strings and a JSON schema.
 
     Requests share cached prefixes only with requests of the same `cache_salt`.
     """

@@ -1,4 +1,4 @@
-"""Step items: what each engine step does for a request. They are sent for every token, so they are arrays.
+"""Step items: the result of one engine step for one request. Items are arrays, because one is sent for every token.
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request before this item
     delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]

@@ -84,7 +84,7 @@ def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _original(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) -> int:
-    """Return the context length before scaling. As in Transformers, the field of the configuration takes precedence."""
+    """Return the context length before scaling. The field of the configuration takes precedence, as in Transformers."""
     for value in (config.get(_ORIGINAL), rope.get(_ORIGINAL)):
         if type(value) is int and value > 0:
             return value

@@ -37,7 +37,7 @@ def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ())
 
 
 def download(name: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
-    """Return the folder of the model `name` in the local cache, after downloading what is missing. Raises HubError.
+    """Download the missing files of the model `name`, and return its folder in the local cache. Raises HubError.
 
     wanted, unwanted: patterns of file names.
     """

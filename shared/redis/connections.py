@@ -40,7 +40,7 @@ class NotTheServer(RedisConnectionError):
 
 
 class PlacedConnection(AbstractConnection):
-    """A connection to the server of a lane. It reconnects if the lane has moved."""
+    """A connection to the server of a lane. `connect` reconnects if the lane has moved."""
 
     def __init__(self, *, place: Place, **options: Any) -> None:
         super().__init__(**options)
@@ -89,7 +89,7 @@ class PlacedConnection(AbstractConnection):
 
 
 class TcpConnection(PlacedConnection, Connection):
-    """A TCP connection. It asks its place for the address."""
+    """A TCP connection to the address that its place gives."""
 
     address: Address
 

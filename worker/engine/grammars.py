@@ -90,7 +90,7 @@ class Grammars:
     def matcher(self, schema: str) -> Matcher:
         """Return a matcher at the beginning of an answer. Raises RequestRefused if the schema cannot be followed.
 
-        The first call for a schema takes up to a second, later ones take microseconds.
+        The first call for a schema can last a second; later calls for the same schema last microseconds.
         """
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")

@@ -221,7 +221,7 @@ def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
     """The names of the tensors of embedding and head: the same tensor if the model ties them.
 
-    As in Transformers, tied weights may be stored under either name, and tensors that differ are not tied.
+    Tied weights may be stored under either name, and tensors that differ are not tied, as in Transformers.
     """
     if not config.tie_word_embeddings:
         return EMBEDDING, HEAD

@@ -227,7 +227,10 @@ class Consumer:
         self._engine.add(request, claim.attempt, logged, priority)
 
     async def _run_isolated(self) -> None:
-        """Start the first isolated request once no other request lacks progress. Its first token ends its isolation."""
+        """Start the first isolated request once no other request lacks progress.
+
+        The isolation of a request ends with its first token.
+        """
         committer = self._committer
         waiting = deque(one for one in self._isolated if committer.lacks_progress(one[0]))
         if len(waiting) < len(self._isolated):

@@ -122,7 +122,7 @@ class EngineThread(threading.Thread):
             self._engine.grammars.matcher(request.sampling.json_schema)
 
     def finish(self, request_id: str, outcome: str) -> None:
-        """End a request with an outcome. Its last item is emitted if it still runs."""
+        """End a request with an outcome. A request that still runs emits its last item."""
         self._post(lambda: self._engine.finish(request_id, outcome))
 
     def drop(self, request_id: str, attempt: str) -> None:
@@ -130,8 +130,9 @@ class EngineThread(threading.Thread):
         self._post(lambda: self._drop(request_id, attempt))
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Run `function(engine)` on the engine's thread between two steps. It must be quick and change nothing.
+        """Run `function(engine)` on the engine's thread between two steps.
 
+        `function` must be quick and change nothing.
         The future holds what the function returns or raises, or EngineGone if the thread has ended. A call whose future
         has been cancelled is skipped.
         """

@@ -45,7 +45,7 @@ CAUSE_S = 1.0
 
 
 class OutOfStep(Exception):
-    """A rank has failed in a call that other ranks have made. They may wait for each other, so all must end."""
+    """A rank failed in a call that other ranks have made. The ranks may wait for each other, so all ranks must end."""
 
 
 def reason(error: BaseException) -> BaseException:

@@ -75,7 +75,8 @@ def main() -> int:
     if not args.rehearse and not has_cuda():
         print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
         return 1
-    # SIGTERM raises SystemExit, so that `process.run` also ends the running part, which has a session of its own.
+    # SIGTERM raises SystemExit, so that `process.run` also ends the running part: a part has a session of its own, and
+    # does not get the signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}

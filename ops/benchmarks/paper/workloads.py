@@ -1,9 +1,9 @@
 """Requests with the published statistics of the paper's traces (section 6.1), synthesised: no download, one seed.
 
 The paper gives the mean lengths and, in figure 11, the shape: most requests are short, a long tail reaches the 2,048
-tokens of the context. Lengths here are lognormal, which has that shape, clamped to at least 4 tokens (as vLLM's own
-benchmark filters them) and to the context; then one factor per trace is solved for so that the mean of the clamped
-lengths is the published one to 1 %.
+tokens of the context. Lengths here have a lognormal distribution, because it has that shape. Lengths are clamped to at
+least 4 tokens (vLLM's own benchmark filters shorter ones) and to the context. One factor per trace is solved for, so
+that the mean of the clamped lengths is the published one to 1 %.
 
 The spread (sigma of the logarithm, before clamping) is not published. The values here were chosen as follows:
 
