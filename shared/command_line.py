@@ -93,7 +93,7 @@ def report_failures(prog: str, environ: Mapping[str, str], run: Callable[[], int
         code = _exit_code(prog, environ, run)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `quire --help | head`: the reader has gone, and the rest of the buffer is dropped
+    except BrokenPipeError:  # `quire --help | head`: the reader has ended, and the rest of the buffer is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

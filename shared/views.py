@@ -60,7 +60,7 @@ class EngineFigures:
     blocks_free: int
     blocks_pinned: int
     blocks_shared: int  # in the tables of two sequences or more
-    # Slots of the used blocks: they hold a token, belong to one that is not computed yet, or belong to none.
+    # Slots of the used blocks. A slot holds a token, is promised to a token that is not computed yet, or is wasted.
     slots_filled: int
     slots_promised: int
     slots_waste: int

@@ -25,9 +25,9 @@ HOST_BLOCKS_SHARE = 0.2
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """Choose what the engine can hold. Raises StartError if one sequence of the maximum length does not fit."""
+    """Choose the limits of the engine. Raises StartError if one sequence of the maximum length does not fit."""
     max_model_len = model.max_model_len
-    # A block takes this much on each rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
+    # A block takes this many bytes on each rank. All ranks share the host's memory; on a CPU it holds the KV cache.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
     if device.type == "cpu":

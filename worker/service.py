@@ -168,7 +168,7 @@ class WorkerService:
             # 3) Stop the engine, and commit its last results.
             engine.stop()
             await asyncio.to_thread(engine.join)
-            await asyncio.sleep(0)  # the last step's call_soon_threadsafe
+            await asyncio.sleep(0)  # let the callbacks run that the last step passed to call_soon_threadsafe
             committer.stop()
             await committing
             # 4) Return the remaining requests, and end the other tasks.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-# Tokens that are kept. A vocabulary may be larger, but texts use a small part of it.
+# Maximum number of cached tokens. A vocabulary may be larger, but texts use a small part of it.
 MAX_KEPT = 1 << 16
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>", re.ASCII)
 

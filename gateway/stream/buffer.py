@@ -1,8 +1,8 @@
 """The buffered output of one call: every token once and in order, although pub/sub may lose or repeat messages.
 
-Published items are a hint, the output log is the truth: a gap between items is read from the log. So is everything that
-a slow client has no room for. The buffer is bounded in tokens, and a log-probability counts as a token, since it is as
-large when it is written:
+Published items are a hint, the output log is the truth: a gap between items is read from the log. Items of a slow
+client that do not fit in the buffer are read from the log, too. The buffer is bounded in tokens. A log-probability
+counts as a token, since it is as large when it is written:
 
 - MAX_WAITING tokens. The limit is checked before an item is added, so the last item may exceed it, and each other
   request of the call may add one item more, because the items of a call's requests arrive together.
@@ -27,7 +27,7 @@ from quire.shared.states import ExpireReply, OutcomeName
 
 log = logging.getLogger("gateway")
 
-# Tokens that are buffered for one call. A client that reads more slowly gets the rest from the log.
+# Maximum number of tokens that are buffered for one call. A slower client gets the rest from the log.
 MAX_WAITING = 256
 # Tokens that are drained at once, such as from an answer that was ranked and arrives whole. Other calls run in between.
 MAX_TAKEN = 1024
@@ -108,9 +108,9 @@ class OutputBuffer:
         # Arrival time of the oldest buffered item, and of the oldest item last taken; 0 if read from the log.
         self._fed_at = 0.0
         self.came_at = 0.0
-        # Requests that were ended here; workers may still run them.
+        # Requests that this gateway has ended; workers may still run them.
         self._given_up: set[str] = set()
-        # Requests whose deadline has passed, and that Redis could not be told to end.
+        # Requests whose deadline has passed, and that are not ended in Redis because Redis did not answer.
         self.to_expire: list[str] = []
         # The time by which the requests must have ended, on the loop's clock.
         self.overdue_at = math.inf
@@ -305,7 +305,7 @@ class OutputBuffer:
             self._silent.add(cursor)
 
     async def _read_log(self, cursor: Cursor) -> bool:
-        """Adds one page of the log after the cursor, or as much as there is room for. False if Redis did not answer."""
+        """Adds one page of the log after the cursor, or as much as fits. Returns False if Redis did not answer."""
         self._stats.log_reads += 1
         try:
             # With many choices an entry has many tokens. The first entry may be the one that ends at the cursor.
@@ -347,7 +347,7 @@ class OutputBuffer:
             self._end(cursor, Outcome(OutcomeName.ERROR, detail))
 
     def _end(self, cursor: Cursor, outcome: Outcome) -> None:
-        if cursor.ended:  # its end was published while Redis was asked
+        if cursor.ended:  # the end of the request was published while Redis was asked
             return
         cursor.ended = True
         self._given_up.add(cursor.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.shared.messages import Delta, StepItem
 
-# A request without items for this long is compared with its log. Each fruitless comparison doubles the time.
+# Seconds without items after which a request is compared with its log. Each fruitless comparison doubles the time.
 SILENCE_S = 0.25
 MAX_SILENCE_S = 4.0
 
@@ -38,7 +38,7 @@ class Cursor:
     def take(self, item: StepItem) -> StepItem | None:
         """Returns the new part of an item.
 
-        None if nothing in it is new, or if tokens before it are missing; in the latter case `behind` is set.
+        Returns None if no token of the item is new, or if tokens before the item are missing; then `behind` is set.
         """
         if self.ended:
             return None

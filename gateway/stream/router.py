@@ -1,6 +1,7 @@
 """Routes published items to the calls that listen to their requests.
 
-A request has one call as a rule, and more when a client resumed it or repeated its idempotency key.
+As a rule one call listens to a request. More calls listen if a client resumed the stream or repeated an idempotency
+key.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class _ChoiceText:
         self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context)
         self._includes_stop = metadata.include_stop_str_in_output
         self._filter = StopStringFilter(metadata.stop, self._includes_stop)
-        # A message begins a text of its own, a completion continues one. Cleared by the first character.
+        # A message begins a text of its own; a completion continues one. The first character clears this flag.
         self._drops_space = metadata.dialect == "chat" and model.drops_first_space
         # Characters of the text so far; counted for log-probabilities only.
         self._length = 0

@@ -125,7 +125,7 @@ def decode(
     scale: float,
     multiprocessors: int,
 ) -> None:
-    """Compute the rows of out [T, H, D] that the plan names. scale: of the scores, in base 2."""
+    """Compute the rows of out [T, H, D] that the plan names. scale: factor of the scores, in base 2."""
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)

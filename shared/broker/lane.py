@@ -34,7 +34,7 @@ class Lane:
         return load_script(self.client, name)
 
     def note_corrupt(self, what: str, name: str, why: object) -> None:
-        """Count a corrupt thing; the first of each kind is logged."""
+        """Count a corrupt value; the first of each kind is logged."""
         self.corrupt[what] += 1
         if self.corrupt[what] == 1:
             log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)

@@ -63,7 +63,7 @@ def pack(value: Any) -> bytes:
 
 
 def as_map(message: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name; not of dataclasses in it."""
+    """The fields of a dataclass by name; a nested dataclass stays as it is."""
     return {one.name: getattr(message, one.name) for one in fields(message)}
 
 

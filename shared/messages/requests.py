@@ -1,7 +1,7 @@
 """Requests and worker cards: maps with a version, read strictly.
 
 Decoding accepts exactly the known keys, the right types and bounded sizes. The bounds are generous: the gateway
-enforces the limits that users meet.
+enforces the limits for users.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GenerationRequest:
 
     @property
     def cost(self) -> int:
-        """Tokens that the request may occupy: what admission and placement count."""
+        """The number of tokens that the request may occupy; admission and placement count this number."""
         return len(self.prompt) + self.sampling.num_sequences * self.sampling.max_tokens
 
     def encode(self) -> bytes:

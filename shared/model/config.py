@@ -50,7 +50,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def longer_context(config: Mapping[str, Any], asked: int) -> str:
-    """Return an advice how to change `config.json` for contexts of `asked` tokens; empty if that is not possible.
+    """Return advice on changing `config.json` for contexts of `asked` tokens; empty if that is not possible.
 
     For models with RoPE only: learned positions are limited by their table.
     """

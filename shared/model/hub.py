@@ -9,7 +9,7 @@ from quire.shared.model.folder import gguf_fault
 
 
 class HubError(Exception):
-    """The folder of a model cannot be found: `reason` says why, `remedy` what to do."""
+    """The folder of a model cannot be found. `reason` is the cause; `remedy` is the advice for the user."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")

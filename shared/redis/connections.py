@@ -1,4 +1,4 @@
-"""Connections of redis-py that follow their lane: to its server, wherever that is now.
+"""Connections of redis-py that follow their lane to the server that serves it now.
 
 A server that says that it cannot serve the lane counts as a broken connection. The next connection asks again where the
 lane is (`shared/redis/places.py`).

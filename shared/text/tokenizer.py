@@ -51,7 +51,7 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     """Load `tokenizer.json`. Raises ModelError.
 
     The post-processor of the file adds the special tokens of a plain prompt. Like Transformers with such a file, this
-    ignores `add_bos_token` and `add_eos_token`.
+    function ignores `add_bos_token` and `add_eos_token`.
     """
     path = folder / "tokenizer.json"
     if not path.exists():

@@ -74,8 +74,9 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
 def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:
     """Return the buckets as a stack: the one to capture first is last.
 
-    First comes the largest bucket, whose memory all smaller ones reuse; then decodes, which gain most; then all others.
-    Within a kind, larger buckets come first, because they can also run smaller steps.
+    The largest bucket comes first, because all smaller buckets reuse its memory. Decodes come next, because graphs
+    speed them up most. All other buckets follow. Within a kind, larger buckets come first, because they can also run
+    smaller steps.
     """
     ordered = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.kind))
     return sorted(ordered[:-1], key=lambda bucket: bucket.kind != MIXED) + ordered[-1:]

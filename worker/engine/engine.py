@@ -105,8 +105,9 @@ class Engine:
     ) -> None:
         """Add a request.
 
-        earlier: the items that other attempts at the request emitted; it continues after them. priority: 0 is the
-        highest class. Raises RequestRefused, and changes nothing, if the request could not run even alone.
+        earlier: the items that other attempts at the request emitted; the request continues after them.
+        priority: 0 is the highest class.
+        Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt)
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
@@ -146,7 +147,8 @@ class Engine:
     def finish(self, request_id: str, outcome: str, detail: str = "") -> StepItem | None:
         """End a request early (cancelled, deadline, error): free all it holds, and return its last item.
 
-        None if the request has ended by itself, possibly in the step in flight: the next `step` returns its last item.
+        Returns None if the request has ended by itself, possibly in the step in flight: the next `step` returns its
+        last item.
         """
         self._collect_in_flight()
         group = self.requests.get(request_id)
@@ -301,7 +303,7 @@ class Engine:
         return step, launched
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence whose last token is in flight out of the next step, and free its blocks for later steps."""
+        """Remove a sequence whose last token is in flight from the next step, and free its blocks for later steps."""
         group = sequence.group
         self.groups.finish(sequence)
         if all(one.row < 0 for one in group.sequences):

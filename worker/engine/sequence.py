@@ -202,7 +202,7 @@ class SequenceGroup:
 
     @property
     def is_synchronous(self) -> bool:
-        """True if the host needs the tokens or logits of each step before the next one, so that none runs ahead."""
+        """True if the host needs the tokens or logits of each step before the next one, so that no step runs ahead."""
         return not self.is_streamed or self.changes_logits or self.sampling.logprobs
 
     @property
