@@ -1,4 +1,4 @@
-"""Facts about a call besides its requests, with which any gateway can render its answer.
+"""The metadata of a call: with it and the output of the requests any gateway can render the answer.
 
 Each request of the call carries this metadata as one msgpack array, which gateways read strictly.
 """

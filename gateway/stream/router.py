@@ -1,7 +1,6 @@
 """Routes published items to the calls that listen to their requests.
 
-As a rule one call listens to a request. More calls listen if a client resumed the stream or repeated an idempotency
-key.
+Usually one call listens to a request. More calls listen if a client resumed the stream or repeated an idempotency key.
 """
 
 from __future__ import annotations

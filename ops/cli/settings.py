@@ -96,5 +96,5 @@ class ChatSettings:
     )
 
 
-# The settings of all commands: together they are what `QUIRE_*` variables may name.
+# The settings of all commands. A `QUIRE_*` variable must name one of these settings.
 ALL_SETTINGS = (ServeSettings, GatewaySettings, WorkerSettings, ChatSettings, BenchSettings, DeadSettings)

@@ -38,7 +38,7 @@ LIMIT_S = 525.0
 # Lines of a failed part's log that are printed.
 SHOWN = 30
 
-# Stores the results that a part has so far.
+# Stores the results of a part that has not ended yet.
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -114,7 +114,10 @@ def has_cuda() -> bool:
 
 
 def outdated_triton(args: argparse.Namespace) -> str | None:
-    """Return why results with this Triton are unreliable, or None. A rehearsal compiles nothing, so it returns None."""
+    """Return the reason why results with this Triton are unreliable, or None.
+
+    A rehearsal compiles nothing, so its results get None.
+    """
     from quire import kernels
 
     return None if args.rehearse else kernels.outdated_triton()

@@ -147,7 +147,7 @@ class SimulationResult:
     normalised: list[float] = field(default_factory=list)  # end-to-end seconds / output tokens, of those that ended
     seconds: float = 0.0
     steps: int = 0
-    batched: float = 0.0  # requests that run, averaged over time
+    batched: float = 0.0  # number of running requests, averaged over time
     gave_up: bool = False
 
     @property

@@ -60,7 +60,7 @@ TRACES = {shape.name: shape for shape in (SHAREGPT, ALPACA)}
 def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CONTEXT) -> list[tuple[int, int]]:
     """Prompt and output tokens of `count` requests, together at most `context`; means as published to 1 %.
 
-    For a `context` that cuts off much of the tail the factor makes up for it, as far as it can.
+    If `context` cuts off much of the tail, the factor raises the mean again, as far as it can.
     """
     # A smaller count gives the first requests of a larger one, except for the factor.
     prompt_shapes = np.exp(shape.sigma_prompt * np.random.default_rng([seed, 0]).standard_normal(count))
