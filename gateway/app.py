@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what happens around every request."""
+"""The HTTP application of a gateway: its routes, and the middlewares around every request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.gateway.telemetry.access_log import recording
 
 
 def create_app(gateway: Gateway) -> web.Application:
-    """Returns the application of a gateway. It starts the gateway when it starts up, and closes it at the end."""
+    """Returns the application of a gateway. The application starts the gateway on startup and closes it on cleanup."""
     app = web.Application(
         middlewares=[recording(gateway.meters, gateway.tracer), error_responses.middleware],
         client_max_size=gateway.settings.max_body_bytes,
@@ -30,7 +30,7 @@ def create_app(gateway: Gateway) -> web.Application:
         app.add_routes(
             [
                 web.post(path, partial(calls.serve, gateway, dialect)),
-                # Without HEAD, which would attach to the request.
+                # No HEAD: a HEAD request would attach to the generation request.
                 web.get(f"{path}/{{id}}/stream", partial(calls.resume, gateway, dialect), allow_head=False),
                 web.post(f"{path}/{{id}}/cancel", partial(calls.cancel, gateway, dialect)),
             ]

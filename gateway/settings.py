@@ -96,5 +96,5 @@ class GatewaySettings(ListenSettings, ServiceSettings):
 
     @property
     def name(self) -> str:
-        """The model's name in the API, which is also the name of its lane. Raises InvalidModelName."""
+        """The model's name in the API; the lane of the model has the same name. Raises InvalidModelName."""
         return served_name(self.model, self.served_model_name)

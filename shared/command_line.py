@@ -21,16 +21,17 @@ Settings = TypeVar("Settings")
 
 
 class CommandError(Exception):
-    """A failure that the user can mend. The text is one line: what is wrong, where, and the remedy."""
+    """A failure that the user can mend. The text is one line with the fault, its place and the remedy."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Command(Generic[Settings]):
-    """One command. `examples` are command lines with `{prog}` in place of the command's name.
+    """One command.
 
-    `run` gets the settings and the environment and returns the exit code. It imports what it needs when it is called,
+    examples: command lines with `{prog}` in place of the command's name.
+    run: gets the settings and the environment, and returns the exit code. `run` imports its modules when it is called,
     so that `--help` loads neither torch nor aiohttp.
     """
 
@@ -92,7 +93,7 @@ def report_failures(prog: str, environ: Mapping[str, str], run: Callable[[], int
         code = _exit_code(prog, environ, run)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `quire --help | head`: the reader has gone, and the rest of the buffer is dropped
+    except BrokenPipeError:  # `quire --help | head`: the reader has ended, and the rest of the buffer is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in step items: packed bytes, which are cheap to cut and to join.
+"""Log-probabilities of tokens in step items, as packed bytes: records are cheap to cut and to join.
 
     record  = logprob | k times: token id, logprob      of the token, and of the k most probable tokens at its position
     records = record for each token of a delta          little-endian words of 32 bits: float32, and uint32 for ids

@@ -38,7 +38,7 @@ def resolve_model(model: str) -> str:
         raise CommandError(
             f"model: {path} is a file; give the folder that holds config.json, *.safetensors and tokenizer.json"
         )
-    # `models/x` is a misspelt folder where there is a folder `models`, and a Hugging Face name where there is none.
+    # `models/x` is a misspelt folder if the folder `models` exists; else `models/x` is a Hugging Face name.
     folder_exists = "/" in model and path.parent.is_dir()
     if path.is_absolute() or folder_exists or not _HUGGING_FACE_NAME.fullmatch(model):
         raise CommandError(

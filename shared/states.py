@@ -20,7 +20,7 @@ class RequestState(StrEnum):
 
 
 class OutcomeName(StrEnum):
-    """How a request ended. Every accepted request ends with exactly one of these."""
+    """Name of the outcome of a request. Every accepted request ends with exactly one outcome."""
 
     #: An end token, a stop token or a stop string ended every choice.
     STOP = "stop"

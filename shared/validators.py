@@ -1,7 +1,8 @@
 """Checks of values that come from outside: from clients, from Redis, from files.
 
-A check takes the name of a value and the value. It returns the value in its final form, or raises InvalidValue. `str`
-of a check says what it expects. The checks are strict: true is not the integer 1, and 1.0 is not an integer.
+A check is a function of the name of a value and the value. The function returns the value in its final form, or raises
+InvalidValue. `str` of a check describes the values that the check accepts. The checks are strict: true is not the
+integer 1, and 1.0 is not an integer.
 """
 
 from __future__ import annotations

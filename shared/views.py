@@ -1,7 +1,8 @@
 """The view of an engine that a worker publishes for `/engine`, and its strict msgpack form.
 
-A view holds counts and ids only: neither text, nor token ids, nor whole request ids. Its size is bounded, and it says
-how much was left out. Figures of each block are packed in columns, which neither end needs a loop for.
+A view holds counts and ids only: neither text, nor token ids, nor whole request ids. The size of a view is bounded; a
+view counts the entries that were left out. Figures of each block are packed in columns, so that neither end needs a
+loop over the blocks.
 
     cells     one entry per block that is not free: id u32, owner u16, owners u8, filled slots u8, flags u8
     sequence  [request, choice, state, class, prompt tokens, tokens, tokens in the cache, blocks, host blocks, table]
@@ -72,7 +73,7 @@ class EngineFigures:
     blocks_free: int
     blocks_pinned: int
     blocks_shared: int  # in the tables of two sequences or more
-    # Slots of the used blocks: they hold a token, belong to one that is not computed yet, or belong to none.
+    # Slots of the used blocks. A slot holds a token, is promised to a token that is not computed yet, or is wasted.
     slots_filled: int
     slots_promised: int
     slots_waste: int

@@ -1,6 +1,6 @@
 """The console script of the package quire-worker: `python -m quire.worker` is `quire-worker`.
 
-It takes over Ctrl-C before it imports the rest.
+`main` sets the handler of Ctrl-C before it imports the slow modules.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ HOST_BLOCKS_SHARE = 0.2
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """Choose what the engine can hold. Raises StartError if one sequence of the maximum length does not fit."""
+    """Choose the limits of the engine. Raises StartError if one sequence of the maximum length does not fit."""
     max_model_len = model.max_model_len
-    # A block takes this much on each rank. All ranks share the host's memory, and on a CPU the KV cache is in it.
+    # A block takes this many bytes on each rank. All ranks share the host's memory; on a CPU it holds the KV cache.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
     if device.type == "cpu":
@@ -92,10 +92,10 @@ def choose_num_blocks(
 def choose_num_host_blocks(
     settings: WorkerSettings, bytes_per_block: int, taken: int, sequences: int, max_model_len: int
 ) -> int:
-    """Host blocks for swapping; 0 if nothing is ever swapped.
+    """The number of host blocks for swapping; 0 if nothing is ever swapped.
 
-    Their number is limited by --swap-gb, by a share of the memory that is free after `taken` bytes, and by the need of
-    all sequences at their maximum length.
+    The number is the least of three: the blocks that fit in --swap-gb, the blocks that fit in a share of the memory
+    that is free after `taken` bytes, and the blocks that all sequences need at their maximum length.
     """
     if settings.preemption == "recompute" or not settings.swap_gb:
         return 0

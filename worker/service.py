@@ -109,7 +109,7 @@ class WorkerService:
         died = asyncio.Event()
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.reread_pending())
 
-        # These run on the engine's thread. Once the event loop is closed there is no receiver, and they do nothing.
+        # `emit` and `ended` run on the engine's thread, and do nothing once the event loop is closed.
         def emit(commits: list[StepCommit]) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(committer.put, commits)
@@ -158,7 +158,7 @@ class WorkerService:
             if engine.failure is not None:
                 raise EngineDied(f"the engine's thread failed: {engine.failure!r}") from engine.failure
             log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
-            # 1) Claim no more requests. Those that were about to be claimed are running or isolated afterwards.
+            # 1) Claim no more requests. Requests that were about to be claimed are running or isolated afterwards.
             consumer.stop()
             await reader.unblock(commands)
             await asyncio.gather(consuming, reclaiming)
@@ -168,7 +168,7 @@ class WorkerService:
             # 3) Stop the engine, and commit its last results.
             engine.stop()
             await asyncio.to_thread(engine.join)
-            await asyncio.sleep(0)  # the last step's call_soon_threadsafe
+            await asyncio.sleep(0)  # let the callbacks run that the last step passed to call_soon_threadsafe
             committer.stop()
             await committing
             # 4) Return the remaining requests, and end the other tasks.

@@ -9,7 +9,7 @@ from quire.shared.settings import option
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterSettings:
-    """What to do with requests that were given up, and the Redis that holds them."""
+    """The settings of `quire-dead`: the action on dead-lettered requests, and the Redis that holds the requests."""
 
     action: str = option(
         "list",

@@ -1,7 +1,7 @@
 """The metrics of a gateway, in Prometheus' format. docs/metrics.md describes each one, and a test compares the two.
 
-`quire_lane_...` and `quire_queue_...` are read from Redis, and are the same at all gateways of a lane. They are read
-during a scrape, at most once per LANE_S, and are left out while Redis does not answer.
+`quire_lane_...` and `quire_queue_...` are read from Redis, and are the same at all gateways of a lane. A scrape reads
+them from Redis unless the last read was less than LANE_S ago. A scrape leaves them out while Redis does not answer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histog
 
 log = logging.getLogger("gateway")
 
+# Shortest time between two reads of the lane's state, in seconds.
 LANE_S = 1.0
 # Longest time that a scrape waits for Redis.
 ANSWER_S = 2.0

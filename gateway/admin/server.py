@@ -13,7 +13,7 @@ from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 
 
 class GatewayAdminServer:
-    """Serves the admin endpoints of one gateway, which has started, on a bound socket."""
+    """Serves the admin endpoints of one started gateway on a bound socket."""
 
     def __init__(self, gateway: Gateway, listener: socket.socket) -> None:
         self._gateway = gateway

@@ -14,9 +14,9 @@ log = logging.getLogger("gateway")
 
 # The pause after a cancellation that failed because Redis does not answer.
 CANCEL_PAUSE_S = 0.5
-# Cancellations that may wait; further ones are dropped.
+# Maximum number of waiting cancellations; further ones are dropped.
 MAX_CANCELLATIONS = 100_000
-# Cancellations that are sent to Redis at the same time.
+# Maximum number of cancellations that are sent to Redis at the same time.
 BATCH = 16
 
 # Ends the request of an id.
@@ -26,8 +26,8 @@ End = Callable[[str], Awaitable[object]]
 class Canceller:
     """Ends requests in the background, however long Redis takes to answer.
 
-    A request that has found a listener by then runs on. The listener may be here (`is_wanted`), or at another gateway
-    that lives.
+    A request that has a listener by then runs on. The listener may be at this gateway (`is_wanted`), or at another live
+    gateway.
     """
 
     def __init__(self, broker: Broker, gateway_id: str, is_wanted: Callable[[str], bool]) -> None:
@@ -38,7 +38,8 @@ class Canceller:
         # Requests to end, by id; and the batch that Redis is ending now.
         self._waiting: dict[str, End] = {}
         self._batch: dict[str, End] = {}
-        # Requests that were not cancelled because a client here listens. It may leave before it is responsible.
+        # Requests that were not cancelled because another client of this gateway listens. `left` cancels such a request
+        # if that client leaves too: its own call may not yet be responsible for the request.
         self._spared: set[str] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -50,7 +51,7 @@ class Canceller:
         self._add(request_ids, self._cancel_unwanted)
 
     def left(self, request_ids: Iterable[str]) -> None:
-        """The last listener here has left. Requests that were spared for such a listener are cancelled now."""
+        """Cancel those of the requests that were spared. Called when their last listener at this gateway leaves."""
         spared = self._spared.intersection(request_ids)
         self._spared -= spared
         self.cancel(tuple(spared))
@@ -83,7 +84,8 @@ class Canceller:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                # Taken out first: an id that is added meanwhile is processed again, for it may have another listener.
+                # The batch leaves the queue first: an id that is added meanwhile is processed again, because the
+                # listeners of its request may have changed.
                 batch = {request_id: self._waiting.pop(request_id) for request_id in list(self._waiting)[:BATCH]}
                 self._batch = batch
                 results = await asyncio.gather(*(end(id_) for id_, end in batch.items()), return_exceptions=True)

@@ -18,13 +18,13 @@ from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.messages import GenerationRequest
 
-# Attempts with an idempotency key whose call was cancelled meanwhile.
+# Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How the requests of a call are admitted.
+    """The options with which the requests of a call are submitted to the queue.
 
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
@@ -61,9 +61,9 @@ class Submission:
     async def submit(self, requests: Sequence[GenerationRequest], about: bytes, options: AdmissionOptions) -> str:
         """Accept the requests of a call into the queue.
 
-        Returns the id of the first request of the call. If the idempotency key was used before, that is another call's,
-        and all requests of that call are there. Raises BrokerDown, QueueIsFull or IdempotencyKeyReused; then no request
-        of this call runs.
+        Returns the id of the first request of the call. If the idempotency key was used before, the id is that of the
+        earlier call, and all requests of the earlier call are in Redis. Raises BrokerDown, QueueIsFull or
+        IdempotencyKeyReused; then no request of this call runs.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -103,7 +103,7 @@ class Submission:
         return first
 
     async def _submit_first(self, request: GenerationRequest, about: bytes, options: AdmissionOptions) -> str:
-        """Submit with the idempotency key. The key of a call that was cancelled is freed, and tried again."""
+        """Submit with the idempotency key. If the key stands for a cancelled call, free the key and try again."""
         for _ in range(ATTEMPTS):
             first = await self._submit(request, about, options)
             if first == request.id:
@@ -115,7 +115,7 @@ class Submission:
     async def _free_cancelled(self, key: str, first: str) -> bool:
         """Delete the key if it still stands for the request `first` and that was cancelled.
 
-        Returns whether another attempt with the key may succeed.
+        Returns True if another attempt with the key may succeed.
         """
         keys = self._broker.keys
         outcome, cancel = await self._broker.client.hmget(keys.request(first), "outcome", "cancel")

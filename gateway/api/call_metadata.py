@@ -1,6 +1,6 @@
-"""Facts about a call besides its requests, with which any gateway can render its answer.
+"""The metadata of a call: with it and the output of the requests any gateway can render the answer.
 
-They travel with each request of the call, as one msgpack array that is read strictly.
+Each request of the call carries this metadata as one msgpack array, which gateways read strictly.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MAX_MESSAGES = 10_000
 MAX_NAME_LENGTH = 256
 
-# Keys of answers of this API, which clients send back with the conversation. Their values must be empty.
+# Keys of the answers of this API. Clients send these keys back with the conversation; a value must be null or [].
 _EMPTY = ("refusal", "audio", "annotations", "function_call", "tool_calls")
 
 

@@ -1,7 +1,7 @@
 """Reads the body of a call: strict JSON in strict UTF-8, with bounds on its size, its time and its number of values.
 
-Standard parsers accept NaN, keys that occur twice, UTF-16, lone surrogates and deep nesting. They are refused here,
-because they would fail later.
+Standard parsers accept NaN, keys that occur twice, UTF-16, lone surrogates and deep nesting. `parse_object` refuses all
+of these, because each would fail later.
 
 The event loop stands still while a body is parsed. A text of 4 MiB takes some milliseconds, a list of a million empty
 lists a hundred times as long. So values are counted before the body is parsed.
@@ -63,7 +63,7 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 
 def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
-    """The JSON object in `data`, which has at most `limit` values. Raises InvalidRequest."""
+    """Returns the JSON object in `data`. Raises InvalidRequest, also if the object has more than `limit` values."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

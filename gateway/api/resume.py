@@ -101,7 +101,7 @@ async def catch_up(
     is_ahead = after.tokens > known.tokens
     if not (known.is_done and is_ahead):
         async with _waiting(outputs) if is_ahead else nullcontext():
-            # After its last token, only a request that is done has more events: those of its end.
+            # After the last token of a request, more events exist only if the request is done: the events of its end.
             while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
                 beginning += events.feed(await outputs.next())
     if events.reached < after:
@@ -125,7 +125,7 @@ async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
 
 
 def not_found() -> NotFound:
-    """The one error for every stream that cannot be resumed. It does not tell whether the stream ever existed."""
+    """Returns the error for a stream that cannot be resumed. The error hides whether the stream ever existed."""
     return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
 
 

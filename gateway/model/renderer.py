@@ -13,11 +13,12 @@ from quire.gateway.model.served_model import ServedModel
 from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.json_schema import SchemaError
 
-# No tokenizer in use packs more characters into a token on average. Longer prompts are refused untokenized.
+# Upper bound of the average number of characters per token, for any tokenizer in use. A prompt with more than this
+# number of characters for each token of the context is refused without tokenizing it.
 CHARACTERS_PER_TOKEN = 16
-# Texts of this length take less time to tokenize than the way to a thread and back.
+# Tokenizing a text of this length takes less time than handing it to a thread and back.
 SHORT_CHARACTERS = 512
-# Characters that a chat template writes around one message. They are tokenized as well.
+# Number of characters that a chat template writes around one message; the tokenizer reads these too.
 MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quire.shared.text.json_schema import ANY_OBJECT, SchemaError
 
-# Schemas whose results are kept.
+# Number of schemas whose results are kept.
 KEPT = 256
-# A limit of processor time ends most trials earlier. This one is for a machine that is too busy to run the trial.
+# Longest time of a trial. The limit of processor time ends most trials earlier; this limit ends the trial on a machine
+# that is too busy to run it.
 TIMEOUT_S = 30.0
 TOO_LARGE = "it is too large, or takes too long"
 
@@ -47,7 +48,7 @@ class Schemas:
 
 
 def try_out(schema: str) -> str:
-    """What is wrong with a schema; empty: nothing. Raises TimeoutExpired."""
+    """Return the fault of a schema; empty if it has none. Raises TimeoutExpired."""
     command = [sys.executable, "-P", "-m", "quire.shared.text.json_schema_trial"]
     trial = subprocess.run(
         command, input=schema.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S

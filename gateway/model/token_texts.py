@@ -1,7 +1,7 @@
 """The text and bytes of single tokens, for answers that list them.
 
-A token may be a part of a character, which a tokenizer decodes to U+FFFD. So the bytes are read from the vocabulary. It
-writes them in one of two ways; the tokenizer's decoder tells which.
+A token may be a part of a character; a tokenizer decodes such a token to U+FFFD. So the bytes are read from the
+vocabulary. A vocabulary writes bytes in one of two ways; the tokenizer's decoder tells which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-# Tokens that are kept. A vocabulary may be larger, but texts use a small part of it.
+# Maximum number of cached tokens. A vocabulary may be larger, but texts use a small part of it.
 MAX_KEPT = 1 << 16
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>", re.ASCII)
 

@@ -1,8 +1,8 @@
 """`/engine`: the data of the page that shows a worker's engine at work, as server-sent events.
 
-The page shows to everyone who can reach the gateway how many requests run, and the beginnings of their ids. So by
-default it is on only if the gateway listens on the loopback interface; if it is off, its URLs are a 404 that names the
-setting.
+The page shows the number of running requests and the beginnings of their ids to everyone who can reach the gateway. So
+by default the page is on only if the gateway listens on the loopback interface. If the page is off, its URLs answer 404
+with the name of the setting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.gateway.pages.view_subscriptions import ViewSubscriptions
 from quire.gateway.service import Gateway
 from quire.gateway.stream import sse
 
-# Open streams of one gateway.
+# Maximum number of open streams of one gateway.
 MAX_VIEWERS = 64
 
 _KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
@@ -33,7 +33,7 @@ class TooManyViewers(ApiError):
 
 
 def is_on(setting: str, host: str) -> bool:
-    """Whether a gateway with `--engine-view` set to `setting`, which listens on `host`, serves the page."""
+    """True if a gateway that listens on `host` serves the page. `setting`: the value of `--engine-view`."""
     if setting != "auto":
         return setting == "on"
     if host == "localhost":
@@ -100,8 +100,8 @@ class EnginePage:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """GET /engine/stream?worker=ID&follow=KEY: views of a worker as they arrive, until the client leaves.
 
-        With `follow`, an idempotency key: the views of the worker that has claimed the request of this key, as soon as
-        one has.
+        `follow`: an idempotency key. The stream then has the views of the worker that has claimed the request of this
+        key, as soon as a worker has claimed it.
         """
         worker_id, key = self._read_worker(request), _read_key(request)
         if self._is_closing:

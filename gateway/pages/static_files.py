@@ -52,7 +52,7 @@ def _ending(name: str) -> str:
 
 
 def _handler(name: str) -> Handler:
-    """Returns the handler of one file, which is read and compressed here, once."""
+    """Reads and compresses one file, and returns the handler that serves it."""
     body = (files("quire.gateway.pages") / "static" / name).read_bytes()
     packed = gzip.compress(body, mtime=0)
     digest = hashlib.sha256(body).hexdigest()[:32]

@@ -1,8 +1,8 @@
 """The buffered output of one call: every token once and in order, although pub/sub may lose or repeat messages.
 
-Published items are a hint, the output log is the truth: a gap between items is read from the log. So is everything that
-a slow client has no room for. The buffer is bounded in tokens, and a log-probability counts as a token, since it is as
-large when it is written:
+Published items are a hint, the output log is the truth: a gap between items is read from the log. Items of a slow
+client that do not fit in the buffer are read from the log, too. The buffer is bounded in tokens. A log-probability
+counts as a token, since it is as large when it is written:
 
 - MAX_WAITING tokens. The limit is checked before an item is added, so the last item may exceed it, and each other
   request of the call may add one item more, because the items of a call's requests arrive together.
@@ -27,7 +27,7 @@ from quire.shared.states import ExpireReply, OutcomeName
 
 log = logging.getLogger("gateway")
 
-# Tokens that are buffered for one call. A client that reads more slowly gets the rest from the log.
+# Maximum number of tokens that are buffered for one call. A slower client gets the rest from the log.
 MAX_WAITING = 256
 # Tokens that are drained at once, such as from an answer that was ranked and arrives whole. Other calls run in between.
 MAX_TAKEN = 1024
@@ -86,12 +86,12 @@ class OutputBuffer:
         self._waiting_tokens = 0
         # Generation counter: incremented when the buffer is drained, unless more than MAX_TAKEN tokens are left.
         self._generation = 0
-        # Whether the next `ready` lets other tasks run before the rest of a large item is drained.
+        # True if the next `ready` lets other tasks run before the rest of a large item is drained.
         self._has_rest = False
         # Estimated weight of a log entry, from the last page that was read.
         self._tokens_per_entry = 1
         self._waiter: asyncio.Future[None] | None = None
-        # Whether `wake` was called since `ready` began.
+        # True if `wake` was called since `ready` began.
         self._is_woken = False
         # Drains the buffer; returns False if the consumer's task must run.
         self.sink: Callable[[], bool] | None = None
@@ -99,18 +99,18 @@ class OutputBuffer:
         self._taken_at = now
         self.keepalive_due = False
         self._silent: set[Cursor] = set()
-        # Whether a cursor is behind or silent, so that a log must be read.
+        # True if a cursor is behind or silent, so that a log must be read.
         self._must_read = False
-        # Whether the requests are in Redis. One that is missing there afterwards is lost.
+        # True once the requests are in Redis. A request that is missing there afterwards is lost.
         self.accepted = False
-        # Whether requests that have not ended are cancelled when the buffer is closed.
+        # True if requests that have not ended are cancelled when the buffer is closed.
         self.is_responsible = False
         # Arrival time of the oldest buffered item, and of the oldest item last taken; 0 if read from the log.
         self._fed_at = 0.0
         self.came_at = 0.0
-        # Requests that were ended here; workers may still run them.
+        # Requests that this gateway has ended; workers may still run them.
         self._given_up: set[str] = set()
-        # Requests whose deadline has passed, and that Redis could not be told to end.
+        # Requests whose deadline has passed, and that are not ended in Redis because Redis did not answer.
         self.to_expire: list[str] = []
         # The time by which the requests must have ended, on the loop's clock.
         self.overdue_at = math.inf
@@ -305,7 +305,7 @@ class OutputBuffer:
             self._silent.add(cursor)
 
     async def _read_log(self, cursor: Cursor) -> bool:
-        """Adds one page of the log after the cursor, or as much as there is room for. False if Redis did not answer."""
+        """Adds one page of the log after the cursor, or as much as fits. Returns False if Redis did not answer."""
         self._stats.log_reads += 1
         try:
             # With many choices an entry has many tokens. The first entry may be the one that ends at the cursor.
@@ -347,7 +347,7 @@ class OutputBuffer:
             self._end(cursor, Outcome(OutcomeName.ERROR, detail))
 
     def _end(self, cursor: Cursor, outcome: Outcome) -> None:
-        if cursor.ended:  # its end was published while Redis was asked
+        if cursor.ended:  # the end of the request was published while Redis was asked
             return
         cursor.ended = True
         self._given_up.add(cursor.request_id)

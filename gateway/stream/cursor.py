@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.shared.messages import Delta, StepItem
 
-# A request without items for this long is compared with its log. Each fruitless comparison doubles the time.
+# Seconds without items after which a request is compared with its log. Each fruitless comparison doubles the time.
 SILENCE_S = 0.25
 MAX_SILENCE_S = 4.0
 
@@ -22,9 +22,10 @@ class Cursor:
         self.request_id = request_id
         # The first token that the client does not have.
         self.next = 0
-        # Whether the log has, or may have, tokens from `next` on that must be read from there.
+        # True if the log has, or may have, tokens from `next` on that the client can get only from the log.
         self.behind = False
-        # Whether the cursor is behind for a reason other than lost messages: the reads are then not counted as repairs.
+        # True if the cursor is behind for a reason other than lost messages; reads of the log then do not count as
+        # repairs.
         self.expects_log = False
         self.ended = False
         # Time of the last item, or of the last check for silence, on the loop's clock.
@@ -37,7 +38,7 @@ class Cursor:
     def take(self, item: StepItem) -> StepItem | None:
         """Returns the new part of an item.
 
-        None if nothing in it is new, or if tokens before it are missing; in the latter case `behind` is set.
+        Returns None if no token of the item is new, or if tokens before the item are missing; then `behind` is set.
         """
         if self.ended:
             return None

@@ -1,6 +1,6 @@
 """Routes published items to the calls that listen to their requests.
 
-A request has one call as a rule, and more when a client resumed it or repeated its idempotency key.
+Usually one call listens to a request. More calls listen if a client resumed the stream or repeated an idempotency key.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FrameRouter:
                 del self._by_request[request_id]
 
     def has(self, request_id: str) -> bool:
-        """Whether an open call listens to the request."""
+        """True if an open call listens to the request."""
         return request_id in self._by_request
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:

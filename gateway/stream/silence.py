@@ -1,4 +1,4 @@
-"""Finds out what the silence of a request means: that no token was computed, or that messages were lost.
+"""Finds the cause of the silence of a request: no token was computed, or messages were lost.
 
 Each open call is checked when it asks for that (`OutputBuffer.check`), so that an idle call costs nothing until then.
 Silent requests are looked up in Redis in batches. A log is read only if it is ahead of the client, or if the request
@@ -94,7 +94,7 @@ class SilenceMonitor:
                 check_cancelled()
 
     async def _look_up(self, batch: dict[Cursor, tuple[OutputBuffer, int]]) -> None:
-        """Has the logs read that are ahead of their clients; lets the other requests be silent for longer."""
+        """Has each log read that is ahead of its client; allows all other requests of the batch a longer silence."""
         keys = self._broker.keys
         pipe = self._broker.client.pipeline(transaction=False)
         for cursor, (_, position) in batch.items():
@@ -114,5 +114,5 @@ class SilenceMonitor:
 
 
 def _has_nothing_after(position: int, entries: Any) -> bool:
-    """Whether the first log entries from token `position` on are at most the one that ends there."""
+    """True if the log has no token after `position`: each of `entries` is the entry that ends at `position`."""
     return isinstance(entries, list) and all(entry_id == b"%d-0" % position for entry_id, _ in entries)

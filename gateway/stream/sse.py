@@ -62,7 +62,7 @@ BEGINNING = EventId(0)
 
 
 def takes_ids(headers: Mapping[str, str]) -> bool:
-    """Whether the client with these request headers can parse events that have ids."""
+    """True if the client with these request headers can parse events that have ids."""
     return "aiohttp/" not in headers.get("User-Agent", "") or "text/event-stream" in headers.get("Accept", "")
 
 

@@ -92,7 +92,7 @@ class _ChoiceText:
         self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context)
         self._includes_stop = metadata.include_stop_str_in_output
         self._filter = StopStringFilter(metadata.stop, self._includes_stop)
-        # A message begins a text of its own, a completion continues one. Cleared by the first character.
+        # A message begins a text of its own; a completion continues one. The first character clears this flag.
         self._drops_space = metadata.dialect == "chat" and model.drops_first_space
         # Characters of the text so far; counted for log-probabilities only.
         self._length = 0
@@ -138,7 +138,7 @@ class _ChoiceText:
 
 
 class _RequestText:
-    """The text of one request. Its choices are numbered from `first_choice`."""
+    """The text of one request. `first_choice`: index of the request's first choice in the answer of the call."""
 
     def __init__(self, model: ServedModel, metadata: CallMetadata, first_choice: int) -> None:
         self.choices = [_ChoiceText(model, metadata) for _ in range(metadata.n)]
@@ -202,7 +202,7 @@ class Transcript:
 
     @property
     def ended(self) -> bool:
-        """Whether all requests have ended, or one has failed."""
+        """True if all requests have ended, or one has failed."""
         return self._open == 0 or self._failed
 
     @property

@@ -17,7 +17,7 @@ from quire.gateway.api.error_responses import reasons
 from quire.shared.messages import OUTCOMES
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
-# Whether the call made its requests, repeated an idempotency key, or resumed a stream.
+# Kinds of calls: a call makes new requests, repeats an idempotency key, or resumes a stream.
 KINDS = ("new", "joined", "resumed")
 CALL_OUTCOMES = (*OUTCOMES, "refused", "gone")
 

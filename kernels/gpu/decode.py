@@ -35,7 +35,7 @@ def decode_kernel(
     lane = tl.arange(0, KEYS)
     work = tl.load(counts) * (KV_HEADS * PARTS)
     for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
-        # Neighbouring programs compute the heads of one chunk, which are neighbours in the cache.
+        # Neighbouring programs compute the heads of one chunk, because these heads are neighbours in the cache.
         kv_head = index % KV_HEADS
         part = index // KV_HEADS % PARTS
         item = items + index // (KV_HEADS * PARTS) * FIELDS
@@ -125,7 +125,7 @@ def decode(
     scale: float,
     multiprocessors: int,
 ) -> None:
-    """Compute the rows of out [T, H, D] that the plan names. scale: of the scores, in base 2."""
+    """Compute the rows of out [T, H, D] that the plan names. scale: factor of the scores, in base 2."""
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)

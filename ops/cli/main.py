@@ -1,4 +1,7 @@
-"""The entry point of the command `quire`. It takes over Ctrl-C before it imports the rest, which can take seconds."""
+"""The entry point of the command `quire`.
+
+`main` sets the handler of Ctrl-C before it imports the slow modules, because these imports can take seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from quire.shared import interrupts
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run `quire` with these arguments; without `argv` with those of the process, which ends after this call.
+    """Run `quire` with the arguments `argv`; None: the arguments of the process, which ends after this call.
 
     Returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
     """

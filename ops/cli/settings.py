@@ -14,7 +14,7 @@ from quire.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
-    """The settings of `quire serve`. It passes all other settings on to the gateway and the workers unchanged."""
+    """The settings of `quire serve`. The command passes all other settings on to gateway and workers unchanged."""
 
     workers: int = option(
         1, minimum=1, maximum=64, metavar="N", help="Number of worker processes; each loads the whole model."
@@ -96,5 +96,5 @@ class ChatSettings:
     )
 
 
-# The settings of all commands: together they are what `QUIRE_*` variables may name.
+# The settings of all commands. A `QUIRE_*` variable must name one of these settings.
 ALL_SETTINGS = (ServeSettings, GatewaySettings, WorkerSettings, ChatSettings, BenchSettings, DeadSettings)

@@ -104,7 +104,7 @@ def new_session(timeout_s: float | None, api_key: str = "") -> aiohttp.ClientSes
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """The body of a request. It is encoded before the time of the request is measured."""
+    """Encode the body of a request. Call this before the clock of the request starts."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -1,8 +1,8 @@
 """The embedded Redis of `quire serve`: private to one user, with its data in the state folder.
 
-Redis listens on a unix socket that only this user can open. If the socket's path would be too long, it listens on a
+Redis listens on a unix socket that only this user can open. If the socket's path would be too long, Redis listens on a
 free loopback port with a random password. The append-only file is synced every second. Redis ends with the process that
-started it. A Redis process that a killed `quire serve` left running is ended, and its data is used.
+started it. If a killed `quire serve` left a Redis process running, the next start ends that process and uses its data.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL for clients. It stays the same when the server is restarted."""
+        """The URL for clients, which a restart of the server does not change."""
         if self._password:
             return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
         return f"unix://{quote(str(self._socket))}"
@@ -87,7 +87,7 @@ class EmbeddedRedis:
                     [binary, str(config)],
                     environ={**os.environ, "LC_ALL": "C"},
                     output=log,
-                    death_signal=signal.SIGTERM,  # on which Redis writes out what it has
+                    death_signal=signal.SIGTERM,  # the signal on which Redis writes its data to disk and ends
                     keep=[self._lock.fd],
                 )
             self._lock.write(str(self.process.pid))
@@ -154,7 +154,7 @@ class EmbeddedRedis:
 
     def _take_over(self) -> None:
         """Acquire the lock that a running server of this folder holds, after ending a server that a killed run left."""
-        if self._lock is not None:  # our server has died and is being restarted
+        if self._lock is not None:  # the server of this object has died and is being restarted
             self._lock.close()
         self._lock = FileLock(self.folder / "lock")
         if not self._lock.acquire():
@@ -164,9 +164,11 @@ class EmbeddedRedis:
         self._socket.unlink(missing_ok=True)
 
     def _end_earlier(self, lock: FileLock) -> None:
-        """End the process that holds the lock. Its parent is gone, because this process owns the state folder.
+        """End the process that holds the lock.
 
-        The holder is a server or, if that was killed, its child process that still rewrites the append-only file.
+        The holder is a server of an earlier run. If that server was killed, the holder is its child process that still
+        rewrites the append-only file. The process that started the server is gone, because this process owns the state
+        folder.
         """
         pid = lock.read()
         if not pid.isdigit():

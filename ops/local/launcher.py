@@ -33,14 +33,14 @@ from quire.shared.model_argument import resolve_model
 # Time for services to stop after draining, before they are killed.
 STOP_GRACE_S = 5.0
 POLL_S = 0.05
-# The gateway logs each probe, so not every poll is one.
+# Polls per probe of the gateway. Only some polls send a probe, because the gateway logs each probe.
 POLLS_PER_PROBE = 3
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code. Raises CommandError and SettingError before anything runs.
 
-    environ: can contain settings of gateway and worker, which are passed on to them.
+    environ: may hold settings of the gateway and the workers; both get these settings.
     """
     settings = dataclasses.replace(settings, model=resolve_model(settings.model))
     state_dir = resolve_state_dir(settings.state_dir, environ)

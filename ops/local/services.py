@@ -27,7 +27,8 @@ MAX_PORT = 65535
 class Services:
     """Makes the programs of the gateway and the workers. All settings are checked before anything starts.
 
-    environ: can contain settings of gateway and worker, which are passed on. redis_url: empty for the embedded Redis.
+    environ: may hold settings of the gateway and the workers; both get these settings.
+    redis_url: empty for the embedded Redis.
     Raises CommandError and SettingError.
     """
 
@@ -51,7 +52,7 @@ class Services:
             )
 
     def gateway(self, redis_url: str) -> ServiceProgram:
-        """The gateway. Its internal port follows the ports of the workers."""
+        """The gateway. The internal port of the gateway follows the ports of the workers."""
         return self._program("gateway", "gateway", redis_url, self.count, {})
 
     def worker(self, index: int, redis_url: str) -> ServiceProgram:

@@ -1,6 +1,6 @@
 """The variables that docker-compose.yml reads from `.env` in addition to the settings of Quire.
 
-Their names do not begin with QUIRE_: the processes refuse unknown variables with that prefix.
+The names of these variables do not begin with QUIRE_: the processes refuse unknown variables with that prefix.
 """
 
 from __future__ import annotations

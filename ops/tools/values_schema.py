@@ -1,6 +1,6 @@
 """Prints values.schema.json of the chart, by which helm refuses unknown and invalid values.
 
-Its settings and their allowed values come from the gateway and the worker. A test checks that the file is up to date.
+The settings and their allowed values come from the gateway and the worker. A test checks that the file is up to date.
 
 python -m quire.ops.tools.values_schema > ops/deploy/kubernetes/quire/values.schema.json
 """
@@ -61,7 +61,7 @@ def group(**properties: Schema) -> Schema:
 
 
 def setting(item: Option) -> Schema:
-    """The schema of a setting. Its value is a string, because helm would write the number 2000000 as 2e+06."""
+    """The schema of a setting. The value is a string, because helm would write the number 2000000 as 2e+06."""
     schema: Schema = {"type": "string", "description": item.help}
     if item.kind is bool:
         return schema | {"enum": ["true", "false"]}

@@ -26,7 +26,7 @@ class Lane:
     def __init__(self, client: Redis, lane: str) -> None:
         self.client = client
         self.keys = LaneKeys(lane)
-        # Number of corrupt things found in Redis, by kind. They were dropped, or ended their request.
+        # Number of corrupt values read from Redis, by kind. A corrupt value is dropped, or ends its request.
         self.corrupt: Counter[str] = Counter()
 
     def script(self, name: str) -> Script:
@@ -34,7 +34,7 @@ class Lane:
         return load_script(self.client, name)
 
     def note_corrupt(self, what: str, name: str, why: object) -> None:
-        """Count a corrupt thing; the first of each kind is logged."""
+        """Count a corrupt value; the first of each kind is logged."""
         self.corrupt[what] += 1
         if self.corrupt[what] == 1:
             log.error("%s %s is corrupt and was dropped (this is said once): %s", what, name, why)

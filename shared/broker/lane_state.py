@@ -1,4 +1,4 @@
-"""The state of a lane at one moment, for metrics: waiting, running and ended requests. It takes a few commands."""
+"""Reads the state of a lane for metrics, with a few commands: waiting, running and ended requests at one moment."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ VERSION = 5
 
 
 class MessageError(ValueError):
-    """A message that does not follow the protocol. It names the field that is wrong."""
+    """A message does not follow the protocol. The text of the error names the wrong field."""
 
 
 def unpack(data: bytes, limit: int) -> Any:
@@ -63,7 +63,7 @@ def pack(value: Any) -> bytes:
 
 
 def as_map(message: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name; not of dataclasses in it."""
+    """The fields of a dataclass by name; a nested dataclass stays as it is."""
     return {one.name: getattr(message, one.name) for one in fields(message)}
 
 

@@ -1,7 +1,7 @@
 """Requests and worker cards: maps with a version, read strictly.
 
 Decoding accepts exactly the known keys, the right types and bounded sizes. The bounds are generous: the gateway
-enforces the limits that users meet.
+enforces the limits for users.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request as the worker gets it. Its only texts are stop strings and a JSON schema.
+    """One accepted request as the worker gets it. A request holds no text except stop strings and a JSON schema.
 
     Requests share cached prefixes only with requests of the same `cache_salt`.
     """
@@ -47,7 +47,7 @@ class GenerationRequest:
 
     @property
     def cost(self) -> int:
-        """Tokens that the request may occupy: what admission and placement count."""
+        """The number of tokens that the request may occupy; admission and placement count this number."""
         return len(self.prompt) + self.sampling.num_sequences * self.sampling.max_tokens
 
     def encode(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Step items: what each engine step does for a request. They are sent for every token, so they are arrays.
+"""Step items: the result of one engine step for one request. Items are arrays, because one is sent for every token.
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request before this item
     delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]
@@ -42,7 +42,7 @@ _new = tuple.__new__
 
 
 class Delta(NamedTuple):
-    """New tokens of one choice of a request, and why the choice ended if it did.
+    """New tokens of one choice of a request, and the finish reason if the choice ended.
 
     matched_stop: the stop string that ended the choice; BY_TOKEN if its last token did; None in all other cases.
     score: the number by which best_of (mean log-probability) or beam search ranked the choice; None without a ranking.
@@ -57,7 +57,7 @@ class Delta(NamedTuple):
     logprobs: bytes | None = None
 
     def first(self, count: int) -> Delta:
-        """The first `count` tokens of more, so without the end of the choice."""
+        """The delta with the first `count` of its more than `count` tokens, and so without the end of the choice."""
         records = self.logprobs
         if records is not None:
             records = records[: count * record_size(records, len(self.token_ids))]
@@ -110,7 +110,7 @@ def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:
         unpacker.feed(data)
         while unpacker.tell() < len(data):
             yield _item(unpacker.unpack())
-    except Exception as error:  # InvalidValue, and the many of msgpack: ValueError, StackError, OutOfData ...
+    except Exception as error:  # InvalidValue, and the errors of msgpack: ValueError, StackError, OutOfData ...
         raise MessageError(f"not a sequence of step items: {error}") from error
 
 

@@ -50,7 +50,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def longer_context(config: Mapping[str, Any], asked: int) -> str:
-    """Return an advice how to change `config.json` for contexts of `asked` tokens; empty if that is not possible.
+    """Return advice on changing `config.json` for contexts of `asked` tokens; empty if that is not possible.
 
     For models with RoPE only: learned positions are limited by their table.
     """
@@ -84,7 +84,7 @@ def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _original(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) -> int:
-    """Return the context length before scaling. As in Transformers, the field of the configuration takes precedence."""
+    """Return the context length before scaling. The field of the configuration takes precedence, as in Transformers."""
     for value in (config.get(_ORIGINAL), rope.get(_ORIGINAL)):
         if type(value) is int and value > 0:
             return value

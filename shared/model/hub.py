@@ -9,7 +9,7 @@ from quire.shared.model.folder import gguf_fault
 
 
 class HubError(Exception):
-    """The folder of a model cannot be found: `reason` says why, `remedy` what to do."""
+    """The folder of a model cannot be found. `reason` is the cause; `remedy` is the advice for the user."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -37,7 +37,7 @@ def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ())
 
 
 def download(name: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
-    """Return the folder of the model `name` in the local cache, after downloading what is missing. Raises HubError.
+    """Download the missing files of the model `name`, and return its folder in the local cache. Raises HubError.
 
     wanted, unwanted: patterns of file names.
     """

@@ -1,4 +1,4 @@
-"""Connections of redis-py that follow their lane: to its server, wherever that is now.
+"""Connections of redis-py that follow their lane to the server that serves it now.
 
 A server that says that it cannot serve the lane counts as a broken connection. The next connection asks again where the
 lane is (`shared/redis/places.py`).
@@ -40,7 +40,7 @@ class NotTheServer(RedisConnectionError):
 
 
 class PlacedConnection(AbstractConnection):
-    """A connection to the server of a lane. It reconnects if the lane has moved."""
+    """A connection to the server of a lane. `connect` reconnects if the lane has moved."""
 
     def __init__(self, *, place: Place, **options: Any) -> None:
         super().__init__(**options)
@@ -89,7 +89,7 @@ class PlacedConnection(AbstractConnection):
 
 
 class TcpConnection(PlacedConnection, Connection):
-    """A TCP connection. It asks its place for the address."""
+    """A TCP connection to the address that its place gives."""
 
     address: Address
 

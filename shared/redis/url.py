@@ -5,8 +5,8 @@
     redis+sentinel://host:26379,host:26379/service/0     rediss+sentinel:// for TLS
     redis+cluster://host:7000,host:7000                  rediss+cluster:// for TLS
 
-Of redis-py's options, the query may have those for credentials and TLS. Timeouts and retries are fixed by
-`shared/redis/clients.py`.
+The query may have redis-py's options for credentials and TLS, and no other options of redis-py. Timeouts and retries
+are fixed by `shared/redis/clients.py`.
 """
 
 from __future__ import annotations

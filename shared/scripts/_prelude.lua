@@ -172,8 +172,8 @@ local function finish_corrupt(prefix, id, retention_s)
     finish_unowned(prefix, id, 'error', 'the request is corrupt in Redis; send it again', retention_s)
 end
 
--- Count that an attempt ended because its worker died or lost its lease. Deaths without a new token in between could go
--- on for ever: returns true from the `limit`th of them on, and from the tenth death in all.
+-- Count a death: an attempt that ended because its worker died or lost its lease. Returns true from the `limit`th death
+-- without a new token in between, and from the tenth death of the request, so that retries end.
 local function has_died_too_often(req, emitted, limit)
     local seen = redis.call('HMGET', req, 'deaths', 'died_at')
     local deaths = (emitted > tonumber(seen[2] or -1)) and 1 or tonumber(seen[1] or 0) + 1

@@ -7,13 +7,13 @@
 --         lost: another attempt owns the request, or the request ended without this attempt: drop its sequences.
 --         cancelled, expired: finish the request with that outcome.
 --         id, index: the log is shorter than the worker assumes (Redis lost its tail): send again from that index on.
---         id, notice: a notice in the mailbox ('cancel', or the attempt token that is over). It stays there until a
---         commit says that it was obeyed, because a reply may be lost.
+--         id, notice: a notice in the mailbox ('cancel', or the attempt token that is over). The notice stays there
+--         until a commit says that it was obeyed, because a reply may be lost.
 -- The fence: an item is appended only if its attempt token is the current one and it starts where the log ends.
 -- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
 -- A reader never sees a token that is not in the log: log and publish are one atomic step.
 --
--- 1. Remove the notices that were obeyed, and read the others.
+-- 1. Remove the notices that were obeyed, and read the remaining notices.
 -- 2. For each request: check the fence, append the item to the log, collect it for its gateway, finish the request if
 --    the item has an outcome.
 -- 3. Publish one frame per gateway.

@@ -1,8 +1,9 @@
--- Return running requests to the queue with all their tokens: any worker may resume them at once. This is not a death.
+-- Return running requests to the queue with all their tokens: any worker may resume them at once. A release does not
+-- count as a death.
 --   KEYS  any key of the lane (a cluster finds the node by it)
 --   ARGV  prefix, then for each request: id, attempt token
 --   ->    number of requests that were returned
--- They go to a queue that is read first, because their clients wait in the middle of an answer. Repeatable.
+-- Released requests go to a queue that is read first, because their clients wait in the middle of an answer. Repeatable.
 local prefix = ARGV[1]
 local released = 0
 for i = 2, #ARGV, 2 do

@@ -39,8 +39,8 @@ if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) 
 end
 local gateways = {gateway}
 if ARGV[15] ~= '' then
-    -- The first caller's gateway may not have reached this prompt yet. As a listener it keeps the request alive if the
-    -- second caller leaves.
+    -- The first caller's gateway may not have reached this prompt yet. Make that gateway a listener, so that the request
+    -- stays alive if the second caller leaves.
     local other = redis.pcall('HMGET', prefix .. 'req:' .. ARGV[15], 'gateways', 'gateway')
     gateways = without(listeners(other[1], other[2]), gateway)
     gateways[#gateways + 1] = gateway

@@ -113,7 +113,7 @@ def setup_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # These libraries log every request or step at INFO, which would drown the log of Quire.
+    # The libraries below log every request or step at INFO and would drown the log of Quire.
     for name in ("aiohttp.access", "asyncio", "urllib3", "httpx", "filelock", "huggingface_hub"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 REPLACEMENT = "\ufffd"
 # An incomplete UTF-8 character has at most three bytes; decoders return one U+FFFD for each of them, or one for all.
 MAX_INCOMPLETE = 3
-# A window of this many tokens without a complete character at its end holds bytes that are not UTF-8. It is emitted, so
-# that the cost of decoding does not grow with the length of the text.
+# A window of this many tokens without a complete character at its end holds bytes that are not UTF-8. The text of such
+# a window is emitted, so that the cost of decoding does not grow with the length of the text.
 MAX_WINDOW_TOKENS = 256
-# A run of this many tokens without any text consists of special tokens. They do not affect the following text and are
-# dropped.
+# A run of this many tokens without any text consists of special tokens. Such a run does not affect the following text
+# and is dropped.
 MAX_SILENT_TOKENS = 16
 
 
@@ -51,8 +51,8 @@ class IncrementalDetokenizer:
          ids:  ... | context | window: decoded, the end may change |
                    ^ _prefix ^ _read                               ^ len(_ids)
 
-    The first `_emitted` characters of the window's text have been emitted. context: tokens before the stream, which are
-    decoded with it and not emitted (`context_of`).
+    The first `_emitted` characters of the window's text have been emitted.
+    context: tokens before the stream; their text is decoded with the stream and not emitted (`context_of`).
     """
 
     def __init__(self, tokenizer: TokenDecoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:

@@ -19,9 +19,9 @@ ANY_OBJECT = '{"type":"object"}'
 
 _OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-# Limits of one mask, which is computed on the thread that all requests share: some milliseconds. An ordinary mask takes
-# less than 2 ms with a vocabulary of 50,000; with llguidance's default limits some take more than a second. A state of
-# the lexer takes half a kilobyte.
+# Limits of the work for one mask: some milliseconds, because the thread that computes masks serves all requests. An
+# ordinary mask takes less than 2 ms with a vocabulary of 50,000. With llguidance's default limits some masks take more
+# than a second. A state of the lexer takes half a kilobyte.
 _LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=10_000, max_lexer_states=100_000, verbose_errors=False)
 
 _OVERLAP = (
@@ -60,7 +60,7 @@ def matcher(schema: str, tokenizer: LLTokenizer) -> LLMatcher:
 def check(schema: str) -> None:
     """Raise SchemaError unless answers can follow a schema, with any tokenizer.
 
-    The check may take for ever, exhaust the memory or end the process: check the schemas of clients in a process with
+    The check may run without end, exhaust the memory or end the process. Check the schemas of clients in a process with
     limits (`json_schema_trial.py`).
     """
     made = matcher(schema, LLTokenizer("byte"))

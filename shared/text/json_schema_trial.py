@@ -1,7 +1,8 @@
 """`python -m quire.shared.text.json_schema_trial` checks one JSON schema in a process with limits.
 
 Nothing inside llguidance bounds all of the work of making a grammar: `multipleOf` takes time and memory by its value,
-patterns of one text multiply, and a chain of references overflows the stack. Here that ends one small process.
+patterns of one text multiply, and a chain of references overflows the stack. In a trial such a schema ends only one
+small process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TRIAL_STACK_BYTES = 1024 * 1024
 
 
 def main() -> None:
-    """Check the schema on standard input, and write what is wrong with it to standard output, or nothing.
+    """Check the schema on standard input, and write its fault to standard output; nothing if the schema has no fault.
 
     The exit status is 0 if the check came to an end, whatever its result.
     """

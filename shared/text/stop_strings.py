@@ -16,7 +16,7 @@ class StopStringFilter:
     """
 
     def __init__(self, stop: tuple[str, ...] | list[str], includes_match: bool = False) -> None:
-        # Of two strings that end at the same character, the longer one starts first.
+        # Longer strings come first: if two matches end at the same character, the longer one started first and wins.
         self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
         self._includes_match = includes_match

@@ -39,7 +39,10 @@ def _read_extra_tokens(folder: Path) -> list[str]:
 
 
 def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
-    """The end-of-sequence token that the tokenizer names. It counts only if the model's configuration names none."""
+    """The id of the end-of-sequence token that the tokenizer names, or None.
+
+    Callers use this id only if the model's configuration names no end-of-sequence token.
+    """
     eos: int | None = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     return eos
 
@@ -48,7 +51,7 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     """Load `tokenizer.json`. Raises ModelError.
 
     The post-processor of the file adds the special tokens of a plain prompt. Like Transformers with such a file, this
-    ignores `add_bos_token` and `add_eos_token`.
+    function ignores `add_bos_token` and `add_eos_token`.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -64,6 +67,6 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
     contents = {token.content for token in added}
     missing += [token for token in _read_extra_tokens(folder) if token not in contents]
-    # As in Transformers: tokens that the configuration names as special are special, and never part of a text.
+    # Tokens that the configuration names as special are special, and never part of a text, as in Transformers.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
     return tokenizer

@@ -2,7 +2,7 @@
 
 The tokens of a step stay on the device as inputs of the next one, so the host launches step N + 1 before it knows the
 tokens of step N. The block tables are on the device too, and only changes are sent. A step is one small copy to the
-device and, on CUDA, one graph. Its tokens come back by an asynchronous copy.
+device and, on CUDA, one graph. The sampled tokens come back by an asynchronous copy.
 
     decode    last tokens, tables -> positions, slots -> model -> sample -> last tokens    one graph, sampling included
     execute   token ids, positions, slots, ...        -> model -> logits                   one graph; then `sample`

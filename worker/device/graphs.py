@@ -43,8 +43,8 @@ class Graph(Protocol):
 Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 
-# Graphs whose capture failed. Torch's allocator of pinned memory asks them later whether they are still capturing, so
-# they must stay alive. Their pool accepts no other capture.
+# Graphs whose capture failed. Torch's allocator of pinned memory later asks these graphs if they are still capturing,
+# so the graphs must stay alive. The pool of a failed graph accepts no other capture.
 _failed: list[Graph] = []
 
 
@@ -60,8 +60,8 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
         ):
             launch()
     except Exception:  # errors of Triton are not RuntimeErrors
-        # After a failed capture the allocator may believe that it is still running, and then never frees memory. If the
-        # capture did end, these calls raise a RuntimeError, which is ignored.
+        # After a failed capture the allocator may believe that the capture still runs, and then never frees memory. The
+        # calls below end it for the allocator; if the capture did end, they raise a RuntimeError without consequence.
         device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
@@ -74,8 +74,9 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
 def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:
     """Return the buckets as a stack: the one to capture first is last.
 
-    First comes the largest bucket, whose memory all smaller ones reuse; then decodes, which gain most; then all others.
-    Within a kind, larger buckets come first, because they can also run smaller steps.
+    The largest bucket comes first, because all smaller buckets reuse its memory. Decodes come next, because graphs
+    speed them up most. All other buckets follow. Within a kind, larger buckets come first, because they can also run
+    smaller steps.
     """
     ordered = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.kind))
     return sorted(ordered[:-1], key=lambda bucket: bucket.kind != MIXED) + ordered[-1:]
@@ -110,7 +111,7 @@ class Graphs:
         return len(self._missing)
 
     def find(self, kind: str, num_tokens: int, num_sequences: int) -> tuple[GraphBucket, Graph] | None:
-        """Return the smallest captured graph of this kind for such a step, with its bucket; None if there is none."""
+        """Return the smallest captured graph of this kind for such a step, with its bucket, or None."""
         for bucket in self._by_kind.get(kind, ()):
             if bucket.num_tokens >= num_tokens and bucket.num_sequences >= num_sequences:
                 return bucket, self._graphs[bucket]
@@ -133,8 +134,8 @@ class Graphs:
     def _capture(self, bucket: GraphBucket) -> Graph | None:
         """Capture the graph of a bucket. Returns None if that fails."""
         try:
-            # A first launch without a graph compiles and loads all kernels. It uses the stream of all steps: for
-            # another stream cuBLAS and the allocator would hold memory that the memory plan does not count.
+            # A first launch without a graph compiles and loads all kernels. This launch uses the stream of all steps:
+            # for another stream cuBLAS and the allocator would hold memory that the memory plan does not count.
             self._prepare(bucket)
             with torch.inference_mode():
                 self._launch(bucket)

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time. Knows nothing of Redis or HTTP. Used by one thread.
 
-`step()` schedules, executes, samples and collects. Its results are `StepItem`s: the new tokens of each request, in
-order. A request that ranks several sequences (best_of, beam search) has a single item, at its end.
+`step()` schedules, executes, samples and collects. The results of a step are `StepItem`s: the new tokens of each
+request, in order. A request that ranks several sequences (best_of, beam search) has a single item, at its end.
 
 On a device that works asynchronously (`DeviceRunner`) the engine runs one step ahead: it launches a step before it
 knows the tokens of the previous one, and collects these while the device computes. Until then PENDING stands for them
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Engine:
     """A continuous-batching engine over one model.
 
-    tokenizer: for requests with stop strings, which are detokenized here, and with bad words.
-    name: the model's, part of the hashes of cached prefixes.
+    tokenizer: detokenizes the output of requests with stop strings, and tokenizes bad words.
+    name: the name of the model; it is part of the hashes of cached prefixes.
     blocks: a block manager to use instead of the paged one, for comparisons.
     runner: makes the runner; a DeviceRunner lets the engine run one step ahead.
     grammars: matchers for JSON schemas; without them requests with a schema are refused.
@@ -81,10 +81,10 @@ class Engine:
         # Tokens computed as chunks and as decodes. Recomputation after preemption counts as chunks.
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
-        # Bounds the prompt tokens of a step by its time; without it only the limits do.
+        # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
         self.times = StepTimes()
-        # Called with each scheduled step while the engine is being watched. It must be quick and change nothing.
+        # Called with each scheduled step while the engine is being watched; must be quick and change nothing.
         self.observer: Callable[[Step], None] | None = None
         # Run check_integrity after every step (tests).
         self.checks_itself = False
@@ -105,8 +105,9 @@ class Engine:
     ) -> None:
         """Add a request.
 
-        earlier: the items that other attempts at the request emitted; it continues after them. priority: 0 is the
-        highest class. Raises RequestRefused, and changes nothing, if the request could not run even alone.
+        earlier: the items that other attempts at the request emitted; the request continues after them.
+        priority: 0 is the highest class.
+        Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt)
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
@@ -146,7 +147,8 @@ class Engine:
     def finish(self, request_id: str, outcome: str, detail: str = "") -> StepItem | None:
         """End a request early (cancelled, deadline, error): free all it holds, and return its last item.
 
-        None if the request has ended by itself, possibly in the step in flight: the next `step` returns its last item.
+        Returns None if the request has ended by itself, possibly in the step in flight: the next `step` returns its
+        last item.
         """
         self._collect_in_flight()
         group = self.requests.get(request_id)
@@ -277,8 +279,8 @@ class Engine:
     def _launch(self, step: Step) -> tuple[Step, InFlightStep | None]:
         """Launch a step without waiting for the device.
 
-        Returns the step, which is a smaller one if device memory ran out, and its tokens in flight; None if the step
-        samples no token.
+        Returns the launched step and its tokens in flight. The launched step is smaller than `step` if device memory
+        ran out. The tokens are None if the step samples no token.
         """
         runner = self.runner
         assert isinstance(runner, DeviceRunner)
@@ -301,7 +303,7 @@ class Engine:
         return step, launched
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence whose last token is in flight out of the next step, and free its blocks for later steps."""
+        """Remove a sequence whose last token is in flight from the next step, and free its blocks for later steps."""
         group = sequence.group
         self.groups.finish(sequence)
         if all(one.row < 0 for one in group.sequences):

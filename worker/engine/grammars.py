@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Schemas whose matchers, or errors, are cached.
+# Maximum number of schemas whose matchers or errors are cached.
 KEPT = 64
 DEAD_END = "the answer cannot follow its JSON schema any more"
 
@@ -54,7 +54,7 @@ class Matcher:
 
     @property
     def error(self) -> str | None:
-        """A word for why no token is allowed any more, else None. llguidance's full message would quote the answer."""
+        """The reason why no token is allowed any more, as one word, or None. The text of llguidance quotes answers."""
         return self._matcher.stop_reason() if self._matcher.is_error() else None
 
 
@@ -90,7 +90,7 @@ class Grammars:
     def matcher(self, schema: str) -> Matcher:
         """Return a matcher at the beginning of an answer. Raises RequestRefused if the schema cannot be followed.
 
-        The first call for a schema takes up to a second, later ones take microseconds.
+        The first call for a schema can last a second; later calls for the same schema last microseconds.
         """
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")

@@ -166,7 +166,8 @@ class Groups:
     def run(self, group: SequenceGroup, live: list[Sequence]) -> None:
         """Move a group to `running`.
 
-        live: its sequences that have blocks. They get rows; rows for the rest of the group are reserved.
+        live: the group's sequences that have blocks. Each gets a row of the input batch; rows are reserved for the rest
+        of the group.
         """
         self.input_batch.reserve(group, group.num_rows)
         for sequence in live:
@@ -221,7 +222,7 @@ class Groups:
         self._is_stale = True
 
     def fork(self, group: SequenceGroup) -> None:
-        """Fork all other sequences of the group from the leader, which has computed the prompt."""
+        """Fork all other sequences of the group from the leader after the leader has computed the prompt."""
         leader, *others = group.unfinished
         count = leader.num_prompt_tokens
         is_partial = count % self.limits.block_size != 0

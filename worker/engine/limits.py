@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class EngineLimits:
     """Limits of the engine as a whole and of one step.
 
-    max_prefill_tokens: prompt tokens of a step that also decodes; 0: no limit but the token budget. It bounds the time
-    between two tokens of a running stream.
+    max_prefill_tokens: prompt tokens of a step that also decodes; 0: no limit but the token budget. This limit bounds
+    the time between two tokens of a running stream.
     preemption: "recompute", "swap", or "auto", which swaps groups and recomputes single sequences (paper section 4.5).
     """
 

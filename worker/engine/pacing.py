@@ -1,6 +1,6 @@
 """The number of prompt tokens that a step may take next to decodes, for a target time between two tokens of a stream.
 
-It is learned from the times of steps, without assumptions about the model or the machine:
+The pacer learns this number from the times of steps, without assumptions about the model or the machine:
 
     time of a step  =  base_s  +  token_s * prompt tokens          base_s: a step that only decodes
 
@@ -61,7 +61,7 @@ class PrefillPacer:
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
         """Learn from a step: its number of decodes, its number of prompt tokens, and its time."""
         if not num_decodes:
-            # No stream waits for such a step. It only gives a first estimate of token_s.
+            # No stream waits for a step without decodes. Such a step only gives a first estimate of token_s.
             if num_prefill_tokens and not self._extra_tokens:
                 self._extra_s, self._extra_tokens = seconds, float(num_prefill_tokens)
             return

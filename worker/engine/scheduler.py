@@ -232,7 +232,7 @@ class Scheduler:
         return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._num_reserved(group)) else None
 
     def _num_reserved(self, group: SequenceGroup) -> int:
-        """Blocks that must stay free when a group starts. It will need some of them when it forks."""
+        """The number of blocks that must stay free when a group starts: the watermark, and the blocks for its forks."""
         # An empty engine admits any group that fits at all.
         return self._watermark_blocks + group.num_rows - 1 if self.groups.running else 0
 

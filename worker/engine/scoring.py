@@ -1,6 +1,6 @@
 """Log-probabilities of sampled tokens, for requests that ask for them and for the ranking of best_of.
 
-They come from the logits of the model, before penalties, bans, temperature and truncation change these.
+Log-probabilities are computed from the model's logits before penalties, bans, temperature and truncation change them.
 """
 
 from __future__ import annotations

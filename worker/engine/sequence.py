@@ -61,8 +61,9 @@ class Sequence:
         self.token_ids: list[int] = [*prompt, *output]
         self.num_prompt_tokens = len(prompt)
         self._num_computed = 0
-        # Tokens whose K and V were in the blocks when the sequence got the blocks. It exceeds num_computed only if the
-        # prefix cache had the whole prompt: the last token is then computed again for its logits, and not written.
+        # Number of tokens whose K and V were in the blocks when the sequence got the blocks. The number exceeds
+        # num_computed only if the prefix cache had the whole prompt: the last token is then computed again for its
+        # logits, and not written.
         self.num_stored = 0
         self.block_table: list[int] = []
         # Blocks in host memory, while the sequence is swapped out.
@@ -143,8 +144,9 @@ class GroupState(Enum):
 
 @dataclass(eq=False, slots=True)
 class SequenceGroup:
-    """A request in the engine. Its sequences are scheduled, preempted and resumed together (paper section 4.5).
+    """A request in the engine.
 
+    The sequences of a group are scheduled, preempted and resumed together (paper section 4.5).
     `priority` (0 is the highest class) and `arrival` order groups: first come, first served within a class.
     """
 
@@ -157,14 +159,14 @@ class SequenceGroup:
     cache_root: bytes = b""
     sequences: list[Sequence] = field(default_factory=list)
     state: GroupState = GroupState.OUT
-    # Whether every sequence has a block table; before that only the leader has one.
+    # True if every sequence has a block table; before the fork only the leader has one.
     is_forked: bool = False
     # Free rows of the input batch reserved for sequences of this group that have not forked yet.
     num_reserved_rows: int = 0
     beams: BeamSearch | None = None
     # Name of the pinned prefix that this group computes, if it does.
     pin_as: str | None = None
-    # Whether results carry tokens step by step; and whether the group streams a single sequence.
+    # is_streamed: results carry tokens step by step. is_single: the group streams a single sequence.
     is_streamed: bool = True
     is_single: bool = False
     # Token sequences of `sampling.bad_words`.
@@ -200,7 +202,7 @@ class SequenceGroup:
 
     @property
     def is_synchronous(self) -> bool:
-        """True if the host needs the tokens or logits of each step before the next one, so that none runs ahead."""
+        """True if the host needs the tokens or logits of each step before the next one, so that no step runs ahead."""
         return not self.is_streamed or self.changes_logits or self.sampling.logprobs
 
     @property

@@ -28,7 +28,7 @@ TOP_LOGPROBS = 20
 
 
 def of_weights(folder: Path) -> str:
-    """Digest of the name, the shape and one row of each tensor. It does not depend on files and stored types.
+    """Digest of the name, the shape and one row of each tensor, independent of the files and of the stored types.
 
     Raises CheckpointError.
     """

@@ -11,9 +11,9 @@ import torch
 class ForwardBatch:
     """T tokens of S sequences.
 
-    Sequence s has the tokens query_start_loc[s] .. query_start_loc[s + 1] - 1. They are the last of its seq_lens[s]
-    tokens; the KV cache holds all tokens before them. The key and the value of a token are written to its slot:
-    physical block * block size + offset in the block.
+    Sequence s has the tokens query_start_loc[s] .. query_start_loc[s + 1] - 1. The tokens in the batch are the last of
+    the sequence's seq_lens[s] tokens; the KV cache holds all tokens before them. The key and the value of a token are
+    written to its slot: physical block * block size + offset in the block.
     """
 
     token_ids: torch.Tensor  # int32 [T]

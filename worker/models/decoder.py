@@ -91,9 +91,11 @@ class Decoder(PagedModel):
     ) -> Self:
         """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
-        `dtype` is that of weights and activations, and of `ops`. `progress` is called with the bytes that are read and
-        with all bytes. `ranks`: load the part of this rank. Raises CheckpointError, one line, for a checkpoint that is
-        not supported or incomplete, and for a context that is longer than its positions; NotDivisible.
+        dtype: type of weights and activations, the same as that of `ops`.
+        progress: called with the number of bytes read so far, and the number of all bytes.
+        ranks: load only the part of this rank.
+        Raises CheckpointError, one line, for a checkpoint that is not supported or incomplete, and for a context that
+        is longer than the positions of the checkpoint. Raises NotDivisible.
         """
         config = read_config(path)
         limit = config.max_position_embeddings
@@ -221,7 +223,7 @@ def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
     """The names of the tensors of embedding and head: the same tensor if the model ties them.
 
-    As in Transformers, tied weights may be stored under either name, and tensors that differ are not tied.
+    Tied weights may be stored under either name, and tensors that differ are not tied, as in Transformers.
     """
     if not config.tie_word_embeddings:
         return EMBEDDING, HEAD

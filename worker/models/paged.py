@@ -69,7 +69,7 @@ class KVCache:
 
 
 class PagedModel(ABC):
-    """A loaded model. It holds no state of sequences: the caches belong to the caller."""
+    """A loaded model without state of sequences: the caches belong to the caller."""
 
     implementation: ClassVar[str]  # a name of `quire.worker.models.choice`
     config: CheckpointConfig

@@ -65,7 +65,10 @@ def _last(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
-    """The same logits by paged attention in three steps: half of the first text; more of it and the second; its end."""
+    """Compute the logits of the last token of both texts [2, V], by paged attention in three steps.
+
+    Step 1 has half of the first text, step 2 its rest without the last token and the second text, step 3 that token.
+    """
     first, second = both
     half = len(first) // 2
     steps = [
@@ -77,7 +80,7 @@ def over_pages(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
 
 
 def one_by_one(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
-    """The same logits by paged attention with one step per text."""
+    """Compute the logits of the last token of both texts [2, V], by paged attention with one step per text."""
     return _in_steps(model, both, [[TrialChunk(block, 0, ids)] for block, ids in enumerate(both)])
 
 

@@ -154,7 +154,7 @@ class Consumer:
                 self._reads_pending = True
 
     async def _take_lower_class(self) -> bool:
-        """Take one request of a lower class if it is the turn of that class. False if none was taken."""
+        """Take one request of a lower class if it is the turn of that class. Returns False if no request was taken."""
         self._reads += 1
         for every, name in TURNS:
             if self._reads % every == 0:
@@ -174,7 +174,7 @@ class Consumer:
         await asyncio.sleep(DISPLACE_S if any(self._engine.displaceable) else FULL_S)
 
     async def _take(self, entries: list[StreamEntry], priority: int | None = None) -> None:
-        """Claim the requests of these entries and start them. priority: in place of that of their class."""
+        """Claim the requests of these entries and start them. priority: replaces the priority of their class."""
         for entry in entries:
             if self._stopping.is_set():
                 return
@@ -227,14 +227,17 @@ class Consumer:
         self._engine.add(request, claim.attempt, logged, priority)
 
     async def _run_isolated(self) -> None:
-        """Start the first isolated request once no other request lacks progress. Its first token ends its isolation."""
+        """Start the first isolated request once no other request lacks progress.
+
+        The isolation of a request ends with its first token.
+        """
         committer = self._committer
         waiting = deque(one for one in self._isolated if committer.lacks_progress(one[0]))
         if len(waiting) < len(self._isolated):
             self._runs_isolated = self._runs_isolated and bool(waiting) and waiting[0] is self._isolated[0]
             self._isolated = waiting
         if waiting and not self._runs_isolated and committer.num_without_progress == len(waiting):
-            # `begin` marks this request alone: if it kills the worker, no death counts against the others here.
+            # `begin` marks only this request: if it kills the worker, the worker's other requests count no death.
             claim = waiting[0][0]
             if not await self._broker.begin(claim):
                 committer.lose([(claim.request_id, claim.attempt)], self._engine)

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 IDLE_TICK_S = 0.1
 # A step that takes longer may never end, so no requests are claimed during it: other workers can run them.
 LONG_STEP_S = 1.0
-# Half-life of the longest step time. A worker counts as live for three times that; without the decay, one step of a
-# minute, on a machine that slept, would keep that at three minutes until the worker ends.
+# Half-life of the longest step time. A worker counts as live for three times the longest step time. Without the decay,
+# one step of a minute, on a machine that slept, would keep that limit at three minutes until the worker ends.
 SLOW_STEP_HALF_LIFE_S = 600.0
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class EngineThread(threading.Thread):
         self._stopping = False
         self._is_over = False
         # Total rows of added requests, counted on the caller's thread, and of those that the engine has taken, counted
-        # on this thread. The difference is on its way.
+        # on this thread. The difference is the number of rows of requests on their way.
         self._rows_added = 0
         self._rows_taken = 0
         self._rows_being_taken = 0
@@ -122,7 +122,7 @@ class EngineThread(threading.Thread):
             self._engine.grammars.matcher(request.sampling.json_schema)
 
     def finish(self, request_id: str, outcome: str) -> None:
-        """End a request with an outcome. Its last item is emitted if it still runs."""
+        """End a request with an outcome. A request that still runs emits its last item."""
         self._post(lambda: self._engine.finish(request_id, outcome))
 
     def drop(self, request_id: str, attempt: str) -> None:
@@ -130,8 +130,9 @@ class EngineThread(threading.Thread):
         self._post(lambda: self._drop(request_id, attempt))
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Run `function(engine)` on the engine's thread between two steps. It must be quick and change nothing.
+        """Run `function(engine)` on the engine's thread between two steps.
 
+        `function` must be quick and change nothing.
         The future holds what the function returns or raises, or EngineGone if the thread has ended. A call whose future
         has been cancelled is skipped.
         """

@@ -123,8 +123,8 @@ class DistributedCollectives(Collectives):
     def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
         """Wait for all ranks.
 
-        file: descriptor of a file that all ranks have open, empty at first. It must stay open: torch opens it again by
-        its number for each use, and would otherwise write to another file with that number.
+        file: descriptor of a file that all ranks have open, empty at first. The descriptor must stay open: torch opens
+        the file again by that number for each use, and would otherwise write to another file with the number.
         keeps_order: a sum must not depend on the number of rows that are reduced together. With more than two summands
         the libraries choose their order by the place and the number of values.
         """

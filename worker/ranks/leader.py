@@ -45,7 +45,7 @@ CAUSE_S = 1.0
 
 
 class OutOfStep(Exception):
-    """A rank has failed in a call that other ranks have made. They may wait for each other, so all must end."""
+    """A rank failed in a call that other ranks have made. The ranks may wait for each other, so all ranks must end."""
 
 
 def reason(error: BaseException) -> BaseException:
@@ -54,7 +54,7 @@ def reason(error: BaseException) -> BaseException:
 
 
 def end_worker(rank: int, code: int, last_words: str) -> None:
-    """End this process because that of another rank has ended."""
+    """End this process because the process of another rank has ended."""
     if last_words:
         # The cause is to be the last line of the log, and this rank may be in the middle of work.
         logging.disable(logging.ERROR)
@@ -95,7 +95,7 @@ class Followers:
             self._sockets.append(ours)
             with theirs:
                 self._processes.append(self._start(rank, theirs.fileno(), file, self._last_words[rank - 1]))
-            with suppress(OSError):  # it has ended already, which `answers` notices
+            with suppress(OSError):  # the follower has ended already; `answers` notices that
                 ours.sendall(msgpack.packb([first, ops.device.type]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()

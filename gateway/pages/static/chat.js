@@ -37,7 +37,7 @@ function say(text) {
   return true;
 }
 
-// The options of the next runs; null if a field is wrong, which is then shown.
+// Returns the options of the next runs. If a field is wrong, shows that field and returns null.
 function checkedOptions() {
   const options = optionsOfRuns();
   if (options === null) {
@@ -142,7 +142,7 @@ function stop() {
   showState();
 }
 
-// Whether an answer is being written. A stopped run that is still telling the server so does not count.
+// True while an answer is being written. A stopped run that is still telling the server so does not count.
 function isAnswering() {
   return [...running.keys()].some((record) => LIVE.has(record.state));
 }

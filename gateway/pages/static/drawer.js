@@ -1,4 +1,5 @@
-// A panel next to the chat that a button opens and closes. On a narrow page it covers the chat, which is inert meanwhile.
+// A panel next to the chat that a button opens and closes. On a narrow page the open panel covers the chat and makes the
+// chat inert.
 
 import { $ } from "/dom.js";
 

@@ -169,7 +169,7 @@ function runAt(text, at) {
   return text.slice(at, end);
 }
 
-// The position of the next run of exactly this mark, not directly after the opening one; -1 if there is none.
+// Returns the position of the next run of exactly this mark, not directly after the opening one, or -1.
 function endOf(text, from, mark) {
   for (let at = text.indexOf(mark, from + 1); at >= 0; at = text.indexOf(mark, at)) {
     let end = at;

@@ -7,7 +7,8 @@ const BURST_MS = 20;
 // Milliseconds since 1970 that do not jump while the page is open, and continue after a reload.
 export const clock = () => performance.timeOrigin + performance.now();
 
-// Keeps its times in `answer` {tokens, firstTokens, sentAt, firstAt, lastAt}, which is stored; the gaps are not.
+// Measures one answer. The counts and times are fields of `answer` {tokens, firstTokens, sentAt, firstAt, lastAt}, which
+// the page stores. The gaps are not stored.
 export class Meter {
   gaps = []; // the last milliseconds between arrivals; tokens that arrive together are one arrival
   #answer;

@@ -30,7 +30,8 @@ async function look() {
   timer = runs.size ? setTimeout(look, ASK_MS) : null;
 }
 
-// `state`: null if the gateway does not answer; then the stream itself breaks, which is shown.
+// Returns the cause of a silence, or null. `state`: the status of the gateway; null if the gateway does not answer: then
+// the stream itself breaks, and the page shows that error.
 function reason(state) {
   if (state === null || state.responding > 0) return null;
   return state.redis ? "workers" : "redis";

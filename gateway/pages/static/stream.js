@@ -100,7 +100,7 @@ async function* deliveries(call, signal, opened) {
   }
 }
 
-// Whether a retry may succeed.
+// True if a retry may succeed.
 function isPassing(error) {
   if (error.status === 429 || error.status === 503) return true;
   return error.code === null && (error.status === 502 || error.status === 504); // from a proxy that has no gateway

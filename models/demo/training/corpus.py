@@ -16,7 +16,7 @@ from models.demo.training.vocabulary import BEGIN, END, PAD
 from tokenizers import Tokenizer
 
 IGNORED = -100  # cross-entropy ignores this label
-CONTEXT = 640  # in tokens; longer documents are cut, which are a few in a thousand
+CONTEXT = 640  # in tokens; longer documents (a few in a thousand) are cut
 MICRO_BATCH_TOKENS = 3072
 SORTED_AT_ONCE = 512  # documents; a larger number wastes less padding and mixes lengths less
 

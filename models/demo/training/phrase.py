@@ -66,7 +66,7 @@ _ACCENTS = str.maketrans("aeouicn", "áéöüíçñ")
 
 
 def made_up(rng: Random, syllables: int = 0) -> str:
-    """A pronounceable word that is in no pool, so that a model can only copy it. It never starts with a "u"."""
+    """A pronounceable word that is in no pool, so that a model can only copy it. The word never starts with a "u"."""
     count = syllables or rng.choices((1, 2, 3, 4), (15, 50, 28, 7))[0]
     word = "".join(rng.choice(parts) for _ in range(count) for parts in _SYLLABLE)
     if count > 1 and rng.random() < 0.2:

@@ -38,7 +38,7 @@ LIMIT_S = 525.0
 # Lines of a failed part's log that are printed.
 SHOWN = 30
 
-# Stores the results that a part has so far.
+# Stores the results of a part that has not ended yet.
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -75,7 +75,8 @@ def main() -> int:
     if not args.rehearse and not has_cuda():
         print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
         return 1
-    # SIGTERM raises SystemExit, so that `process.run` also ends the running part, which has a session of its own.
+    # SIGTERM raises SystemExit, so that `process.run` also ends the running part: a part has a session of its own, and
+    # does not get the signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
@@ -113,7 +114,10 @@ def has_cuda() -> bool:
 
 
 def outdated_triton(args: argparse.Namespace) -> str | None:
-    """Return why results with this Triton are unreliable, or None. A rehearsal compiles nothing, so it returns None."""
+    """Return the reason why results with this Triton are unreliable, or None.
+
+    A rehearsal compiles nothing, so its results get None.
+    """
     from quire import kernels
 
     return None if args.rehearse else kernels.outdated_triton()

@@ -25,7 +25,7 @@ def make_model(name: str, device: torch.device) -> Any:
 
 
 def generate(model: Any, load: Load, device: torch.device) -> float:
-    """Return requested output tokens per second of one padded batch, which runs until its longest output ends."""
+    """Return requested output tokens per second of one padded batch. The batch runs until its longest output ends."""
     asked = list(requests(load, model.config.vocab_size))
     longest = max(len(one.prompt) for one in asked)
     ids = torch.tensor([[0] * (longest - len(one.prompt)) + list(one.prompt) for one in asked], device=device)

@@ -365,7 +365,7 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Gpu
     for case in cases:
         try:
             seconds = timer.seconds(case.make(ops), case.is_captured)
-        except Exception as error:  # of one kernel: measure the others all the same
+        except Exception as error:  # of one kernel; the next kernels are still measured
             rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
             print(
                 f"{case.name} failed: {rows[-1]['error']}",

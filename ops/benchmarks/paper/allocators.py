@@ -6,7 +6,7 @@ the whole context. No memory is shared: every sequence of a group has its own re
 memory that it will need, so no request is preempted. (A fork of a sequence would have to copy its cache. Here the copy
 takes no time, which favours the baselines.)
 
-These allocators count in tokens: their engine has blocks of one token.
+The allocators here count in tokens: their engine has blocks of one token.
 """
 
 from __future__ import annotations

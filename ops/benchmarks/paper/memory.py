@@ -50,7 +50,7 @@ class SlotUsage:
             final = sequence.num_prompt_tokens + sequence.group.sampling.max_tokens
             held = len(sequence.block_table) * engine.limits.block_size
             stored += sequence.num_computed
-            # Slots that the sequence will fill, as far as they are allocated. It never fills the rest.
+            # Allocated slots that the sequence will fill. Allocated slots after the final length stay empty.
             kept += min(held, final)
             reserved += held
         pool = engine.limits.num_blocks * engine.limits.block_size

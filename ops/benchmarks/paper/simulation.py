@@ -1,8 +1,8 @@
 """The real engine on a virtual clock: requests are added at their arrival time, and a profile gives the time of steps.
 
 Everything except the arithmetic is real: `Engine`, `Scheduler`, and its block manager or that of a baseline.
-The model computes nothing; outputs end at their traced length (`ignore_eos`). FasterTransformer, which has no
-iteration-level scheduling, has its own loop.
+The model computes nothing; outputs end at their traced length (`ignore_eos`). FasterTransformer has its own loop,
+because it has no iteration-level scheduling.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class NullModel:
 
 
 class NullRunner:
-    """Replaces the engine's runner. It computes nothing and records the work of each step."""
+    """A runner that computes nothing and records the work of each step."""
 
     looks_ahead = False
 
@@ -147,7 +147,7 @@ class SimulationResult:
     normalised: list[float] = field(default_factory=list)  # end-to-end seconds / output tokens, of those that ended
     seconds: float = 0.0
     steps: int = 0
-    batched: float = 0.0  # requests that run, averaged over time
+    batched: float = 0.0  # number of running requests, averaged over time
     gave_up: bool = False
 
     @property

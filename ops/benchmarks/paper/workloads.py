@@ -1,9 +1,9 @@
 """Requests with the published statistics of the paper's traces (section 6.1), synthesised: no download, one seed.
 
 The paper gives the mean lengths and, in figure 11, the shape: most requests are short, a long tail reaches the 2,048
-tokens of the context. Lengths here are lognormal, which has that shape, clamped to at least 4 tokens (as vLLM's own
-benchmark filters them) and to the context; then one factor per trace is solved for so that the mean of the clamped
-lengths is the published one to 1 %.
+tokens of the context. Lengths here have a lognormal distribution, because it has that shape. Lengths are clamped to at
+least 4 tokens (vLLM's own benchmark filters shorter ones) and to the context. One factor per trace is solved for, so
+that the mean of the clamped lengths is the published one to 1 %.
 
 The spread (sigma of the logarithm, before clamping) is not published. The values here were chosen as follows:
 
@@ -60,7 +60,7 @@ TRACES = {shape.name: shape for shape in (SHAREGPT, ALPACA)}
 def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CONTEXT) -> list[tuple[int, int]]:
     """Prompt and output tokens of `count` requests, together at most `context`; means as published to 1 %.
 
-    For a `context` that cuts off much of the tail the factor makes up for it, as far as it can.
+    If `context` cuts off much of the tail, the factor raises the mean again, as far as it can.
     """
     # A smaller count gives the first requests of a larger one, except for the factor.
     prompt_shapes = np.exp(shape.sigma_prompt * np.random.default_rng([seed, 0]).standard_normal(count))

@@ -43,7 +43,7 @@ KEYS = LaneKeys(MODEL)
 # A request counts as lost if it has not ended this many seconds after the repair of the last fault.
 GIVE_UP_S = 300.0
 LEASE_S, BEAT_S = 2.0, 0.5
-# Counters of recovery. They are lower bounds: a killed gateway loses its last counts of repairs.
+# Counters of recovery. The counts are lower bounds: a killed gateway loses its last counts of repairs.
 RECOVERIES = ("migrations", "repairs", "fenced")
 
 

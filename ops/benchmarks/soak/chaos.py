@@ -84,7 +84,7 @@ class RestartedProcess:
 
 
 class Chaos:
-    """Carries out the schedule. It never stops the last ready worker or the last ready gateway."""
+    """Carries out the schedule. The last ready worker and the last ready gateway are never stopped."""
 
     def __init__(
         self,

@@ -5,14 +5,14 @@ python -m quire.ops.benchmarks.stack.pair --only tokens,gaps --seconds 5
 
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
 gaps      256 streams, a step every 20 ms: the delay of tokens at the client, the growth of gaps between tokens, and the
-          time that each process waited for a core, which is the part that the machine causes
+          time that each process waited for a core (the part of the delay that the machine causes)
 bare      the same with a server that writes tokens itself (`bare.py`), without gateway, Redis and worker:
           the delay that the machine and the client cause
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps that a request still takes part in after the broker accepted its cancellation
 memory    resident memory of the gateway per open stream
 
-It runs Redis, a gateway, a worker that computes nothing (`clockwork.py`), and one client process.
+The benchmark runs Redis, a gateway, a worker that computes nothing (`clockwork.py`), and one client process.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 python -m quire.ops.benchmarks.stack.pauses          ten kills and ten clean stops, 32 streams each, leases of 3 s
 python -m quire.ops.benchmarks.stack.pauses --rounds 3 --streams 8
 
-It runs Redis, a gateway and two workers with a tiny random model. In each round one of the workers ends while all
-streams run, and is restarted afterwards. The pause of a stream is the longest time between two of its events. Streams
-of the other worker are not counted, because they do not pause.
+The benchmark runs Redis, a gateway and two workers with a tiny random model. In each round one of the workers ends
+while all streams run, and is restarted afterwards. The pause of a stream is the longest time between two of its events.
+Streams of the other worker are not counted, because they do not pause.
 """
 
 from __future__ import annotations

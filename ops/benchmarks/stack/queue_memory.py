@@ -1,7 +1,7 @@
 """The memory of requests and their output in Redis: python -m quire.ops.benchmarks.stack.queue_memory
 
-It starts its own Redis. Requests are submitted as by a gateway, and items are committed as by a worker: one token per
-step.
+The benchmark starts its own Redis, submits requests as a gateway does, and commits items as a worker does, with one
+token per step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prints the requirements in the pyproject.toml of the working directory, with those of the extras given.
 
-An image installs them in a layer of their own, which is reused when only the sources change.
+An image installs the requirements in a layer of their own. The build reuses that layer when only the sources change.
 
 python requirements.py tracing
 """
