@@ -247,7 +247,7 @@ def partition(net: Net, *, to_server: bool) -> None:
     """Partition the owner of running requests for longer than its lease, while new requests are in flight to it."""
     streams = start_streams(net.url)
     name = next(name for name, worker in net.workers.items() if worker is owner(net.stack, net.workers))
-    fenced = net.workers[name].stderr.count("is over: Redis")
+    fenced = net.workers[name].stderr.count("is lost: it ended")
     mine = len(owned(net.stack, name))
     assert mine
     net.proxies[name].black_hole(to_server=to_server, to_client=True)
@@ -256,7 +256,7 @@ def partition(net: Net, *, to_server: bool) -> None:
     net.proxies[name].heal()
     assert_same(streams, net.expected)
     assert_same(late, net.expected)
-    net.stack.wait(lambda: net.workers[name].stderr.count("is over: Redis") > fenced, 20)
+    net.stack.wait(lambda: net.workers[name].stderr.count("is lost: it ended") > fenced, 20)
     net.assert_well()
     # The worker works again, also as the only one.
     (other,) = set(net.workers) - {name}
