@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+import pytest
+
 from quire.ops.paths import PROJECT_ROOT
 from tests.gateway.running import MODEL, RunningGateway
 
@@ -14,8 +16,12 @@ async def test_models_are_listed(gateway: RunningGateway) -> None:
     assert (await gateway.get(f"/v1/models/{MODEL}")).json == card
 
 
-def test_every_static_file_is_packaged() -> None:
-    with (PROJECT_ROOT / "pyproject.toml").open("rb") as file:
-        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["*"]
-    endings = {pattern.rsplit(".", 1)[1] for pattern in patterns}
-    assert {path.suffix[1:] for path in (PROJECT_ROOT / "gateway" / "pages" / "static").iterdir()} <= endings
+@pytest.mark.parametrize("project", ["pyproject.toml", "gateway/pyproject.toml"])
+def test_every_static_file_is_packaged(project: str) -> None:
+    with (PROJECT_ROOT / project).open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["quire.gateway"]
+    gateway = PROJECT_ROOT / "gateway"
+    packaged = {path for pattern in patterns for path in gateway.glob(pattern)}
+    static = {path for path in (gateway / "pages" / "static").rglob("*") if path.is_file()}
+    assert static
+    assert static <= packaged
