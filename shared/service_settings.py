@@ -42,8 +42,8 @@ class ServiceSettings(CommonSettings):
     internal_host: str = option(
         "127.0.0.1",
         metavar="HOST",
-        help="Address of the internal endpoints: /metrics, /health and, in a worker, /debug/blocks. They are for "
-        "operators, not for clients.",
+        help="Address of the internal endpoints, which are for operators and not for clients: /metrics, /health and, "
+        "in a worker, /debug/blocks.",
         last=True,
     )
     internal_port: int = option(

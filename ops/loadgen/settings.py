@@ -22,7 +22,7 @@ class BenchSettings:
         "",
         variable="QUIRE_BENCH_AGAINST",
         metavar="URL",
-        help="URL of a second server to compare with. It gets the same requests; blocks of requests alternate.",
+        help="URL of a second server, to compare two servers with equal requests; blocks of requests alternate.",
     )
     model: str = option(
         "", variable="QUIRE_BENCH_MODEL", metavar="NAME", help="Model to ask; by default the first model of the server."

@@ -56,7 +56,7 @@ async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_s
         since = loop.time()
 
     assert await run(gateway, act) == TEXT
-    # Not what the patience had grown to.
+    # The interval starts over: it is not the one that had grown before.
     assert loop.time() - since < 4 * SILENCE_S
     assert gateway.gateway.router.stats.repairs == 1
 
