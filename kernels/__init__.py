@@ -4,14 +4,14 @@
 Triton for CUDA devices.
 """
 
-from quire.kernels.cpu.library import num_threads, set_num_threads
+from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threads, set_num_threads, unbind_threads
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_triton, triton_failure
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
-from quire.kernels.select import select_ops, triton_ops
+from quire.kernels.select import latent_ops, select_ops, triton_ops
 from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
@@ -22,12 +22,16 @@ __all__ = [
     "PinningFailed",
     "ReferenceOps",
     "TritonFailure",
+    "bind_threads",
+    "interleave_memory",
+    "latent_ops",
     "num_threads",
     "outdated_triton",
     "select_ops",
     "set_num_threads",
     "triton_failure",
     "triton_ops",
+    "unbind_threads",
 ]
 
 warm_up_mkl()  # at import, before any code of the project computes on several threads

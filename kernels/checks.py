@@ -4,10 +4,24 @@ Errors: TypeError for a dtype, ValueError for a shape, layout, device or paramet
 on each call, some hundred times per model step, so a correct argument costs a few comparisons only.
 """
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from quire.kernels.grouped_weight import GroupedWeight, LinearWeight
+from quire.kernels.moe import Routing
+from quire.kernels.quantization import QuantizedWeight
+
+if TYPE_CHECKING:
+    from quire.kernels.ops import PackedLinear
+
 _INTEGERS = (torch.int32, torch.int64)
+# A row of an int8 cache, the key or value of a token, ends with its scale in float32: `Ops.alloc_kv_cache`.
+SCALE_BYTES = 4
 
 
 def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -19,6 +33,13 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...])
     if value.shape != shape:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, not {shape}")
     raise ValueError(f"{name} is not contiguous")
+
+
+def one_of(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
+    """Check that `value` is contiguous and has one of these dtypes, and this shape."""
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} is {value.dtype}, not {' or '.join(map(str, dtypes))}")
+    tensor(name, value, value.dtype, shape)
 
 
 def integers(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
@@ -37,13 +58,36 @@ def address(value: Tensor | None) -> int | None:
     return value.data_ptr()
 
 
-def linear_weights(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, halves: bool = False) -> None:
-    """Check weight [N, K] and bias [N]. halves: N is even, I gate rows and then I up rows."""
-    if weight.dim() != 2 or 0 in weight.shape or (halves and weight.shape[0] % 2):
-        raise ValueError(f"weight has shape {tuple(weight.shape)}, not [{'2I' if halves else 'N'}, K]")
-    tensor("weight", weight, dtype, weight.shape)
+def linear_weights(
+    weight: LinearWeight,
+    bias: Tensor | None,
+    dtypes: tuple[torch.dtype, ...],
+    bits: tuple[int, ...],
+    kinds: tuple[str, ...],
+    halves: bool = False,
+) -> None:
+    """Check weight [N, K] and bias [N]. halves: N is even, I gate rows and then I up rows.
+
+    dtypes, bits, kinds: `weight_dtypes`, `quantized_bits` and `grouped_kinds` of the implementation.
+    """
+    shape = weight.shape
+    if len(shape) != 2 or 0 in shape or (halves and shape[0] % 2):
+        raise ValueError(f"weight has shape {tuple(shape)}, not [{'2I' if halves else 'N'}, K]")
+    if isinstance(weight, GroupedWeight):
+        if weight.kind not in kinds:
+            raise TypeError(f"weight is {weight.kind}, which these kernels do not support")
+    elif not isinstance(weight, QuantizedWeight):
+        one_of("weight", weight, dtypes, shape)
+    elif weight.bits not in bits:
+        raise TypeError(f"weight has {weight.bits} bits, which these kernels do not support")
     if bias is not None:
-        tensor("bias", bias, dtype, (weight.shape[0],))
+        one_of("bias", bias, dtypes, (shape[0],))
+
+
+def router(packed: PackedLinear, routing: Routing) -> None:
+    """Check that a router has a logit for each expert."""
+    if packed.out_features != routing.num_experts:
+        raise ValueError(f"the router has {packed.out_features} logits, not {routing.num_experts}")
 
 
 def rows(x: Tensor, width: int, dtype: torch.dtype) -> None:
@@ -51,10 +95,10 @@ def rows(x: Tensor, width: int, dtype: torch.dtype) -> None:
     tensor("x", x, dtype, (x.shape[0], width))
 
 
-def token_ids(ids: Tensor, table: Tensor, dtype: torch.dtype) -> None:
-    """Check ids [T] of any value, and table [V, H]."""
+def token_ids(ids: Tensor, table: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Check ids [T] of any value, and table [V, H]. dtypes: `weight_dtypes` of the implementation."""
     integers("token_ids", ids, (ids.shape[0],))
-    tensor("table", table, dtype, (table.shape[0], table.shape[-1]))
+    one_of("table", table, dtypes, (table.shape[0], table.shape[-1]))
 
 
 def norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
@@ -77,13 +121,20 @@ def cache_shape(block_size: int, head_dim: int) -> None:
         raise ValueError(f"head_dim is {head_dim}: it must be a multiple of 16, at most 512")
 
 
+def cache_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Return the last dimension of a cache of this dtype."""
+    return head_dim + SCALE_BYTES if dtype is torch.int8 else head_dim
+
+
 def caches(k: Tensor, v: Tensor, kv_heads: int | None, dtype: torch.dtype) -> torch.Size:
-    """Check k and v [blocks, H_kv, block_size, D] and return their shape. kv_heads: H_kv, None for any number."""
+    """Check k and v, and return [blocks, H_kv, block_size, D]. kv_heads: H_kv, None for any number."""
     shape = k.shape
     if len(shape) != 4 or kv_heads not in (None, shape[1]):
         raise ValueError(f"k_cache has shape {tuple(shape)}, not [blocks, {kv_heads or 'H_kv'}, block_size, D]")
     tensor("k_cache", k, dtype, shape)
     tensor("v_cache", v, dtype, shape)
+    if dtype is torch.int8:
+        shape = torch.Size((*shape[:3], shape[3] - SCALE_BYTES))
     cache_shape(shape[2], shape[3])
     return shape
 
@@ -122,6 +173,8 @@ def attention(
     scale: float,
     window: int,
     dtype: torch.dtype,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Check the arguments of `Ops.paged_attention`, other than its caches. kv_heads, d: of the caches."""
     shape = q.shape
@@ -133,6 +186,10 @@ def attention(
         raise ValueError(f"scale is {scale}: it must be positive")
     if window < 0:
         raise ValueError(f"sliding_window is {window}: it must be 0 (none) or positive")
+    if not 0 <= softcap < math.inf:
+        raise ValueError(f"softcap is {softcap}: it must be 0 (none) or positive")
+    if sinks is not None:
+        tensor("sinks", sinks, torch.float32, (shape[1],))
 
 
 def step(

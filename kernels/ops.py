@@ -1,7 +1,7 @@
 """The contract of the operations that a decoder needs, which several implementations fulfil.
 
 Notation: T tokens of this step (prefill chunks and decode rows mixed), S sequences, R rows of logits, H hidden size or
-heads by context, H_kv key-value heads, D head dimension, V vocabulary. `act` is the dtype of weights and activations.
+heads by context, H_kv key-value heads, D head dimension, V vocabulary. `act` is the dtype of activations and norms.
 Every tensor is contiguous and on the device of the implementation.
 
 An implementation chooses the layout of packed weights and the order inside a cache block. A block is one index of
@@ -13,11 +13,15 @@ Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, devic
 slot, position or block that is out of range.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from quire.kernels.grouped_weight import LinearWeight
+from quire.kernels.lora import AdapterBatch, LoraLayer, PackedAdapter
+from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
 
 
 class PackedLinear(Protocol):
@@ -34,7 +38,7 @@ class PackedLinear(Protocol):
 
 
 class DecoderLayer(Protocol):
-    """The weights of one layer: attention and a gated MLP, each after a norm and added to the residual stream."""
+    """The weights of one layer: attention and a gated MLP or experts, each after a norm and added to the residual."""
 
     input_norm: Tensor  # [hidden]
     qkv: PackedLinear
@@ -43,8 +47,14 @@ class DecoderLayer(Protocol):
     sliding_window: int  # 0: none
     o: PackedLinear
     mlp_norm: Tensor  # [hidden]
-    gate_up: PackedLinear  # of pack_gate_up
-    down: PackedLinear
+    gate_up: PackedLinear | None  # of pack_gate_up; None with experts
+    down: PackedLinear | None
+    moe: PackedMoE | None  # the experts that take the place of gate_up and down
+    gate: str  # activation of gate_up: moe.SILU or moe.GELU
+    post_attention_norm: Tensor | None  # [hidden], of the output of attention before it is added
+    post_mlp_norm: Tensor | None
+    sinks: Tensor | None  # [H] float32
+    cos_sin: Tensor | None  # rotations of this layer; None: those of the stack
 
 
 class AllReduceGroup(Protocol):
@@ -67,19 +77,41 @@ class LayerStack(CacheStack, Protocol):
 
 @runtime_checkable
 class Ops(Protocol):
-    """The operations of one implementation, for one device and one dtype of weights and activations."""
+    """The operations of one implementation, for one device and one dtype of activations."""
 
     name: str
     dtype: torch.dtype
+    weight_dtypes: tuple[torch.dtype, ...]  # of weights and biases of linear layers, and of embedding tables
+    quantized_bits: tuple[int, ...]  # of quantised weights; empty: none
+    grouped_kinds: tuple[str, ...]  # of `GroupedWeight`
     kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Pack weight [N, K] act and bias [N] act, as torch.nn.Linear keeps them."""
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
+        """Pack weight [N, K] and bias [N], as torch.nn.Linear keeps them.
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Pack weight [2I, K] for `linear_silu_mul`: I rows of the gate, then I rows of the up projection."""
+        They have a dtype of `weight_dtypes`, and keep it: products are those of the same weights in `act`. Quantised
+        weights have as many bits as `quantized_bits` says, and their products are `quantization.quantized_linear`.
+        Grouped weights have a kind of `grouped_kinds`; products are those of the dequantised weights, which are
+        rounded to bfloat16 if that is the dtype of activations.
+        """
+
+    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
+        """Pack weight [2I, K] for the gated products: I rows of the gate, then I rows of the up projection."""
+
+    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> PackedMoE:
+        """Pack the experts of a layer for `moe`, one after the other, so that no two need be in memory before.
+
+        router: of `pack_linear`, [hidden] -> [experts]. Weights as for `pack_linear`; those of all experts have the
+        same shapes, the same dtype or bits, and all or none have biases.
+        """
+
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> PackedAdapter:
+        """Pack a low-rank adapter for `decoder_layers`: its factors for each layer of the decoder.
+
+        inner: gates of the MLP; the ups have offsets from there.
+        """
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         """Return x [T, K] times the weights as [T, N] act. Sums are in float32 (float64 for float64) and rounded once.
@@ -90,11 +122,22 @@ class Ops(Protocol):
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         """Return silu(gate) * up of x [T, K] as [T, I] act, with gate, up and silu(gate) each rounded to act."""
 
+    def linear_gelu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        """Return gelu(gate) * up like `linear_silu_mul`, with the approximation of GELU by tanh."""
+
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         """Return x [R, K] times the weights as [R, N] float32, not rounded to act in between."""
 
+    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of the outputs of the experts that the router chooses for each row, [T, hidden] act.
+
+        x [T, hidden]; out: filled and returned, and may be x. The router's logits are rounded to act, and `moe.route`
+        chooses by them. An expert computes `moe.activate` of its gates and ups between two products, all rounded to
+        act; `moe.combine` adds up in float32, in the order of the logits.
+        """
+
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Return the rows of table [V, H] act at token_ids [T] int32 or int64, as [T, H] act."""
+        """Return the rows of table [V, H], one of `weight_dtypes`, at token_ids [T] int32 or int64, as [T, H] act."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x [..., H] / rms(x), in float32 and rounded to act, times weight [H] (Hugging Face LlamaRMSNorm)."""
@@ -142,6 +185,8 @@ class Ops(Protocol):
         sliding_window: int = 0,
         out: Tensor | None = None,
         plan: object = None,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Return causal attention over the cache, [T, H * D].
 
@@ -152,6 +197,9 @@ class Ops(Protocol):
         Query i of sequence s has position seq_lens[s] - (queries of s - i) and sees the keys at or before its position;
         with a window (0: none) only keys in (position - window, position], as in Hugging Face Mistral. Blocks whose
         keys are before every window of the call may have been freed.
+        softcap (0: none): a score s, scaled, becomes softcap * tanh(s / softcap) before the mask (Gemma 2). sinks [H]
+        float32, finite: the logit of each head that is added to the denominator of the softmax and has no value, as if
+        a key with this score and a value of zeros were visible to every query (gpt-oss).
         """
 
     def stack_layers(
@@ -165,12 +213,13 @@ class Ops(Protocol):
         eps: float,
         scale: float,
         ranks: AllReduceGroup | None = None,
+        softcap: float = 0.0,
     ) -> LayerStack:
         """Check the layers of a decoder and their caches once, for `decoder_layers`.
 
         final_norm [hidden]; kv_cache: k and v of each layer; cos_sin as for rope_and_cache; eps: of the norms; scale:
-        of the scores. ranks: the processes that hold a part of each layer (tensor parallelism), if `layers` are one
-        part: the outputs of `o` and `down` are summed over all of them.
+        of the scores; softcap: as for paged_attention. ranks: the processes that hold a part of each layer (tensor
+        parallelism), if `layers` are one part: the outputs of `o` and `down` are summed over all of them.
         """
 
     def decoder_layers(
@@ -183,20 +232,31 @@ class Ops(Protocol):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
         """Compute all layers of one step, from the embeddings to the final norm, as `layers.run_layers` defines it.
 
         residual [T, hidden] act is overwritten. rows [R] int64: the tokens whose output is wanted. Other arguments as
-        for rope_and_cache and paged_attention. Returns [R, hidden] act, the input of the head.
+        for rope_and_cache and paged_attention. adapters: of `pack_adapter`, for the tokens that use one; not with
+        several ranks. Returns [R, hidden] act, the input of the head.
         """
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
-        """Return zeroed k and v caches [num_blocks, H_kv, block_size, D]. The order inside a block is private."""
+        """Return zeroed k and v caches [num_blocks, H_kv, block_size, D] of kv_dtype. The order in a block is private.
+
+        Keys and values are rounded to act first, and then to kv_dtype: to the nearest, ties to even. float8_e4m3fn
+        saturates at 448. An int8 cache keeps a float32 scale for each token and kv head, the largest absolute value /
+        127, and integers round(value / scale). Its last dimension is D + 4, for the bytes of the scale, and NaN is
+        stored as some finite value.
+        """
 
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Return copies of caches, or of some of their blocks, in the order that the shape says."""
+        """Return copies of caches, or of some of their blocks, in the order that the shape says.
+
+        int8: each row has its D integers, and then the 4 bytes of its scale.
+        """
 
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> CacheStack:
         """Check the caches of all layers once: k and v of each, all of one shape."""
@@ -211,8 +271,8 @@ class Ops(Protocol):
     def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
         """Return host memory for swapped blocks, [num_blocks, layers, 2 (k, v), H_kv, block_size, D], undefined.
 
-        The dtype, and the order inside a block, are those of the caches. For a CPU the system commits pages as blocks
-        are first written. For a GPU the memory is pinned, which commits all of it.
+        The dtype, the last dimension and the order inside a block are those of the caches. For a CPU the system commits
+        pages as blocks are first written. For a GPU the memory is pinned, which commits all of it.
         """
 
     def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:

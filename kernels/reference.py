@@ -6,76 +6,101 @@ torch chooses algorithms by shape.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import checks
+from quire.kernels import checks, kv_values
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
 from quire.kernels.layers import run_layers
+from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
+from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, route
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.quantization import QuantizedLinear, QuantizedWeight, quantized_linear
+from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.stack import Caches, Stack
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceLinear:
-    """Weights as torch.nn.Linear keeps them."""
-
-    weight: Tensor  # [N, K]
-    bias: Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
 
 class ReferenceOps:
     """The operations in plain torch.
 
-    dtype: of weights and activations, any floating type.
+    dtype: of weights and activations, any floating type; quantised weights need float32. kv_dtype: of the cache, a
+    floating type or int8; `dtype` if None.
     """
 
     name = "reference"
     row_invariant = False
 
-    def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.device = torch.device(device)
         if self.device.type == "cuda":
             accumulate_in_float32()
-        self.dtype = self.kv_dtype = dtype
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self.sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
+        self.quantized_bits: tuple[int, ...] = (8, 4) if dtype == torch.float32 else ()
+        self.grouped_kinds = KINDS
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceLinear:
-        checks.linear_weights(weight, bias, self.dtype)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> ReferencePacked:
+        return self._pack(weight, bias, halves=False)
+
+    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> ReferencePacked:
+        return self._pack(weight, bias, halves=True)
+
+    def _pack(self, weight: LinearWeight, bias: Tensor | None, halves: bool) -> ReferencePacked:
+        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves)
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(weight, bias)
+        if isinstance(weight, GroupedWeight):
+            return ReferenceLinear(weight.dequantized(self.dtype), bias)
         return ReferenceLinear(weight, bias)
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceLinear:
-        checks.linear_weights(weight, bias, self.dtype, halves=True)
-        return ReferenceLinear(weight, bias)
+    def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        checks.rows(x, packed.in_features, self.dtype)
+        if isinstance(packed, QuantizedLinear):
+            return quantized_linear(x, packed.weight, packed.bias)
+        assert isinstance(packed, ReferenceLinear)
+        return F.linear(x, packed.weight, packed.bias)
+
+    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> ReferenceMoE:
+        checks.router(router, routing)
+        packed = [
+            (self._pack(one.gate_up, one.gate_up_bias, True), self._pack(one.down, one.down_bias, False))
+            for one in check_experts(routing, router.in_features, experts)
+        ]
+        return ReferenceMoE(routing, router, packed)
+
+    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, ReferenceMoE)
+        ids, weights = route(self._product(x, packed.router), packed.routing)
+
+        return _into(out, reference_moe(x, ids, weights, packed, self._product))
+
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
+        return pack_adapter(layers, self.device)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-        assert isinstance(packed, ReferenceLinear)
-        checks.rows(x, packed.in_features, self.dtype)
-        return _into(out, F.linear(x, packed.weight, packed.bias))
+        return _into(out, self._product(x, packed))
 
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-        assert isinstance(packed, ReferenceLinear)
-        checks.rows(x, packed.in_features, self.dtype)
-        gate, up = F.linear(x, packed.weight, packed.bias).chunk(2, dim=-1)
+        gate, up = self._product(x, packed).chunk(2, dim=-1)
         return _into(out, F.silu(gate) * up)
 
+    def linear_gelu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        gate, up = self._product(x, packed).chunk(2, dim=-1)
+        return _into(out, F.gelu(gate, approximate="tanh") * up)
+
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        if isinstance(packed, QuantizedLinear):
+            return _into(out, self._product(x, packed))
         assert isinstance(packed, ReferenceLinear)
         checks.rows(x, packed.in_features, self.dtype)
         wide = x.to(self.sum_dtype)
@@ -85,7 +110,7 @@ class ReferenceOps:
         return _into(out, (logits if packed.bias is None else logits + packed.bias).float())
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        checks.token_ids(token_ids, table, self.dtype)
+        checks.token_ids(token_ids, table, self.weight_dtypes)
         return F.embedding(token_ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -115,7 +140,7 @@ class ReferenceOps:
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        _, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
+        _, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.kv_dtype)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         heads = [num_heads, num_kv_heads, num_kv_heads]
         q, k, v = torch.split(qkv.view(len(qkv), -1, d), heads, dim=1)
@@ -124,8 +149,8 @@ class ReferenceOps:
         cos, sin = cos_sin[positions.long()].to(self.sum_dtype)[:, None].chunk(2, dim=-1)  # [T, 1, D/2] each
         keep = slot_mapping >= 0
         block, offset = slot_mapping[keep].long() // block_size, slot_mapping[keep].long() % block_size
-        k_cache[block, :, offset] = _rotate(k, cos, sin)[keep]
-        v_cache[block, :, offset] = v[keep]
+        for cache, rows in ((k_cache, _rotate(k, cos, sin)), (v_cache, v)):
+            indexable(cache)[block, :, offset] = indexable(kv_values.encode(rows[keep], self.kv_dtype))
         return _rotate(q, cos, sin)
 
     def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> None:
@@ -143,9 +168,13 @@ class ReferenceOps:
         sliding_window: int = 0,
         out: Tensor | None = None,
         plan: object = None,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
-        _, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
-        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
+        _, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.kv_dtype)
+        checks.attention(
+            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
+        )
         out = torch.empty_like(q) if out is None else out.view_as(q)
         starts = query_start_loc.tolist()
         for s, length in enumerate(seq_lens.tolist()):
@@ -159,7 +188,9 @@ class ReferenceOps:
             blocks = block_tables[s, lowest_block : (length + block_size - 1) // block_size].long()
             lowest = lowest_block * block_size
             k, v = (
-                cache[blocks].transpose(0, 1).reshape(kv_heads, -1, d)[:, : length - lowest].to(self.sum_dtype)
+                kv_values.decode(indexable(cache)[blocks].view(self.kv_dtype), self.sum_dtype)
+                .transpose(0, 1)
+                .reshape(kv_heads, -1, d)[:, : length - lowest]
                 for cache in (k_cache, v_cache)
             )
             position = torch.arange(first, length, device=q.device)[:, None]
@@ -169,7 +200,13 @@ class ReferenceOps:
                 seen &= key > position - sliding_window
             grouped = queries.view(len(queries), kv_heads, -1, d)  # [queries, H_kv, G, D]
             scores = torch.einsum("qhgd,hkd->hgqk", grouped, k) * scale
-            weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            if sinks is not None:
+                logits = sinks.to(scores.dtype).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+                scores = torch.cat([scores, logits], dim=-1)
+            weights = scores.softmax(dim=-1)[..., : len(key)]
             # A key that no query sees may be unwritten memory, and its weight of zero times NaN would be NaN.
             v = v.masked_fill(~seen.any(dim=0)[:, None], 0)
             mixed = torch.einsum("hgqk,hkd->qhgd", weights, v)
@@ -187,9 +224,10 @@ class ReferenceOps:
         eps: float,
         scale: float,
         ranks: AllReduceGroup | None = None,
+        softcap: float = 0.0,
     ) -> Stack:
-        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
-        stack.check(self.dtype)
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks, softcap)
+        stack.check(self.dtype, self.kv_dtype)
         return stack
 
     def decoder_layers(
@@ -202,16 +240,18 @@ class ReferenceOps:
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
         assert isinstance(stack, Stack)
-        return run_layers(self, residual, stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows)
+        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        return run_layers(self, residual, stack, *step, adapters)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
         checks.cache_shape(block_size, head_dim)
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        k, v = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        shape = (num_blocks, num_kv_heads, block_size, checks.cache_width(head_dim, self.kv_dtype))
+        k, v = (torch.zeros(shape, dtype=self.kv_dtype, device=self.device) for _ in range(2))
         return k, v
 
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,34 +259,34 @@ class ReferenceOps:
 
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> Caches:
         caches = Caches(kv_cache)
-        caches.check_caches(None, self.dtype)
+        caches.check_caches(None, self.kv_dtype)
         return caches
 
     def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, Caches)
         checks.block_copies(src, dst, stack.num_blocks)
-        for cache in stack.tensors:
+        for cache in map(indexable, stack.tensors):
             cache[dst] = cache[src]
 
     def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
         assert isinstance(stack, Caches)
         shape = (num_blocks, *stack.block_shape)
         if self.device.type != "cuda":
-            return torch.empty(shape, dtype=self.dtype)
-        return pinned_bytes(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
+            return torch.empty(shape, dtype=self.kv_dtype)
+        return pinned_bytes(math.prod(shape) * self.kv_dtype.itemsize).view(self.kv_dtype).view(shape)
 
     def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, Caches)
-        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
-        for blocks, cache in zip(host.flatten(1, 2).unbind(1), stack.tensors, strict=True):
+        for blocks, cache in zip(indexable(host).flatten(1, 2).unbind(1), map(indexable, stack.tensors), strict=True):
             blocks[dst] = cache[src].to(host.device)
 
     def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, Caches)
-        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
-        for blocks, cache in zip(host.flatten(1, 2).unbind(1), stack.tensors, strict=True):
+        for blocks, cache in zip(indexable(host).flatten(1, 2).unbind(1), map(indexable, stack.tensors), strict=True):
             cache[dst] = blocks[src].to(cache.device)
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -307,6 +347,11 @@ class ReferenceOps:
 
 def _into(out: Tensor | None, value: Tensor) -> Tensor:
     return value if out is None else out.copy_(value)
+
+
+def indexable(cache: Tensor) -> Tensor:
+    """Return a view of 8-bit values as integers: torch does not index 8-bit floats on every device."""
+    return cache.view(torch.int8) if cache.dtype.itemsize == 1 else cache
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def build() -> Path:
     directory = next((d for d in _cache_dirs() if _writable(d)), None)
     if directory is None:
         raise KernelsUnavailable(f"cannot write to {' or '.join(map(str, _cache_dirs()))}: set XDG_CACHE_HOME")
-    log.info("building the C++ kernels with %s: once, about 15 s", command)
+    log.info("building the C++ kernels with %s: once, about half a minute", command)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         units = [path for path in _sources() if path.suffix == ".cpp"]
         objects = [str(Path(scratch) / f"{path.stem}.o") for path in units]

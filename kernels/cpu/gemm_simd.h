@@ -1,11 +1,6 @@
-// The inner loops of linear layers and of paged attention with vectors. Included inside a level's namespace; see
-// level_*.cpp.
+// The inner loops of linear layers with vectors. Included inside a level's namespace; see level_*.cpp.
 
 constexpr int kAhead = 12;  // prefetch distance, in words of each column
-
-// The state that a thread keeps between tiles: none here (see gemm_amx.h).
-struct LinearState {};
-struct AttentionState {};
 
 // acc[r][c] += a[r] . b[c]. Half of the columns are at b0 and half at b1; the next word of a column is kStep words on.
 template <int MR, int kStep, Fetch kFetch>
@@ -38,15 +33,29 @@ INLINE void dot_rows(const uint32_t* a, const uint32_t* b0, const uint32_t* b1, 
 
 // Linear layers
 
+// A table of the instances of a function for 1 to 12 rows; entry 0 is empty.
+#define FOR_12_ROWS(f) {nullptr, f<1>, f<2>, f<3>, f<4>, f<5>, f<6>, f<7>, f<8>, f<9>, f<10>, f<11>, f<12>}
+#define FOR_3_ROWS(f) {nullptr, f<1>, f<2>, f<3>}
+#if defined(LEVEL_AVX2)
+#define FOR_TILE_ROWS FOR_3_ROWS
+#else
+#define FOR_TILE_ROWS FOR_12_ROWS
+#endif
+
 template <int MR>
-void linear_rows(const Linear& job, const uint32_t* rows, size_t row, size_t panel, Fetch fetch, const uint32_t* next) {
-    const size_t words = word_count(job.K);
-    const uint32_t* b = job.weight + panel * words * kPanel;
-    F acc[MR][NV];
+INLINE void clear_sums(F (&acc)[MR][NV]) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < NV; ++c) acc[r][c] = zero();
+}
+
+template <int MR>
+void word_rows(const Linear& job, const uint32_t* rows, size_t row, size_t panel, const uint32_t* b, Fetch fetch,
+               const uint32_t* next) {
+    const size_t words = word_count(job.K);
+    F acc[MR][NV];
+    clear_sums(acc);
     if (fetch == kFetchOwn)
         dot_rows<MR, kPanel, kFetchOwn>(rows, b, b + kPanel / 2, words, next, acc);
     else if (fetch == kFetchNext)
@@ -56,97 +65,105 @@ void linear_rows(const Linear& job, const uint32_t* rows, size_t row, size_t pan
     finish<MR>(job, row, panel, acc);
 }
 
-using LinearRows = void (*)(const Linear&, const uint32_t*, size_t, size_t, Fetch, const uint32_t*);
-#if defined(LEVEL_AVX2)
-constexpr LinearRows kLinearRows[] = {nullptr, linear_rows<1>, linear_rows<2>, linear_rows<3>};
-#else
-constexpr LinearRows kLinearRows[] = {nullptr,        linear_rows<1>,  linear_rows<2>,  linear_rows<3>, linear_rows<4>,
-                                       linear_rows<5>, linear_rows<6>,  linear_rows<7>,  linear_rows<8>, linear_rows<9>,
-                                       linear_rows<10>, linear_rows<11>, linear_rows<12>};
-#endif
+using LinearRows = void (*)(const Linear&, const uint32_t*, size_t, size_t, const uint32_t*, Fetch, const uint32_t*);
 
-INLINE void linear_tile(const Linear& job, LinearState&, const uint32_t* packed, size_t row, size_t rows, size_t panel,
-                        Fetch fetch, const uint32_t* next) {
-    kLinearRows[rows](job, packed, row, panel, fetch, next);
-}
+// A format of packed weights, as linear.h uses it: the words of activations.
+struct WordFormat {
+    static constexpr int kTile = kTileRows;  // the most rows of a tile
+    static constexpr bool kExpands = false;  // panels become words in the cache first, if several tiles use them
+    struct State {};                         // of a thread, between tiles
 
-// Attention
+    INLINE size_t panel_words(size_t k) { return word_count(k) * kPanel; }
+    INLINE size_t row_words(size_t k) { return line_count(k) * 16; }
+    INLINE size_t row_offsets(size_t) { return 0; }
 
-// Computes the scores of the 16 keys at b0 and of the 16 keys at b1.
-template <int MR>
-void score_rows(const uint32_t* rows, const uint32_t* b0, const uint32_t* b1, size_t words, float* out) {
+    INLINE void pack(const Linear& job, const Tiling& tiling, size_t row, const PackedRows& rows) {
+        pack_row(tiling, row, job.x + row * job.K, job.K, rows.words);
+    }
+
+    // Computes `count` rows, from `row` on, of the panel that is at b.
+    INLINE void tile(const Linear& job, State&, const PackedRows& rows, size_t row, size_t count, size_t panel,
+                     const uint32_t* b, Fetch fetch, const uint32_t* next) {
+        static constexpr LinearRows kRows[] = FOR_TILE_ROWS(word_rows);
+        kRows[count](job, rows.words + row * row_words(job.K), row, panel, b, fetch, next);
+    }
+};
+
+#ifndef ACT_BF16
+
+// Weights of 16 bits for float activations. `Unit` reads the two values of each column in a unit. The sums have the
+// bits of the same weights as floats.
+template <class Unit, int MR>
+void half_rows(const Linear& job, const uint32_t* rows, size_t row, size_t panel, const uint32_t* b) {
     F acc[MR][NV];
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
+    clear_sums(acc);
+    const auto step = [&](const uint32_t* a, const uint32_t* unit, int which) {
+        F w[NV];
 #pragma GCC unroll 8
-        for (int c = 0; c < NV; ++c) acc[r][c] = zero();
-    dot_rows<MR, 16, kFetchNothing>(rows, b0, b1, words, nullptr, acc);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < NV; ++c) store(out + r * kChunkKeys + c * W, acc[r][c]);
-}
-
-// out[r][0 .. NS * W) = the sum of weight[r] . value over the words [begin, end) of the chunk. odd: of the last word
-// only the first value counts.
-template <int MR, int NS>
-void weigh_rows(const uint32_t* weights, const uint32_t* const* units, size_t column, Lookahead& ahead, int begin,
-                int end, bool odd, size_t d, float* out) {
-    F acc[MR][NS];
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < NS; ++c) acc[r][c] = zero();
-    const auto step = [&](const uint32_t* w, const uint32_t* values, bool low) {
-        Word b[NS];
-#pragma GCC unroll 8
-        for (int c = 0; c < NS; ++c) b[c] = low ? word_load_low(values + c * W) : word_load(values + c * W);
+        for (int c = 0; c < NV; ++c) w[c] = Unit::value(unit, c, which);
 #pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
-            const Word x = word_broadcast(w + r * 16);
+            const Word x = word_broadcast(a + r * 16);
 #pragma GCC unroll 8
-            for (int c = 0; c < NS; ++c) acc[r][c] = dot(acc[r][c], x, b[c]);
+            for (int c = 0; c < NV; ++c) acc[r][c] = dot(acc[r][c], x, w[c]);
         }
     };
-    const int full = end - odd;
-    for (int first = begin; first < end; first += kUnitWords) {
-        const uint32_t* w = weights + first / 16 * MR * 16 + first % 16;
-        const uint32_t* values = units[first / kUnitWords] + column;
-        const int stop = full - first < kUnitWords ? full - first : kUnitWords;
-        ahead.advance();
-        for (int i = 0; i < stop; ++i, values += d) step(w + i, values, false);
-        if (stop < kUnitWords && odd) step(w + stop, values, true);
+    const size_t units = job.K / 2;
+    for (size_t u = 0; u < units; ++u, b += kPanel) {
+        const uint32_t* a = rows + u / 8 * MR * 16 + u % 8 * 2;
+        _mm_prefetch((const char*)(b + kAhead * kPanel), _MM_HINT_T0);
+        _mm_prefetch((const char*)(b + kAhead * kPanel + 16), _MM_HINT_T0);
+        step(a, b, 0);
+        step(a + 1, b, 1);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < NS; ++c) store(out + r * d + c * W, acc[r][c]);
+    if (job.K % 2) step(rows + units / 8 * MR * 16 + units % 8 * 2, b, 0);
+    finish<MR>(job, row, panel, acc);
 }
 
-using ScoreRows = void (*)(const uint32_t*, const uint32_t*, const uint32_t*, size_t, float*);
-using WeighRows = void (*)(const uint32_t*, const uint32_t* const*, size_t, Lookahead&, int, int, bool, size_t, float*);
-#define WEIGH(n) {weigh_rows<n, 1>, weigh_rows<n, 2>, weigh_rows<n, 4>}
-#if defined(LEVEL_AVX2)
-constexpr ScoreRows kScoreRows[] = {nullptr, score_rows<1>, score_rows<2>, score_rows<3>};
-constexpr WeighRows kWeighRowsOf[][3] = {{}, WEIGH(1), WEIGH(2)};
-#else
-constexpr ScoreRows kScoreRows[] = {nullptr,        score_rows<1>,  score_rows<2>,  score_rows<3>, score_rows<4>,
-                                     score_rows<5>,  score_rows<6>,  score_rows<7>,  score_rows<8>, score_rows<9>,
-                                     score_rows<10>, score_rows<11>, score_rows<12>};
-constexpr WeighRows kWeighRowsOf[][3] = {{}, WEIGH(1), WEIGH(2), WEIGH(3), WEIGH(4), WEIGH(5), WEIGH(6)};
+template <class Unit>
+struct HalfFormat : WordFormat {
+    static constexpr bool kExpands = true;
+    INLINE size_t panel_words(size_t k) { return (k + 1) / 2 * kPanel; }
+
+    INLINE void tile(const Linear& job, State&, const PackedRows& rows, size_t row, size_t count, size_t panel,
+                     const uint32_t* b, Fetch, const uint32_t*) {
+        static constexpr HalfRows kRows[] = FOR_TILE_ROWS(rows_of);
+        kRows[count](job, rows.words + row * row_words(job.K), row, panel, b);
+    }
+
+    INLINE size_t expanded_bytes(size_t k) { return (k + 1) * kPanel * sizeof(float); }
+
+    // Writes a panel as words.
+    INLINE void expand(const uint32_t* b, size_t k, uint32_t* words) {
+        auto* out = (float*)words;
+        for (size_t i = 0; i < k; i += 2, b += kPanel) {
+            _mm_prefetch((const char*)(b + kAhead * kPanel), _MM_HINT_T0);
+            _mm_prefetch((const char*)(b + kAhead * kPanel + 16), _MM_HINT_T0);
+            for (int which = 0; which < 2; ++which)
+                for (int c = 0; c < NV; ++c, out += W) store(out, Unit::value(b, c, which));
+        }
+    }
+
+    // Computes a tile of a panel that `expand` wrote.
+    INLINE void expanded_tile(const Linear& job, State& state, const PackedRows& rows, size_t row, size_t count,
+                              size_t panel, const uint32_t* words, Fetch fetch, const uint32_t* next) {
+        WordFormat::tile(job, state, rows, row, count, panel, words, fetch, next);
+    }
+
+  private:
+    using HalfRows = void (*)(const Linear&, const uint32_t*, size_t, size_t, const uint32_t*);
+    template <int MR>
+    static constexpr HalfRows rows_of = half_rows<Unit, MR>;
+};
+
+struct Bfloat16Unit {
+    INLINE F value(const uint32_t* unit, int c, int which) { return bfloat16_of_pairs(unit + c * W, which); }
+};
+
+struct Float16Unit {
+    INLINE F value(const uint32_t* unit, int c, int which) {
+        return load_float16((const uint16_t*)unit + which * kPanel + c * W);
+    }
+};
+
 #endif
-#undef WEIGH
-
-INLINE void score_tile(AttentionState&, const uint32_t* queries, int rows, const uint32_t* b0, const uint32_t* b1,
-                       size_t words, float* out) {
-    kScoreRows[rows](queries, b0, b1, words, out);
-}
-
-INLINE void weigh_tile(AttentionState&, const uint32_t* weights, int rows, const uint32_t* const* units,
-                       Lookahead& ahead, int begin, int end, bool odd, size_t d, float* out) {
-    for (size_t v = 0, vectors = d / W; v < vectors;) {
-        const int size = vectors - v >= 4 ? 2 : vectors - v >= 2 ? 1 : 0;
-        kWeighRowsOf[rows][size](weights, units, v * W, ahead, begin, end, odd, d, out + v * W);
-        v += size_t(1) << size;
-    }
-}

@@ -1,4 +1,4 @@
-// The instruction-set level avx2: float activations on AVX2 with FMA.
+// The instruction-set level avx2: float activations on AVX2 with FMA and F16C.
 #include "level_prelude.h"
 
 #define LEVEL avx2
@@ -7,9 +7,11 @@
 EXPORT(int, _is_supported)() { return quire::supports_avx2(); }
 
 // Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 
 namespace quire_avx2 {
+
+#include "simd_reduce.h"
 
 #include "simd_avx2.h"
 

@@ -6,9 +6,11 @@
 EXPORT(int, _is_supported)() { return quire::supports_avx512(); }
 
 // Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 
 namespace quire_avx512 {
+
+#include "simd_reduce.h"
 
 #include "simd_avx512.h"
 

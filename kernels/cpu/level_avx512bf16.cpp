@@ -7,9 +7,11 @@
 EXPORT(int, _is_supported)() { return quire::supports_avx512bf16(); }
 
 // Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
 namespace quire_avx512bf16 {
+
+#include "simd_reduce.h"
 
 #include "simd_avx512.h"
 

@@ -14,8 +14,10 @@ class Level(IntEnum):
 
     avx2 = 0
     avx512 = 1
-    avx512bf16 = 2
-    amx = 3
+    avx512vnni = 2
+    avx512bf16 = 3
+    amxint8 = 4
+    amx = 5
 
     @property
     def functions(self) -> library.LevelFunctions:
@@ -29,7 +31,12 @@ class Level(IntEnum):
 
 
 # The levels for each dtype of activations, best first. A level has kernels for one dtype only.
-LEVELS = {torch.bfloat16: [Level.amx, Level.avx512bf16], torch.float32: [Level.avx512, Level.avx2]}
+# The levels with float activations give the same bits; those with better integer products are faster with quantised
+# weights alone.
+LEVELS = {
+    torch.bfloat16: [Level.amx, Level.avx512bf16],
+    torch.float32: [Level.amxint8, Level.avx512vnni, Level.avx512, Level.avx2],
+}
 
 
 def best_level(dtype: torch.dtype) -> Level:

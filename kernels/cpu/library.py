@@ -6,7 +6,9 @@ or block tables return 0, or 1 + the index of the first invalid one, and have th
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Annotated, Protocol, cast, get_type_hints
@@ -15,6 +17,7 @@ Pointer = Annotated[int | ctypes.Array[ctypes.c_void_p] | None, ctypes.c_void_p]
 Size = Annotated[int, ctypes.c_size_t]
 Int = Annotated[int, ctypes.c_int]
 Int64 = Annotated[int, ctypes.c_int64]
+UInt64 = Annotated[int, ctypes.c_uint64]
 Float = Annotated[float, ctypes.c_float]
 
 
@@ -23,30 +26,47 @@ class LevelFunctions(Protocol):
 
     def is_supported(self) -> Int: ...
 
-    def linear(
-        self, x: Pointer, t: Size, k: Size, weight: Pointer, bias: Pointer, n: Size, out: Pointer, output: Int
-    ) -> None: ...
+    def linear(self, x: Pointer, t: Size, k: Size, weights: Pointer, n: Size, out: Pointer, output: Int) -> None: ...
+
+    def moe(self, x: Pointer, rows: Size, hidden: Size, moe: Pointer, out: Pointer) -> None: ...
 
     def rms_norm(
         self, x: Pointer, residual: Pointer, weight: Pointer, eps: Float, rows: Size, n: Size, out: Pointer
     ) -> None: ...
 
     def embed(
-        self, ids: Pointer, wide: Int, rows: Size, table: Pointer, vocabulary: Size, n: Size, out: Pointer
-    ) -> Int64: ...
+        self, ids: Pointer, wide: Int, rows: Size, table: Pointer, table_format: Int, vocabulary: Size, n: Size,
+        out: Pointer,
+    ) -> Int64: ...  # fmt: skip
 
     def rope_and_cache(
         self, qkv: Pointer, positions: Pointer, cos_sin: Pointer, slots: Pointer, k_cache: Pointer,
         v_cache: Pointer, q: Pointer, q_norm: Pointer, k_norm: Pointer, tokens: Size, max_position: Size,
         block_count: Size, block_size: Size, heads: Size, kv_heads: Size, head_dim: Size, eps: Float,
-        wide_slots: Int,
+        wide_slots: Int, kv_type: Int,
     ) -> Int64: ...  # fmt: skip
 
     def paged_attention(
         self, q: Pointer, k_cache: Pointer, v_cache: Pointer, block_tables: Pointer, seq_lens: Pointer,
         query_start: Pointer, out: Pointer, table_width: Size, sequences: Size, tokens: Size, block_count: Size,
         heads: Int, kv_heads: Int, head_dim: Int, block_size: Int, window: Int, scale: Float,
+        kv_type: Int, sinks: Pointer, softcap: Float,
     ) -> Int64: ...  # fmt: skip
+
+    def cache_latent(
+        self, rows: Pointer, slots: Pointer, cache: Pointer, tokens: Size, block_count: Size, block_size: Size,
+        width: Size, wide_slots: Int, kv_type: Int,
+    ) -> Int64: ...  # fmt: skip
+
+    def latent_attention(
+        self, q: Pointer, cache: Pointer, block_tables: Pointer, seq_lens: Pointer, query_start: Pointer, out: Pointer,
+        table_width: Size, sequences: Size, tokens: Size, block_count: Size, heads: Int, width: Int, value_dim: Int,
+        block_size: Int, window: Int, scale: Float, kv_type: Int,
+    ) -> Int64: ...  # fmt: skip
+
+    def linear_groups(
+        self, x: Pointer, groups: Size, t: Size, k: Size, weights: Pointer, n: Size, out: Pointer
+    ) -> None: ...
 
     def layers(self, step: Pointer) -> Int64: ...
 
@@ -71,7 +91,19 @@ class CommonFunctions(Protocol):
 
     def get_threads(self) -> Int: ...
 
-    def pack(self, weight: Pointer, n: Size, k: Size, value_size: Int, gate_up: Int, out: Pointer) -> None: ...
+    def bind_threads(self, cpus: Pointer, first: Pointer, count: Int) -> None: ...
+
+    def interleave_memory(self, nodes: Size) -> Int: ...
+
+    def pack(
+        self, weight: Pointer, n: Size, row_bytes: Size, word_bytes: Int, gate_up: Int, panel_bytes: Size, out: Pointer
+    ) -> None: ...
+
+    def pack_nibbles(self, weight: Pointer, scales: Pointer, n: Size, k: Size, gate_up: Int, out: Pointer) -> None: ...
+
+    def convert(self, values: Pointer, source_type: Int, out: Pointer, out_type: Int, count: Size) -> Int: ...
+
+    def read_memory(self, memory: Pointer, size: Size) -> UInt64: ...
 
     def copy_blocks(
         self, caches: Pointer, count: Size, block_bytes: Size, src: Pointer, dst: Pointer, n: Size
@@ -140,6 +172,11 @@ def load() -> Library:
     return library
 
 
+def is_loaded() -> bool:
+    """Return whether this process has loaded the library."""
+    return load.cache_info().currsize > 0
+
+
 def num_threads() -> int:
     """Return the number of threads of the C++ kernels. Raises KernelsUnavailable."""
     return load().common.get_threads()
@@ -150,3 +187,36 @@ def set_num_threads(count: int) -> None:
     if count < 1:
         raise ValueError(f"count is {count}: it must be at least 1")
     load().common.set_threads(count)
+
+
+def bind_threads(cpus_of_threads: Sequence[Sequence[int]]) -> None:
+    """Bind each thread of the C++ kernels to CPUs, from its next job on. Raises KernelsUnavailable or ValueError.
+
+    The first entry is for the thread that calls an operation, and has no effect: the caller stays where it is.
+    """
+    if not cpus_of_threads or not all(cpus_of_threads):
+        raise ValueError("each thread needs at least one CPU")
+    cpus = [cpu for own in cpus_of_threads for cpu in own]
+    first = [0, *accumulate(map(len, cpus_of_threads))]
+    arrays = _ints(cpus), _ints(first)
+    load().common.bind_threads(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), len(cpus_of_threads))
+
+
+def unbind_threads() -> None:
+    """Let the threads of the C++ kernels run on all CPUs that this process may use. Raises KernelsUnavailable."""
+    cpus = sorted(os.sched_getaffinity(0))
+    arrays = _ints(cpus), _ints([len(cpus)])
+    load().common.bind_threads(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), 0)
+
+
+def interleave_memory(nodes: Sequence[int]) -> None:
+    """Spread memory that this thread, and threads that it starts, touch first over NUMA nodes below 64.
+
+    Raises KernelsUnavailable, and OSError if the system or the container refuses.
+    """
+    if failed := load().common.interleave_memory(sum(1 << node for node in nodes if node < 64)):
+        raise OSError(failed, os.strerror(failed))
+
+
+def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int]:
+    return (ctypes.c_int * len(values))(*values)

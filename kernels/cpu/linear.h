@@ -1,15 +1,32 @@
-// The outer loops of a linear layer. Included inside a level's namespace; see level_*.cpp.
+// The outer loops of a linear layer, for each format of weights. Included inside a level's namespace; see level_*.cpp.
 
 // Computes the columns of the panels [begin, end) for all rows: block by block of rows that fit into the second-level
 // cache, and panel by panel within a block.
-INLINE void linear_range(const Linear& job, const Tiling& tiling, const uint32_t* packed, size_t begin, size_t end) {
-    const size_t words = word_count(job.K), row_words = line_count(job.K) * 16;
-    LinearState state;
-    size_t block = (384 << 10) / (row_words * 4 * kTileRows);
-    if (block < 1) block = 1;
+template <class Format>
+INLINE void linear_range(const Linear& job, const Tiling& tiling, const PackedRows& rows, size_t begin, size_t end) {
+    const size_t panel_words = Format::panel_words(job.K);
+    typename Format::State state;
+    size_t block = (384 << 10) / (Format::row_words(job.K) * 4 * Format::kTile);
+    // A panel that is expanded is used by several tiles.
+    constexpr size_t kLeast = Format::kExpands ? 4 : 1;
+    if (block < kLeast) block = kLeast;
     for (size_t t0 = 0; t0 < tiling.tiles; t0 += block) {
         const size_t t1 = t0 + block < tiling.tiles ? t0 + block : tiling.tiles;
-        for (size_t panel = begin; panel < end; ++panel)
+        for (size_t panel = begin; panel < end; ++panel) {
+            const uint32_t* b = job.weights.panels + panel * panel_words;
+            if constexpr (Format::kExpands) {
+                if (t1 - t0 > 1) {
+                    auto* expanded = (uint32_t*)quire::scratch(quire::kTile, Format::expanded_bytes(job.K));
+                    Format::expand(b, job.K, expanded);
+                    for (size_t t = t0; t < t1; ++t) {
+                        // The first tile prefetches the next panel.
+                        const bool fetches = t == t0 && panel + 1 < end;
+                        Format::expanded_tile(job, state, rows, tiling.start(t), tiling.rows(t), panel, expanded,
+                                              fetches ? kFetchNext : kFetchNothing, b + panel_words);
+                    }
+                    continue;
+                }
+            }
             for (size_t t = t0; t < t1; ++t) {
                 // The first two tiles that use this panel prefetch the next one, half each.
                 Fetch fetch = kFetchNothing;
@@ -18,23 +35,44 @@ INLINE void linear_range(const Linear& job, const Tiling& tiling, const uint32_t
                     fetch = kFetchOwn;
                 } else if (t - t0 < 2 && panel + 1 < end) {
                     fetch = kFetchNext;
-                    next = job.weight + ((panel + 1) * 2 + (t - t0)) * words * 16;
+                    next = b + panel_words + (t - t0) * panel_words / 2;
                 }
-                const size_t row = tiling.start(t);
-                linear_tile(job, state, packed + row * row_words, row, tiling.rows(t), panel, fetch, next);
+                Format::tile(job, state, rows, tiling.start(t), tiling.rows(t), panel, b, fetch, next);
             }
+        }
     }
+}
+
+template <class Format>
+void linear_of(const Linear& job) {
+    const Tiling tiling(job.T, Format::kTile);
+    const size_t row_words = Format::row_words(job.K), offsets = Format::row_offsets(job.K);
+    PackedRows rows;
+    rows.words = (uint32_t*)quire::scratch(quire::kPackedRows, job.T * (row_words + 1 + offsets) * 4);
+    rows.scales = (float*)(rows.words + job.T * row_words);
+    rows.offsets = (int32_t*)(rows.scales + job.T);
+    quire::parallel_ranges(job.T, 1 + (8 << 10) / row_words, [&](size_t begin, size_t end) {
+        for (size_t row = begin; row < end; ++row) Format::pack(job, tiling, row, rows);
+    });
+    const size_t width = job.output >= kSiluMul ? kPanel / 2 : kPanel;
+    quire::parallel_ranges((job.N + width - 1) / width, 2,
+                           [&](size_t begin, size_t end) { linear_range<Format>(job, tiling, rows, begin, end); });
 }
 
 INLINE void linear(const Linear& job) {
     if (job.T == 0) return;
-    const Tiling tiling(job.T);
-    const size_t row_words = line_count(job.K) * 16;
-    uint32_t* packed = (uint32_t*)quire::scratch(quire::kPackedRows, job.T * row_words * 4);
-    quire::parallel_ranges(job.T, 1 + (8 << 10) / row_words, [&](size_t begin, size_t end) {
-        for (size_t row = begin; row < end; ++row) pack_row(tiling, row, job.x + row * job.K, job.K, packed);
-    });
-    const size_t width = job.output == kSiluMul ? kPanel / 2 : kPanel;
-    quire::parallel_ranges((job.N + width - 1) / width, 2,
-                           [&](size_t begin, size_t end) { linear_range(job, tiling, packed, begin, end); });
+#ifndef ACT_BF16
+    switch (job.weights.format) {
+        case kBfloat16: return linear_of<HalfFormat<Bfloat16Unit>>(job);
+        case kFloat16: return linear_of<HalfFormat<Float16Unit>>(job);
+        case kInt8: return linear_of<ByteFormat>(job);
+        case kInt4: return linear_of<NibbleFormat>(job);
+    }
+#endif
+    switch (job.weights.format) {
+        case kUint4: return linear_of<GroupedFormat<Uint4Codes>>(job);
+        case kMxfp4: return linear_of<GroupedFormat<Mxfp4Codes>>(job);
+        case kFp8: return linear_of<GroupedFormat<Fp8Codes>>(job);
+    }
+    linear_of<WordFormat>(job);
 }

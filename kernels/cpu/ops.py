@@ -1,11 +1,12 @@
 """The operations of kernels/ops.py in C++ for x86-64 with AVX2 or AVX-512. All operations are row-invariant.
 
-The sources in this folder hold the arithmetic and its reasons: gemm.h, rows.h, attention.h, sampling.h, logprobs.h.
-This module checks the arguments and passes their addresses. A cache block keeps keys and values in the order that the
-dot-product instructions read (rows.h); `plain_kv_cache` returns them in plain order.
+The sources in this folder hold the arithmetic and its reasons: gemm.h, rows.h, kv_cache.h, attention.h, sampling.h,
+logprobs.h. This module checks the arguments and passes their addresses. A cache block keeps keys and values in the
+order that the dot-product instructions read (kv_cache.h); `plain_kv_cache` returns them in plain order.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,90 +15,96 @@ from quire.kernels import checks
 from quire.kernels.checks import address
 from quire.kernels.cpu import library
 from quire.kernels.cpu.levels import best_level
+from quire.kernels.cpu.linear import FLOAT_FORMATS, GATES, CpuLinear, Format
+from quire.kernels.cpu.lora import CpuAdapter
 from quire.kernels.cpu.memory import Arena
+from quire.kernels.cpu.moe import CpuMoE
 from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.cpu.stack import CpuCaches, CpuStack
+from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
 from quire.kernels.layers import run_layers
+from quire.kernels.lora import AdapterBatch, LoraLayer
+from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.quantization import QuantizedWeight
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
 
-_PANEL = 32  # columns, `kPanel` in gemm.h
-_ACT, _FLOAT, _SILU_MUL = 0, 1, 2  # `Output` in gemm.h
-
-
-class CpuLinear:
-    """Weights in panels of 32 columns (16 gates and 16 ups for `pack_gate_up`); the bias likewise, in float32."""
-
-    __slots__ = (
-        "bias",
-        "bias_address",
-        "dtype",
-        "gate_up",
-        "in_features",
-        "nbytes",
-        "out_features",
-        "weight",
-        "weight_address",
-    )
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, gate_up: bool, arena: Arena) -> None:
-        n, k = weight.shape
-        self.in_features, self.out_features = k, n
-        self.dtype, self.gate_up = weight.dtype, gate_up
-        width, columns = (_PANEL // 2, n // 2) if gate_up else (_PANEL, n)
-        panels = -(-columns // width)
-        words = -(-k * weight.element_size() // 4)
-        self.weight = arena.take(panels * words * _PANEL * 4)
-        self.weight_address = self.weight.data_ptr()
-        library.load().common.pack(weight.data_ptr(), n, k, weight.element_size(), gate_up, self.weight_address)
-        self.bias = None if bias is None else _panels(bias.float(), width, gate_up)
-        self.bias_address = None if self.bias is None else self.bias.data_ptr()
-        self.nbytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
-def _panels(bias: Tensor, width: int, gate_up: bool) -> Tensor:
-    parts = bias.view(2 if gate_up else 1, -1)
-    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % width))
-    return padded.view(len(parts), -1, width).transpose(0, 1).flatten().contiguous()
+_ACT, _FLOAT = 0, 1  # `Output` in gemm.h
+_SILU_MUL, _GELU_MUL = GATES[SILU], GATES[GELU]
+_KV_ACT = 0  # a cache of the type of the activations: `KvType` in kv_cache.h, as these
+_KV_TYPES = {torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
 class CpuOps:
     """The C++ kernels at the best instruction-set level of this processor.
 
-    dtype: of weights and activations, bfloat16 or float32.
-    Raises KernelsUnavailable if the library cannot be built or the processor runs no level for the dtype.
+    dtype: of activations, bfloat16 or float32. Weights of float32 activations may be bfloat16, float16 or quantised.
+    kv_dtype: of the cache, `dtype` if None; bfloat16, int8 and float8_e4m3fn take less memory.
+    Raises KernelsUnavailable if the library cannot be built or the processor runs no level for the dtype, and TypeError
+    for another kv_dtype.
     """
 
     name = "cpu"
     row_invariant = True
     device = torch.device("cpu")
 
-    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.dtype = self.kv_dtype = dtype
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None) -> None:
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self.level = best_level(dtype)
-        self._values_per_word = 4 // dtype.itemsize
+        self.weight_dtypes: tuple[torch.dtype, ...] = tuple(FLOAT_FORMATS) if dtype is torch.float32 else (dtype,)
+        self.quantized_bits: tuple[int, ...] = (8, 4) if dtype is torch.float32 else ()
+        self.grouped_kinds = KINDS
+        if self.kv_dtype not in (dtype, *_KV_TYPES):
+            kept = ", ".join(map(str, (dtype, *_KV_TYPES)))
+            raise TypeError(f"the cache is asked for as {kv_dtype}: the C++ kernels keep it as {kept}")
+        self.kv_type = _KV_ACT if self.kv_dtype is dtype else _KV_TYPES[self.kv_dtype]
         self._arena = Arena()
         self._common, self._functions = library.load().common, self.level.functions
 
     # Linear layers
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> CpuLinear:
         return self._pack(weight, bias, gate_up=False)
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
+    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> CpuLinear:
         return self._pack(weight, bias, gate_up=True)
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, gate_up: bool) -> CpuLinear:
-        checks.linear_weights(weight, bias, self.dtype, halves=gate_up)
-        address(weight)
-        return CpuLinear(weight, bias, gate_up, self._arena)
+    def _pack(self, weight: LinearWeight, bias: Tensor | None, gate_up: bool) -> CpuLinear:
+        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves=gate_up)
+        if isinstance(weight, GroupedWeight):
+            address(weight.codes)
+        else:
+            address(weight.values if isinstance(weight, QuantizedWeight) else weight)
+        return CpuLinear(weight, bias, gate_up, self.dtype, self._arena)
+
+    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> CpuMoE:
+        checks.router(router, routing)
+        assert isinstance(router, CpuLinear)
+        packed = (
+            (self.pack_gate_up(one.gate_up, one.gate_up_bias), self.pack_linear(one.down, one.down_bias))
+            for one in check_experts(routing, router.in_features, experts)
+        )
+        return CpuMoE(routing, router, packed)
+
+    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, CpuMoE)
+        checks.rows(x, packed.hidden, self.dtype)
+        out = self._out(out, (x.shape[0], packed.hidden), self.dtype)
+        self._functions.moe(address(x), x.shape[0], packed.hidden, packed.address, address(out))
+        return out
+
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> CpuAdapter:
+        return CpuAdapter(layers, inner)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return self._matmul(x, packed, out, packed.out_features, _ACT, self.dtype)
 
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return self._matmul(x, packed, out, packed.out_features // 2, _SILU_MUL, self.dtype)
+
+    def linear_gelu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._matmul(x, packed, out, packed.out_features // 2, _GELU_MUL, self.dtype)
 
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return self._matmul(x, packed, out, packed.out_features, _FLOAT, torch.float32)
@@ -108,16 +115,16 @@ class CpuOps:
         checks.rows(x, packed.in_features, self.dtype)
         if (
             not isinstance(packed, CpuLinear)
-            or packed.gate_up != (output == _SILU_MUL)
+            or packed.gate_up != (output >= _SILU_MUL)
             or packed.dtype is not self.dtype
         ):
             raise ValueError(
-                "weights of pack_gate_up are for linear_silu_mul alone, and for the dtype they were packed in"
+                "weights of pack_gate_up are for linear_silu_mul and linear_gelu_mul alone, and all weights for the "
+                "dtype they were packed in"
             )
         rows = x.shape[0]
         out = self._out(out, (rows, width), dtype)
-        weight, bias = packed.weight_address, packed.bias_address
-        self._functions.linear(address(x), rows, packed.in_features, weight, bias, width, address(out), output)
+        self._functions.linear(address(x), rows, packed.in_features, packed.address, width, address(out), output)
         return out
 
     def _out(self, out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -130,11 +137,14 @@ class CpuOps:
     # Rows
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        checks.token_ids(token_ids, table, self.dtype)
+        checks.token_ids(token_ids, table, self.weight_dtypes)
         vocabulary, width = table.shape
+        table_format = Format.WORDS if table.dtype is self.dtype else FLOAT_FORMATS[table.dtype]
         out = torch.empty((token_ids.shape[0], width), dtype=self.dtype)
         wide, count = token_ids.dtype is torch.int64, token_ids.shape[0]
-        bad = self._functions.embed(address(token_ids), wide, count, address(table), vocabulary, width, out.data_ptr())
+        bad = self._functions.embed(
+            address(token_ids), wide, count, address(table), table_format, vocabulary, width, out.data_ptr()
+        )
         if bad:
             raise IndexError(f"token_ids[{bad - 1}] is {int(token_ids[bad - 1])}, outside 0..{vocabulary - 1}")
         return out
@@ -169,13 +179,14 @@ class CpuOps:
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.dtype)
+        blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.kv_dtype)
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         q = torch.empty((qkv.shape[0], num_heads, d), dtype=self.dtype)
         bad = self._functions.rope_and_cache(
             address(qkv), address(positions), address(cos_sin), address(slot_mapping), address(k_cache),
             address(v_cache), q.data_ptr(), address(q_norm), address(k_norm), qkv.shape[0], cos_sin.shape[0],
             blocks, block_size, num_heads, num_kv_heads, d, eps, slot_mapping.dtype is torch.int64,
+            self.kv_type,
         )  # fmt: skip
         if bad:
             raise IndexError(
@@ -198,15 +209,19 @@ class CpuOps:
         sliding_window: int = 0,
         out: Tensor | None = None,
         plan: object = None,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
-        blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
-        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
+        blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.kv_dtype)
+        checks.attention(
+            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
+        )
         tokens, heads, _ = q.shape
         out = self._out(out, (tokens, heads * d), self.dtype)
         bad = self._functions.paged_attention(
             address(q), address(k_cache), address(v_cache), address(block_tables), address(seq_lens),
             address(query_start_loc), address(out), block_tables.shape[1], seq_lens.shape[0], tokens, blocks, heads,
-            kv_heads, d, block_size, sliding_window, scale,
+            kv_heads, d, block_size, sliding_window, scale, self.kv_type, address(sinks), softcap,
         )  # fmt: skip
         if bad:
             raise IndexError(checks.no_such_blocks(bad - 1, blocks))
@@ -223,9 +238,10 @@ class CpuOps:
         eps: float,
         scale: float,
         ranks: AllReduceGroup | None = None,
+        softcap: float = 0.0,
     ) -> CpuStack:
-        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
-        return CpuStack(stack, self.dtype)
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks, softcap)
+        return CpuStack(stack, self.dtype, self.kv_dtype, self.kv_type)
 
     def decoder_layers(
         self,
@@ -237,6 +253,7 @@ class CpuOps:
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
         assert isinstance(stack, CpuStack)
         if not isinstance(stack.stack.ranks, CpuRanks | None):  # the library cannot call another all-reduce
@@ -244,7 +261,7 @@ class CpuOps:
                 self, residual, stack.stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
             )
         return stack.run(
-            self._functions, residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+            self._functions, residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows, adapters
         )
 
     # The cache
@@ -253,20 +270,29 @@ class CpuOps:
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
         checks.cache_shape(block_size, head_dim)
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        size = num_blocks * num_kv_heads * block_size * head_dim * self.dtype.itemsize
-        k, v = (self._arena.take(size, apart=True).view(self.dtype).view(shape) for _ in range(2))
+        shape = (num_blocks, num_kv_heads, block_size, checks.cache_width(head_dim, self.kv_dtype))
+        size = math.prod(shape) * self.kv_dtype.itemsize
+        k, v = (self._arena.take(size, apart=True).view(self.kv_dtype).view(shape) for _ in range(2))
         return k, v
 
     def plain_kv_cache(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-        blocks, heads, block_size, d = checks.caches(k_cache, v_cache, None, self.dtype)
-        word, group = self._values_per_word, min(16, block_size)
-        k = k_cache.view(blocks, heads, block_size // group, d // word, group, word).transpose(3, 4)
-        v = v_cache.view(blocks, heads, block_size // word, d, word).transpose(3, 4)
-        return k.reshape(k_cache.shape), v.reshape(v_cache.shape)
+        blocks, heads, block_size, d = checks.caches(k_cache, v_cache, None, self.kv_dtype)
+        unit, group = 1 if self.kv_dtype is torch.float32 else 2, min(16, block_size)
+        groups, width = (blocks, heads, block_size // group), k_cache.shape[3]
+        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32}[self.kv_dtype.itemsize]  # torch cannot join fp8
+        k, v = (cache.view(integer).view(*groups, group * width) for cache in (k_cache, v_cache))
+        k_values = k[..., : group * d].reshape(*groups, d // unit, group, unit).transpose(3, 4)
+        v_values = v[..., : group * d].reshape(*groups, group // unit, d, unit).transpose(4, 5)
+        k, v = (
+            torch.cat(
+                [values.reshape(*groups, group, d), stored[..., group * d :].reshape(*groups, group, width - d)], dim=-1
+            ).view(self.kv_dtype)
+            for values, stored in ((k_values, k), (v_values, v))
+        )
+        return k.view(k_cache.shape), v.view(v_cache.shape)
 
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> CpuCaches:
-        return CpuCaches(Caches(kv_cache), self.dtype)
+        return CpuCaches(Caches(kv_cache), self.kv_dtype)
 
     def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, CpuCaches)
@@ -277,18 +303,18 @@ class CpuOps:
     def alloc_host_blocks(self, stack: CacheStack, num_blocks: int) -> Tensor:
         assert isinstance(stack, CpuCaches)
         size = num_blocks * len(stack.caches) * stack.block_bytes
-        return self._arena.take(size).view(self.dtype).view(num_blocks, *stack.block_shape)
+        return self._arena.take(size).view(self.kv_dtype).view(num_blocks, *stack.block_shape)
 
     def swap_out(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, CpuCaches)
-        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         checks.block_moves(src, dst, stack.num_blocks, len(host))
         caches, count, size = stack.caches, len(stack.caches), stack.block_bytes
         self._common.swap_out(caches, count, size, address(src), address(dst), len(src), address(host))
 
     def swap_in(self, stack: CacheStack, host: Tensor, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, CpuCaches)
-        checks.host_blocks(host, stack.block_shape, self.dtype)
+        checks.host_blocks(host, stack.block_shape, self.kv_dtype)
         checks.block_moves(src, dst, len(host), stack.num_blocks)
         caches, count, size = stack.caches, len(stack.caches), stack.block_bytes
         self._common.swap_in(caches, count, size, address(src), address(dst), len(src), address(host))

@@ -9,7 +9,10 @@ namespace quire {
 
 bool supports_avx2() {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kF16c = 1u << 29;  // which __builtin_cpu_supports knows from GCC 14 on
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & kF16c);
 }
 
 bool supports_avx512() {
@@ -19,14 +22,19 @@ bool supports_avx512() {
 
 bool supports_avx512bf16() { return supports_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+bool supports_avx512vnni() { return supports_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
 // Linux saves the state of the tiles, 8 KiB per thread, only for a process that has requested permission to use them.
-bool supports_amx() {
+static bool has_tiles_of(unsigned values) {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
-    if (!supports_avx512bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if ((d & kBf16) == 0 || (d & kTile) == 0) return false;
+    constexpr unsigned kTile = 1u << 24;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & values) == 0 || (d & kTile) == 0) return false;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; the number of the feature in XCR0
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+
+bool supports_amxint8() { return supports_avx512vnni() && has_tiles_of(1u << 25); }
+
+bool supports_amx() { return supports_avx512bf16() && has_tiles_of(1u << 22); }
 
 }  // namespace quire

@@ -1,8 +1,6 @@
-// Operations that compute each row (token) independently: norms, embedding, rotary embedding with the cache write.
+// Operations that compute each row (token) independently: norms, rotary embedding with the cache write.
 // Included inside a level's namespace; see level_*.cpp. Functions that return an int64_t return 0, or 1 + the index of
 // the first invalid token.
-
-constexpr int kMaxHeadDim = 512;
 
 INLINE float inverse_rms(F squares, size_t n, float eps) {
     return 1.f / __builtin_sqrtf(sum(squares) / float(n) + eps);
@@ -45,46 +43,18 @@ INLINE void rms_norm(const act* x, act* residual, const act* weight, float eps, 
     });
 }
 
-template <class Id>
-INLINE int64_t embed(const Id* ids, size_t rows, const act* table, size_t vocab, size_t n, act* out) {
-    for (size_t r = 0; r < rows; ++r)
-        if (ids[r] < 0 || size_t(ids[r]) >= vocab) return 1 + int64_t(r);
-    quire::parallel_ranges(rows, 1 + (64 << 10) / n, [&](size_t begin, size_t end) {
-        for (size_t r = begin; r < end; ++r) memcpy(out + r * n, table + size_t(ids[r]) * n, n * sizeof(act));
-    });
-    return 0;
-}
-
-// The layout of block_size * D cached values of one block and one kv head:
-//   K: [block_size / G][D / kPerWord][G][kPerWord], G = min(16, block_size): the same word of G keys is contiguous, so
-//      that one vector load reads a word of 16 keys;
-//   V: [block_size / kPerWord][D][kPerWord]: for bf16, keys in pairs, so that one word holds two keys.
-INLINE void write_key(act* block, size_t block_size, size_t offset, size_t d, const act* row) {
-    const size_t group = block_size < 16 ? block_size : 16;
-    uint32_t* to = (uint32_t*)block + offset / group * (d / kPerWord) * group + offset % group;
-    const uint32_t* from = (const uint32_t*)row;
-    for (size_t i = 0; i < d / kPerWord; ++i) to[i * group] = from[i];
-}
-
-INLINE void write_value(act* block, size_t offset, size_t d, const act* row) {
-    act* to = block + offset / kPerWord * d * kPerWord + offset % kPerWord;
-    if (kPerWord == 1) {
-        memcpy(to, row, d * sizeof(act));
-        return;
-    }
-    for (size_t i = 0; i < d; ++i) to[i * kPerWord] = row[i];
-}
-
 struct Rope {
     const act* qkv;  // [T, (H + 2 * H_kv) * D]
     const int32_t* positions;
     const float* cos_sin;  // [max_position, D]
     const void* slots;
-    act *k_cache, *v_cache, *q;
+    char *k_cache, *v_cache;
+    act* q;
     const act *q_norm, *k_norm;  // [D] or null
     size_t T, max_position, block_count, block_size, H, H_kv, D;
     float eps;
     int wide_slots;  // int64 rather than int32
+    KvType kv_type;
 };
 
 INLINE void rotate_head(const act* x, const act* norm, float eps, const float* cos_sin, size_t d, act* out) {
@@ -121,6 +91,7 @@ INLINE int64_t rope_and_cache(const Rope& job) {
             return 1 + int64_t(t);
     quire::parallel_ranges(job.T, 4, [&](size_t begin, size_t end) {
         const size_t d = job.D, heads = job.H + 2 * job.H_kv;
+        const KvLayout layout{job.kv_type, d, job.block_size};
         alignas(64) act rotated[kMaxHeadDim];
         for (size_t t = begin; t < end; ++t) {
             const act* row = job.qkv + t * heads * d;
@@ -130,10 +101,10 @@ INLINE int64_t rope_and_cache(const Rope& job) {
             if (slot(t) < 0) continue;
             const size_t block = size_t(slot(t)) / job.block_size, offset = size_t(slot(t)) % job.block_size;
             for (size_t h = 0; h < job.H_kv; ++h) {
-                const size_t at = (block * job.H_kv + h) * job.block_size * d;
+                const size_t at = (block * job.H_kv + h) * layout.head_bytes();
                 rotate_head(row + (job.H + h) * d, job.k_norm, job.eps, cos_sin, d, rotated);
-                write_key(job.k_cache + at, job.block_size, offset, d, rotated);
-                write_value(job.v_cache + at, offset, d, row + (job.H + job.H_kv + h) * d);
+                write_row(layout, true, job.k_cache + at, offset, rotated);
+                write_row(layout, false, job.v_cache + at, offset, row + (job.H + job.H_kv + h) * d);
             }
         }
     });

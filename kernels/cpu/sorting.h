@@ -15,6 +15,7 @@ struct Candidate {
 // Returns the k-th largest value. Reorders the values. 1 <= k <= count; no NaN.
 float kth_largest_of(float* values, size_t count, size_t k);
 
+// Sorts values of at least zero.
 void sort_descending(float* values, size_t count);
 
 // Moves the k best candidates to the front, in order: by descending logit, of equal logits the lower id first.

@@ -8,30 +8,47 @@ from torch import Tensor
 
 from quire.kernels import checks
 from quire.kernels.cpu.library import LevelFunctions
+from quire.kernels.cpu.linear import GATES, Weights
+from quire.kernels.cpu.lora import CpuAdapters
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp
-from quire.kernels.stack import Caches, Stack
+from quire.kernels.lora import AdapterBatch
+from quire.kernels.stack import NORMS, Caches, Stack
 
 
 class _Layer(Structure):
     """`Layer` in layers.h."""
 
-    _ADDRESSES = (
-        "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "k_cache", "v_cache", "o", "o_bias",
-        "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias",
-    )  # fmt: skip
-    _fields_ = [*((name, c_void_p) for name in _ADDRESSES), ("window", c_int64)]
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", Weights),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("o", Weights),
+        ("mlp_norm", c_void_p),
+        ("gate_up", Weights),
+        ("down", Weights),
+        ("window", c_int64),
+        ("moe", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("post_mlp_norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("sinks", c_void_p),
+        ("gate", c_int64),
+    ]
 
 
 class _Step(Structure):
     """`Step` in layers.h."""
 
     _ADDRESSES = (
-        "final_norm", "residual", "out", "positions", "cos_sin", "slots",
+        "final_norm", "residual", "out", "positions", "slots",
         "block_tables", "seq_lens", "query_start", "rows",
     )  # fmt: skip
     _SIZES = (
         "layer_count", "tokens", "row_count", "sequences", "table_width", "max_position", "block_count", "wide_slots",
-        "hidden", "intermediate", "heads", "kv_heads", "head_dim", "block_size",
+        "hidden", "intermediate", "heads", "kv_heads", "head_dim", "block_size", "kv_type",
     )  # fmt: skip
     _fields_ = [
         ("layers", POINTER(_Layer)),
@@ -39,7 +56,9 @@ class _Step(Structure):
         *((name, c_int64) for name in _SIZES),
         ("eps", c_double),
         ("scale", c_double),
+        ("softcap", c_double),
         ("ranks", c_void_p),
+        ("adapters", c_void_p),
     ]
 
 
@@ -50,48 +69,51 @@ _BAD_TOKEN, _BAD_SEQUENCE, _BAD_ROW, _RANK_HAS_ENDED = range(4)
 class CpuCaches:
     """The addresses of the caches of all layers, and a reference to the caches."""
 
-    def __init__(self, stack: Caches, dtype: torch.dtype) -> None:
-        _, kv_heads, block_size, d = stack.check_caches(None, dtype)
-        self.dtype, self.num_blocks, self.block_shape = dtype, stack.num_blocks, stack.block_shape
+    def __init__(self, stack: Caches, kv_dtype: torch.dtype) -> None:
+        stack.check_caches(None, kv_dtype)
+        self.num_blocks, self.block_shape = stack.num_blocks, stack.block_shape
         self._kept = stack
         caches = stack.tensors
         self.caches = (c_void_p * len(caches))(*map(checks.address, caches))
-        self.block_bytes = kv_heads * block_size * d * dtype.itemsize  # of one cache
+        self.block_bytes = caches[0][0].nbytes if self.num_blocks else 0  # of one cache
 
 
 class CpuStack(CpuCaches):
     """The addresses of the weights and caches of all layers, and a reference to weights and caches."""
 
-    def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
-        self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype)
+    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype, kv_type: int) -> None:
+        """kv_type: `KvType` in kv_cache.h for caches of kv_dtype."""
+        self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype, kv_dtype)
         stack.check_packing(dtype)
-        super().__init__(stack, dtype)
-        self.stack = stack
+        super().__init__(stack, kv_dtype)
+        self.stack, self.dtype = stack, dtype
         self.num_slots = blocks * block_size
         layers = (_Layer * len(stack.layers))()
         for to, layer, (k, v) in zip(layers, stack.layers, stack.kv_cache, strict=True):
-            for name in ("input_norm", "mlp_norm", "q_norm", "k_norm"):
+            for name in (*NORMS, "sinks"):
                 setattr(to, name, checks.address(getattr(layer, name)))
-            for name in ("qkv", "o", "gate_up", "down"):
-                packed = getattr(layer, name)
-                setattr(to, name, packed.weight_address)
-                setattr(to, f"{name}_bias", packed.bias_address)
+            for name in stack.linear_names(layer):
+                setattr(to, name, getattr(layer, name).weights)
+            to.cos_sin = checks.address(stack.cos_sin if layer.cos_sin is None else layer.cos_sin)
+            to.gate = GATES[layer.gate]
+            to.moe = None if layer.moe is None else layer.moe.address  # type: ignore[attr-defined]
             to.k_cache, to.v_cache, to.window = checks.address(k), checks.address(v), layer.sliding_window
         self._step = _Step(  # which refers to `layers`
             layers=layers,
             layer_count=len(stack.layers),
             final_norm=checks.address(stack.final_norm),
-            cos_sin=checks.address(stack.cos_sin),
             max_position=stack.cos_sin.shape[0],
             block_count=blocks,
             hidden=self.hidden,
-            intermediate=stack.layers[0].down.in_features,
+            intermediate=stack.inner,
             heads=stack.num_heads,
             kv_heads=kv_heads,
             head_dim=d,
             block_size=block_size,
+            kv_type=kv_type,
             eps=stack.eps,
             scale=stack.scale,
+            softcap=stack.softcap,
             ranks=stack.ranks.address if isinstance(stack.ranks, CpuRanks) else None,
         )
 
@@ -105,6 +127,7 @@ class CpuStack(CpuCaches):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
         """Compute `Ops.decoder_layers` with the functions of a level. Raises GivenUp if another rank has ended."""
         tokens, sequences, count = residual.shape[0], seq_lens.shape[0], rows.shape[0]
@@ -122,6 +145,8 @@ class CpuStack(CpuCaches):
         step.query_start, step.table_width = checks.address(query_start_loc), block_tables.shape[1]
         step.tokens, step.sequences, step.row_count = tokens, sequences, count
         step.wide_slots = slot_mapping.dtype is torch.int64
+        adapted = CpuAdapters(adapters) if adapters else None
+        step.adapters = adapted.address if adapted else None
         if bad := functions.layers(ctypes.addressof(step)):
             kind, index = (bad - 1) >> 40, (bad - 1) & ((1 << 40) - 1)
             if kind == _RANK_HAS_ENDED:

@@ -2,15 +2,18 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <vector>
 
 namespace quire {
 namespace {
@@ -61,12 +64,24 @@ struct Pool {
     alignas(64) std::atomic<uint32_t> done{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
     std::atomic<uint32_t> caller_sleeps{0};
+    // The CPUs of each thread; changed while `busy` is held. Workers read it while a job runs, which holds `busy` too.
+    std::vector<cpu_set_t> places;
+    std::atomic<uint32_t> places_version{0};
 
     static constexpr int kPartBits = 20;
     static constexpr uint64_t kPartMask = (uint64_t(1) << kPartBits) - 1;
 
-    // Claims and computes parts until none is left. Returns the number of parts that it computed.
-    uint32_t work() {
+    // Moves this thread to its CPUs if they have changed. Call it with a part claimed: `places` cannot change then.
+    void move(int index, uint32_t& places_seen) {
+        const uint32_t version = places_version.load(std::memory_order_acquire);
+        if (version == places_seen) return;
+        places_seen = version;
+        if (size_t(index) < places.size()) sched_setaffinity(0, sizeof places[index], &places[index]);
+    }
+
+    // Claims and computes parts until none is left. Returns the number of parts that it computed. index: of a worker, 0
+    // for the caller, which is not moved.
+    uint32_t work(int index, uint32_t& places_seen) {
         uint32_t computed = 0;
         for (;;) {
             const uint64_t t = ticket.fetch_add(1, std::memory_order_acq_rel);
@@ -77,6 +92,7 @@ struct Pool {
                 ticket.compare_exchange_strong(expected, t, std::memory_order_acq_rel);
                 return computed;
             }
+            if (index) move(index, places_seen);
             fn(ctx, size_t(part));
             ++computed;
             if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == parts &&
@@ -86,9 +102,9 @@ struct Pool {
     }
 
     void worker(int index) {
-        uint32_t seen = epoch.load(std::memory_order_acquire) - 1;
+        uint32_t seen = epoch.load(std::memory_order_acquire) - 1, places_seen = 0;
         for (;;) {
-            if (index < wanted_now.load(std::memory_order_relaxed)) work();
+            if (index < wanted_now.load(std::memory_order_relaxed)) work(index, places_seen);
             const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
             if (!spin(kWorkerSpinNs, changed)) {
                 sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -108,7 +124,7 @@ Pool* pool() {
         pthread_atfork(nullptr, nullptr, [] {
             Pool* mine = pool();
             const int wanted = mine->wanted;
-            new (mine) Pool;
+            new (mine) Pool;  // the vector of places is left behind
             mine->wanted = wanted;
             mine->wanted_now = wanted;
         });
@@ -163,7 +179,8 @@ void run(size_t parts, void (*fn)(void*, size_t), void* ctx) {
     p->ticket.store(job << (2 * Pool::kPartBits) | uint64_t(parts) << Pool::kPartBits, std::memory_order_release);
     p->epoch.fetch_add(1, std::memory_order_seq_cst);
     if (p->sleepers.load(std::memory_order_seq_cst)) futex_wake(p->epoch, INT_MAX);
-    p->work();
+    uint32_t unused = 0;
+    p->work(0, unused);
     const auto finished = [&] { return p->done.load(std::memory_order_acquire) == uint32_t(parts); };
     if (!spin(kCallerSpinNs, finished)) {
         p->caller_sleeps.store(1, std::memory_order_seq_cst);
@@ -206,3 +223,32 @@ extern "C" __attribute__((visibility("default"))) void quire_set_threads(int cou
 }
 
 extern "C" __attribute__((visibility("default"))) int quire_get_threads() { return quire::thread_count(); }
+
+// Thread i runs on the CPUs cpus[first[i]] .. cpus[first[i + 1] - 1] from its next job on. Thread 0 is the caller of a
+// job and stays where it is. count 0: the threads may run on all CPUs of `cpus`, whose number is first[0].
+extern "C" __attribute__((visibility("default"))) void quire_bind_threads(const int* cpus, const int* first,
+                                                                          int count) {
+    using namespace quire;
+    const auto set_of = [&](int from, int to) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        for (int i = from; i < to; ++i)
+            if (cpus[i] >= 0 && cpus[i] < CPU_SETSIZE) CPU_SET(cpus[i], &set);
+        return set;
+    };
+    Pool* p = pool();
+    while (p->busy.exchange(true, std::memory_order_acquire)) __builtin_ia32_pause();
+    p->places.clear();
+    for (int i = 0; i < (count ? count : kMaxThreads); ++i)
+        p->places.push_back(count ? set_of(first[i], first[i + 1]) : set_of(0, first[0]));
+    p->places_version.fetch_add(1, std::memory_order_release);
+    p->busy.store(false, std::memory_order_release);
+}
+
+// Spreads memory that this thread and threads that it starts touch first over NUMA nodes, page by page. nodes: a mask.
+// Returns 0, or errno.
+extern "C" __attribute__((visibility("default"))) int quire_interleave_memory(uint64_t nodes) {
+    constexpr int kInterleave = 3;  // MPOL_INTERLEAVE of linux/mempolicy.h
+    const unsigned long mask = nodes;
+    return syscall(SYS_set_mempolicy, kInterleave, &mask, sizeof mask * 8 + 1) == 0 ? 0 : errno;
+}

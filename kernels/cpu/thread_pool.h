@@ -15,7 +15,7 @@ void run(size_t parts, void (*fn)(void*, size_t), void* ctx);
 
 // Returns thread-local memory of at least `bytes`, 64-byte aligned, contents undefined. There is one buffer per thread
 // and slot. A later call for the same slot may free it and allocate a larger one.
-enum Slot { kPackedRows, kPlan, kPartials, kTile, kCandidates, kProbabilities, kActivations, kSlots };
+enum Slot { kPackedRows, kPlan, kPartials, kTile, kCandidates, kProbabilities, kActivations, kExperts, kSlots };
 void* scratch(Slot slot, size_t bytes);
 
 template <class Body>

@@ -39,4 +39,34 @@ INLINE F exp2_negative(F v) {
     return scale_pow2(p, n);
 }
 
+// tanh with an error of about one unit in the last place. NaN gives -1.
+INLINE F tanh(F v) {
+    // A polynomial that was fitted on |v| <= 0.6, with an error of 5e-9 of the result, and an exponential beyond.
+    const F z = mul(v, v);
+    F p = set1(2.37350166e-3f);
+    p = fma(p, z, set1(-8.41254089e-3f));
+    p = fma(p, z, set1(2.17891019e-2f));
+    p = fma(p, z, set1(-5.39616533e-2f));
+    p = fma(p, z, set1(1.33333132e-1f));
+    p = fma(p, z, set1(-3.33333343e-1f));
+    const F near_zero = fma(mul(p, z), v, v), one = set1(1.f);
+    const F beyond = sub(one, div(set1(2.f), add(exp(add(v, v)), one)));
+    return select(less(max(v, sub(zero(), v)), set1(0.6f)), near_zero, beyond);
+}
+
 INLINE F silu(F v) { return div(v, add(set1(1.f), exp(sub(zero(), v)))); }
+
+// GELU with the approximation by tanh.
+INLINE F gelu_tanh(F v) {
+    const F cube = mul(mul(v, v), v);
+    const F inner = mul(set1(0.79788456080286536f), add(v, mul(set1(0.044715f), cube)));
+    return mul(mul(set1(0.5f), v), add(set1(1.f), tanh(inner)));
+}
+
+// The gated activation of gpt-oss: (up + 1) * gate * sigmoid(1.702 * gate), with the gate at most 7 and up in -7..7.
+INLINE F clamped_gate(F gate, F up) {
+    const F limit = set1(7.f), one = set1(1.f);
+    gate = min(gate, limit);
+    up = min(max(up, set1(-7.f)), limit);
+    return mul(add(up, one), div(gate, add(one, exp(mul(gate, set1(-1.702f))))));
+}

@@ -10,7 +10,6 @@ separately, begin at fixed places of the context, whatever else is in the step. 
 `prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from quire.kernels.gpu.decode import decode
 from quire.kernels.gpu.decode_plan import DecodePlan, plan_decode
+from quire.kernels.gpu.online_softmax import LOG2_E
 from quire.kernels.gpu.prefill import prefill
 from quire.kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
 from quire.kernels.gpu.tile_sizes import INVARIANT_PIECE, AttentionTiles, decode_tiles, invariant_tiles, prefill_tiles
-
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,8 @@ class LayerAttention(NamedTuple):
     scale: float
     window: int  # 0: none
     out: Tensor  # [T, H, D]
+    sinks: Tensor | None  # [H]
+    softcap: float  # 0: none
 
     @property
     def group(self) -> int:
@@ -75,16 +75,19 @@ class AttentionPlan:
         window: int,
         out: Tensor,
         fresh: tuple[Tensor, Tensor] | None = None,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> None:
         """Compute the attention of one layer into `out`.
 
         q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step; required with `split`, and only then.
+        sinks, softcap: as in `Ops.paged_attention`.
         """
         tokens, _, d = q.shape
         if tokens == 0 or len(self.seq_lens) == 0:
             return
         options, only_rows = self.options, tokens <= len(self.seq_lens)
-        call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out)
+        call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out, sinks, softcap)
         if not options.invariant:
             self._attend_rows(call, decode_tiles(d, call.group, q.dtype), 0, only_rows)
             if not only_rows:
@@ -120,8 +123,9 @@ class AttentionPlan:
                 piece=piece,
             )
         decode(
-            call.q, call.k_cache, call.v_cache, self.block_tables, plan, call.out, tiles, call.scale, multiprocessors
-        )
+            call.q, call.k_cache, call.v_cache, self.block_tables, plan, call.out, tiles, call.scale, multiprocessors,
+            call.sinks, call.softcap,
+        )  # fmt: skip
 
     def _attend_prompts(
         self,
@@ -150,12 +154,15 @@ class AttentionPlan:
         sequences = self.block_tables, self.seq_lens, self.query_start
         prefill(
             call.q, call.k_cache, call.v_cache, *sequences, plan, CACHED, call.out, tiles, call.scale, call.window,
-            aligned=invariant, piece=piece,
+            aligned=invariant, piece=piece, sinks=call.sinks, softcap=call.softcap,
         )  # fmt: skip
         if split:
             assert fresh is not None
             k, v = fresh
-            prefill(call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window)
+            prefill(
+                call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window,
+                sinks=call.sinks, softcap=call.softcap,
+            )  # fmt: skip
 
     def _capacity(self, call: LayerAttention) -> int:
         """Return the number of keys that a row of the block table has room for."""

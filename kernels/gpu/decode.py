@@ -10,21 +10,23 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
-from quire.kernels.gpu.online_softmax import fold, load_tile, merge, page_rows
+from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 
 @triton.jit(do_not_specialize=["table_width"])
 def decode_kernel(
-    q, k_cache, v_cache, block_tables, items, counts, out, partial, partial_weights, table_width, scale,
+    q, k_cache, v_cache, block_tables, items, counts, out, partial, partial_weights, sinks, table_width, scale,
+    cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, FIELDS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
     A row of one chunk is written to out. Other chunks write their weighted values to partial [slots, heads, D], and the
     largest score and the sum of weights to partial_weights [slots, heads, 2], all float32, as `fold` returns them.
-    scale includes log2(e).
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
     grid (programs,): program p computes pieces p, p + programs, ... of the work. Only the last tile of a chunk is
     masked.
     """
@@ -57,16 +59,21 @@ def decode_kernel(
             at = page_rows(table, token, token < end, block_stride, D, BLOCK_SIZE, False)
             k = load_tile(keys, at, token < end, D, PADDED_D, False, True)
             v = load_tile(values, at, token < end, D, PADDED_D, False, False)
-            most, total, mixed = fold(queries, k, v, mine, most, total, mixed, scale, False, PRECISION)
+            most, total, mixed = fold(
+                queries, k, v, mine, most, total, mixed, scale, cap_scale, False, CAPPED, PRECISION
+            )
         if full < end:
             token = full + lane
             at = page_rows(table, token, token < end, block_stride, D, BLOCK_SIZE, True)
             k = load_tile(keys, at, token < end, D, PADDED_D, True, True)
             v = load_tile(values, at, token < end, D, PADDED_D, True, False)
-            most, total, mixed = fold(queries, k, v, (token < end)[None, :], most, total, mixed, scale, True, PRECISION)
+            seen = (token < end)[None, :]
+            most, total, mixed = fold(
+                queries, k, v, seen, most, total, mixed, scale, cap_scale, True, CAPPED, PRECISION
+            )
 
         if slot < 0:
-            result = mixed * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+            result = mixed * normaliser(most, total, sinks, head, of_group < GROUP, SINKS)[:, None]
             at_out = out + query * (HEADS * D) + head[:, None] * D + d[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=mine)
         else:
@@ -78,13 +85,14 @@ def decode_kernel(
 
 @triton.jit
 def reduce_kernel(
-    rows, partial, partial_weights, out,
+    rows, partial, partial_weights, out, sinks,
     HEADS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PIECES: tl.constexpr, FIELDS: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped. grid (R, HEADS).
 
     PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as `prefill_kernel` sums
-    them.
+    them. sinks, SINKS: see `normaliser`.
     """
     row, head = rows + tl.program_id(0) * FIELDS, tl.program_id(1)
     pieces = tl.load(row + 6)
@@ -109,7 +117,8 @@ def reduce_kernel(
             sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
             values = tl.sum(values * weights[:, None], axis=0)[None, :]
         most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
-    result = mixed * (1.0 / total)[:, None]
+    one = head + tl.zeros([1], tl.int32)
+    result = mixed * normaliser(most, total, sinks, one, one < HEADS, SINKS)[:, None]
     at = out + (token * HEADS + head) * D + d[None, :]
     tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
 
@@ -124,8 +133,13 @@ def decode(
     tiles: AttentionTiles,
     scale: float,
     multiprocessors: int,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Compute the rows of out [T, H, D] that the plan names. scale: factor of the scores, in base 2."""
+    scale, cap_scale = cap_scales(scale, softcap)
+    has_sinks = sinks is not None
+    sinks = q if sinks is None else sinks
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)
@@ -135,13 +149,14 @@ def decode(
     most_work = plan.items.shape[0] * kv_heads * -(-group // tiles.rows)
     decode_kernel[(min(multiprocessors * tiles.per_sm, most_work),)](
         q, k_cache, v_cache, block_tables, plan.items, plan.counts, out, partial, partial_weights,
-        block_tables.shape[1], scale,
+        sinks, block_tables.shape[1], scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=group, D=d, PADDED_D=padded, BLOCK_SIZE=block_size, ROWS=tiles.rows,
-        KEYS=tiles.keys, FIELDS=FIELDS, PRECISION=dot_precision(q.dtype), num_warps=tiles.warps,
-        num_stages=tiles.paged_stages,
+        KEYS=tiles.keys, FIELDS=FIELDS, CAPPED=softcap > 0, SINKS=has_sinks, PRECISION=dot_precision(q.dtype),
+        num_warps=tiles.warps, num_stages=tiles.paged_stages,
     )  # fmt: skip
     if plan.partials:
         reduce_kernel[(len(plan.rows), heads)](
-            plan.rows, partial, partial_weights, out,
-            HEADS=heads, D=d, PADDED_D=padded, PIECES=1 if plan.in_order else 16, FIELDS=FIELDS, num_warps=2,
+            plan.rows, partial, partial_weights, out, sinks,
+            HEADS=heads, D=d, PADDED_D=padded, PIECES=1 if plan.in_order else 16, FIELDS=FIELDS,
+            SINKS=has_sinks, num_warps=2,
         )  # fmt: skip

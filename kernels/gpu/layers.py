@@ -6,6 +6,7 @@ from torch import Tensor
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.rope import rope_and_cache
 from quire.kernels.layers import run_layers_with
+from quire.kernels.lora import AdapterBatch
 from quire.kernels.ops import DecoderLayer, Ops
 from quire.kernels.stack import Stack
 
@@ -18,6 +19,7 @@ def run_layers(
     slot_mapping: Tensor,
     plan: AttentionPlan,
     rows: Tensor,
+    adapters: AdapterBatch | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
     heads, kv_heads, d = stack.num_heads, stack.num_kv_heads, stack.block_shape[-1]
@@ -28,7 +30,7 @@ def run_layers(
         q = rope_and_cache(
             qkv,
             positions,
-            stack.cos_sin,
+            stack.cos_sin if layer.cos_sin is None else layer.cos_sin,
             slot_mapping,
             k_cache,
             v_cache,
@@ -44,7 +46,7 @@ def run_layers(
             k, v = torch.split(qkv.view(tokens, -1, d)[:, heads:], kv_heads, dim=1)
             fresh = k, v
         out = torch.empty_like(q)
-        plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh)
+        plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh, layer.sinks, stack.softcap)
         return out.view(tokens, heads * d)
 
-    return run_layers_with(ops, residual, stack, rows, attend)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters)

@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS through torch, or `invariant_matmul` in the batch-invariant mode."""
+"""Linear layers: cuBLAS through torch, `invariant_matmul` in the batch-invariant mode, or `grouped_matmul`."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, grouped_matmul
 from quire.kernels.gpu.invariant_matmul import invariant_matmul
-from quire.kernels.reference import ReferenceLinear
+from quire.kernels.reference_linear import ReferenceLinear
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +22,13 @@ class TritonLinear(ReferenceLinear):
         return self.weight.dtype
 
 
-def linear(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
+AnyTritonLinear = TritonLinear | TritonGroupedLinear
+
+
+def linear(x: Tensor, packed: AnyTritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
     """Return x [T, K] times the weights as [T, N] of x's dtype. cuBLAS adds the bias before it rounds."""
+    if isinstance(packed, TritonGroupedLinear):
+        return grouped_matmul(x, packed, out, x.dtype, invariant)
     if invariant:
         return invariant_matmul(x, packed.weight, packed.bias, out, x.dtype)
     if out is None:
@@ -32,8 +38,10 @@ def linear(x: Tensor, packed: TritonLinear, out: Tensor | None, invariant: bool 
     return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
-def linear_float32(x: Tensor, packed: TritonLinear, invariant: bool = False) -> Tensor:
+def linear_float32(x: Tensor, packed: AnyTritonLinear, invariant: bool = False) -> Tensor:
     """Return x [R, K] times the weights as [R, N] float32, without rounding to x's dtype in between."""
+    if isinstance(packed, TritonGroupedLinear):
+        return grouped_matmul(x, packed, None, torch.float32, invariant)
     if invariant:
         return invariant_matmul(x, packed.weight, packed.bias, None, torch.float32)
     if x.dtype == torch.float32:

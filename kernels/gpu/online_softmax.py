@@ -1,7 +1,19 @@
 """The online softmax of the attention kernels: load a tile of keys or values and fold it into the running result."""
 
+import math
+
 import triton
 import triton.language as tl
+
+LOG2_E = math.log2(math.e)
+
+
+def cap_scales(scale: float, softcap: float) -> tuple[float, float]:
+    """Return `scale` and `cap_scale` of `fold` for scores that are multiplied by `scale`, in base 2.
+
+    softcap: in base e, as in `Ops.paged_attention`; 0: none.
+    """
+    return (softcap * LOG2_E, 2 * scale / softcap) if softcap else (scale, 0.0)
 
 
 @triton.jit
@@ -47,17 +59,23 @@ def load_tile(
 
 
 @triton.jit
-def fold(q, k, v, seen, most, total, mixed, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def fold(
+    q, k, v, seen, most, total, mixed, scale, cap_scale, MASKED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
     """Compute one step of the online softmax (FlashAttention, arXiv 2205.14135, algorithm 1), in base 2.
 
     q [ROWS, D], k [D, KEYS], v [KEYS, D], seen [ROWS, KEYS] (if MASKED). most, total [ROWS] and mixed [ROWS, D],
     float32: the largest score, the sum of weights and the weighted values so far; returned with these keys added.
-    scale includes log2(e) and is positive.
+    scale includes log2(e) and is positive. CAPPED: it is the factor of tanh(scores); cap_scale: of the scores inside
+    tanh, times 2 log2(e), because tanh(x) = 1 - 2 / (exp(2x) + 1).
 
     The code says with fma whether a product and a sum are rounded once or twice. The compiler would decide it for
     masked and for whole tiles separately, and in the batch-invariant mode a key may be in either.
     """
     scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+    if CAPPED:
+        scores = tl.fma(1.0 / (tl.exp2(scores * cap_scale) + 1.0), -2.0, 1.0)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_most = tl.maximum(most, tl.max(scores, axis=1) * scale)
@@ -86,3 +104,21 @@ def merge(most, total, mixed, next_most, next_total, next_mixed):
     total = tl.fma(total, keep, next_total * take)
     mixed = tl.fma(mixed, keep[:, None], next_mixed * take[:, None])
     return new_most, total, mixed
+
+
+@triton.jit
+def normaliser(most, total, sinks, head, exists, SINKS: tl.constexpr):
+    """Return the factors [ROWS] of the weighted values of rows with these results of `fold`: 1 / sum of the weights.
+
+    SINKS: the sum includes the sinks of the heads, sinks [H], base e. head, exists [ROWS]: rows that do not exist have
+    no head. A row without keys has weighted values of zero, and any finite factor.
+    """
+    if SINKS:
+        sink = tl.load(sinks + head, mask=exists, other=0.0)
+        log2_e = 1.4426950408889634
+        base = tl.maximum(most, sink * log2_e)
+        keep = tl.exp2(most - base)
+        factor = keep / tl.fma(total, keep, tl.exp2(tl.fma(sink, log2_e, -base)))
+    else:
+        factor = 1.0 / tl.where(total > 0, total, 1.0)
+    return factor

@@ -13,7 +13,7 @@ first launch with a new dtype, alignment or constant, so each kernel must have r
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import triton
@@ -24,6 +24,7 @@ from quire.kernels.gpu import (
     id_checks,
     linear,
     logprobs,
+    moe,
     penalties,
     rope,
     rows,
@@ -35,10 +36,15 @@ from quire.kernels.gpu import (
 )
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, pack_grouped
 from quire.kernels.gpu.layers import run_layers
-from quire.kernels.gpu.linear import TritonLinear
+from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
+from quire.kernels.gpu.moe import TritonMoE, dequantized_expert, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
+from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
+from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
+from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
 
@@ -65,6 +71,9 @@ class TritonOps:
     ) -> None:
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         supported.check_dtypes(dtype, self.kv_dtype)
+        self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
+        self.quantized_bits: tuple[int, ...] = ()
+        self.grouped_kinds = KINDS
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -83,23 +92,61 @@ class TritonOps:
 
     # Linear layers
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> TritonLinear:
-        checks.linear_weights(weight, bias, self.dtype)
-        return TritonLinear(weight, bias)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> AnyTritonLinear:
+        return self._pack(weight, bias, gate_up=False)
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> TritonLinear:
-        checks.linear_weights(weight, bias, self.dtype, halves=True)
-        return TritonLinear(weight, bias, gate_up=True)
+    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> AnyTritonLinear:
+        return self._pack(weight, bias, gate_up=True)
+
+    def _pack(self, weight: LinearWeight, bias: Tensor | None, gate_up: bool) -> AnyTritonLinear:
+        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves=gate_up)
+        if isinstance(weight, GroupedWeight):
+            return pack_grouped(weight, bias, gate_up, self.dtype, self.device)
+        assert isinstance(weight, Tensor)
+        return TritonLinear(weight, bias, gate_up)
+
+    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> TritonMoE:
+        checks.router(router, routing)
+        assert isinstance(router, TritonLinear)
+
+        def checked() -> Iterator[ExpertWeights]:
+            for one in check_experts(routing, router.in_features, experts):
+                for weight, bias in ((one.gate_up, one.gate_up_bias), (one.down, one.down_bias)):
+                    checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds)
+                yield dequantized_expert(one, self.dtype, self.device)
+
+        return pack_moe(routing, router, checked())
+
+    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+        assert isinstance(packed, TritonMoE)
+        checks.rows(x, packed.hidden, self.dtype)
+        if out is None:
+            out = torch.empty_like(x)
+        else:
+            checks.tensor("out", out, self.dtype, tuple(x.shape))
+        logits = linear.linear(x, packed.router, None, self.row_invariant)
+        return moe.compute(x, packed, logits, out, self.row_invariant)
+
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
+        return pack_adapter(layers, self.device)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
         return linear.linear(x, weights, out, self.row_invariant)
 
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._gated(x, packed, out, rows.silu_mul)
+
+    def linear_gelu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return self._gated(x, packed, out, rows.gelu_mul)
+
+    def _gated(
+        self, x: Tensor, packed: PackedLinear, out: Tensor | None, activate: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
         inner = packed.out_features // 2
         weights = self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        return rows.silu_mul(linear.linear(x, weights, None, self.row_invariant), out)
+        return activate(linear.linear(x, weights, None, self.row_invariant), out)
 
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
@@ -108,9 +155,9 @@ class TritonOps:
 
     def _check_linear(
         self, x: Tensor, packed: PackedLinear, gate_up: bool, out: Tensor | None, width: int, dtype: torch.dtype
-    ) -> TritonLinear:
-        if not isinstance(packed, TritonLinear) or packed.gate_up != gate_up:
-            raise ValueError("weights of pack_gate_up are for linear_silu_mul, and no others are")
+    ) -> AnyTritonLinear:
+        if not isinstance(packed, TritonLinear | TritonGroupedLinear) or packed.gate_up != gate_up:
+            raise ValueError("weights of pack_gate_up are for the gated products, and no others are")
         checks.rows(x, packed.in_features, self.dtype)
         if out is not None:
             checks.tensor("out", out, dtype, (x.shape[0], width))
@@ -119,7 +166,7 @@ class TritonOps:
     # Rows
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        checks.token_ids(token_ids, table, self.dtype)
+        checks.token_ids(token_ids, table, self.weight_dtypes)
         if self.check_ids:
             id_checks.token_ids(token_ids, table)
         return rows.embed(token_ids, table)
@@ -173,9 +220,13 @@ class TritonOps:
         sliding_window: int = 0,
         out: Tensor | None = None,
         plan: object = None,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
-        checks.attention(q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype)
+        checks.attention(
+            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
+        )
         supported.check_group(q.shape[1], kv_heads, d, self.dtype)
         if out is None:
             out = q.new_empty((len(q), q.shape[1] * d))
@@ -186,7 +237,7 @@ class TritonOps:
         if plan is None:
             plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
         assert isinstance(plan, AttentionPlan)
-        plan.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q))
+        plan.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q), None, sinks, softcap)
         return out
 
     def stack_layers(
@@ -200,8 +251,9 @@ class TritonOps:
         eps: float,
         scale: float,
         ranks: AllReduceGroup | None = None,
+        softcap: float = 0.0,
     ) -> TritonStack:
-        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks)
+        stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks, softcap)
         return TritonStack(stack, self.dtype, self.kv_dtype)
 
     def decoder_layers(
@@ -214,6 +266,7 @@ class TritonOps:
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
         assert isinstance(stack, TritonStack)
         checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)
@@ -226,7 +279,7 @@ class TritonOps:
             id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
             id_checks.rows(rows, tokens)
         plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
-        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows)
+        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, adapters)
 
     # The cache
 

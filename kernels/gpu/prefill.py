@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gpu.online_softmax import fold, load_tile, merge, page_rows
+from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
 from quire.kernels.gpu.prefill_plan import PrefillPlan
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 
 @triton.jit
 def _fold_all(
-    first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, window, scale, block_stride,
-    row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-    PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, window, scale, cap_scale,
+    block_stride, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fold the tiles of keys that begin in [first, last). MASKED: keys outside [lowest, end) are not read.
 
@@ -43,22 +43,24 @@ def _fold_all(
         seen = (token[None, :] <= position[:, None]) & inside[None, :]
         if WINDOW:
             seen &= token[None, :] > position[:, None] - window
-        most, total, mixed = fold(queries, k, v, seen, most, total, mixed, scale, MASKED, PRECISION)
+        most, total, mixed = fold(queries, k, v, seen, most, total, mixed, scale, cap_scale, MASKED, CAPPED, PRECISION)
     return most, total, mixed
 
 
 # The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
 @triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["tiles", "work", "order"])
 def prefill_kernel(
-    q, k, v, block_tables, seq_lens, query_start, tiles, work, order, out, table_width, row_stride, window, scale,
+    q, k, v, block_tables, seq_lens, query_start, tiles, work, order, out, sinks, table_width, row_stride, window,
+    scale, cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
-    PIECE: tl.constexpr, PRECISION: tl.constexpr,
+    PIECE: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; tiles, work, order: one list of a PrefillPlan.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
-    row_stride elements after the previous one, and its heads are contiguous. scale includes log2(e).
+    row_stride elements after the previous one, and its heads are contiguous.
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
     ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
     separately, a multiple of KEYS, without a window only; 0: all keys together.
     grid (tiles * KV_HEADS,): the tiles with most keys first, all heads of a tile together.
@@ -105,7 +107,7 @@ def prefill_kernel(
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
         most, total, mixed = _fold_all(
             low, inner, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
+            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION,
         )  # fmt: skip
     diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
     if PIECE:
@@ -117,26 +119,27 @@ def prefill_kernel(
             whole = tl.maximum(tl.minimum(diagonal, piece_end), piece)
             piece_most, piece_total, piece_mixed = _fold_all(
                 piece, whole, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
-                position, window, scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False,
-                PRECISION,
+                position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
+                WINDOW, False, CAPPED, PRECISION,
             )  # fmt: skip
             piece_most, piece_total, piece_mixed = _fold_all(
                 whole, piece_end, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
-                position, window, scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True,
-                PRECISION,
+                position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
+                WINDOW, True, CAPPED, PRECISION,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, piece_most, piece_total, piece_mixed)
     else:
         most, total, mixed = _fold_all(
             inner, diagonal, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, PRECISION,
+            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, CAPPED, PRECISION,
         )  # fmt: skip
         most, total, mixed = _fold_all(
             diagonal, stop, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, PRECISION,
+            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION,
         )  # fmt: skip
 
-    result = mixed * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+    head = kv_head * GROUP + row % GROUP
+    result = mixed * normaliser(most, total, sinks, head, exists, SINKS)[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
 
 
@@ -155,20 +158,23 @@ def prefill(
     window: int,
     aligned: bool = False,
     piece: int = 0,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Compute the rows of out [T, H, D] that list `kind` (CACHED or FRESH) of the plan names.
 
     k and v: caches, or [T, H_kv, D] with contiguous heads and any stride between tokens. scale: of the scores, in base
     2. aligned, piece: see `prefill_kernel`.
     """
+    scale, cap_scale = cap_scales(scale, softcap)
     _, heads, d = q.shape
     paged = k.dim() == 4
     kv_heads = k.shape[1]
     prefill_kernel[(plan.bound * kv_heads,)](
         q, k, v, block_tables, seq_lens, query_start, plan.tiles[kind], plan.work[kind], plan.order[kind], out,
-        block_tables.shape[1], 0 if paged else k.stride(0), window, scale,
+        q if sinks is None else sinks, block_tables.shape[1], 0 if paged else k.stride(0), window, scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
         BLOCK_SIZE=k.shape[2] if paged else 1, ROWS=tiles.rows, KEYS=tiles.keys, PAGED=paged, WINDOW=window > 0,
-        ALIGNED=aligned, PIECE=piece, PRECISION=dot_precision(q.dtype), num_warps=tiles.warps,
-        num_stages=tiles.paged_stages if paged else tiles.stages,
+        ALIGNED=aligned, PIECE=piece, CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=dot_precision(q.dtype),
+        num_warps=tiles.warps, num_stages=tiles.paged_stages if paged else tiles.stages,
     )  # fmt: skip

@@ -38,9 +38,10 @@ def rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, PADDED: 
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr, GELU: tl.constexpr):
     """Compute out [T, inner] = silu(gate) * up from gate_up [T, 2 * inner]: gates, then ups. silu(gate) is rounded.
 
+    GELU: with the approximation of GELU by tanh instead, gate * sigmoid(1.596 * (gate + 0.0447 * gate^3)).
     grid (T, cdiv(inner, BLOCK)).
     """
     row = tl.program_id(0).to(tl.int64)
@@ -49,7 +50,10 @@ def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     gate = tl.load(gate_up + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
     # If exp overflows to infinity, the quotient is zero, as it should be.
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
+    inside_exp = gate
+    if GELU:
+        inside_exp = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    silu = (gate / (1.0 + tl.exp(-inside_exp))).to(out.dtype.element_ty)
     tl.store(out + row * inner + column, (silu.to(tl.float32) * up).to(out.dtype.element_ty), mask=inside)
 
 
@@ -84,10 +88,19 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
-    """Fill and return out [T, I] from gate_up [T, 2I]."""
+    """Fill and return out [T, I] = silu(gate) * up from gate_up [T, 2I]."""
+    return _gated(gate_up, out, gelu=False)
+
+
+def gelu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
+    """Fill and return out [T, I] = gelu(gate) * up from gate_up [T, 2I]."""
+    return _gated(gate_up, out, gelu=True)
+
+
+def _gated(gate_up: Tensor, out: Tensor, gelu: bool) -> Tensor:
     rows, inner = out.shape
     if rows:
-        silu_mul_kernel[(rows, triton.cdiv(inner, BLOCK))](gate_up, out, inner, BLOCK=BLOCK)
+        silu_mul_kernel[(rows, triton.cdiv(inner, BLOCK))](gate_up, out, inner, BLOCK=BLOCK, GELU=gelu)
     return out
 
 

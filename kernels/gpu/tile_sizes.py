@@ -141,3 +141,17 @@ def matmul_tiles(tokens: int, columns: int, dtype: torch.dtype) -> MatmulTiles:
     if tokens > 128:
         return MatmulTiles(128, 64, 64, 8, 4)
     return MatmulTiles(64, 64, 64, 4, 6) if columns > 2048 else MatmulTiles(64, 32, 64, 4, 8)
+
+
+def grouped_tiles(rows: int, experts: int, dtype: torch.dtype, invariant: bool = False) -> MatmulTiles:
+    """Return the tiles of the grouped product over experts. rows: of all experts together.
+
+    With few rows per expert, the product streams the weights, and a tile has the fewest rows of a matrix instruction.
+    The first product has two tiles of weights at a time. invariant: a row has the same bits among any number of rows,
+    so that all tiles need the same instructions, which those of 16 rows do not have.
+    """
+    if dtype.itemsize == 4:
+        return MatmulTiles(MIN_ROWS, 32, 32, 4, 2)
+    if rows <= 32 * experts and not invariant:
+        return MatmulTiles(MIN_ROWS, 64, 64, 4, 4)
+    return MatmulTiles(64, 64, 64, 4, 3) if rows <= 128 * experts else MatmulTiles(128, 64, 64, 8, 3)

@@ -106,3 +106,43 @@ def test_wrong_arguments_are_refused(ops):
         ops.paged_attention(q, *caches, table, one, starts, -0.2)
     with pytest.raises(TypeError, match="q is"):
         ops.paged_attention(q.double(), *caches, table, one, starts, 0.2)
+
+
+# Logits of sinks below, among and above the scores, and one that takes nearly all of the mass.
+SINKS = torch.tensor([-8.0, -0.5, 1.0, 4.0, 12.0, 0.0])
+
+
+@pytest.mark.parametrize("window", [0, 13])
+@pytest.mark.parametrize(("sinks", "softcap"), [(SINKS, 0.0), (None, 2.5), (SINKS, 2.5)])
+def test_sinks_and_soft_caps(ops, sinks, softcap, window):
+    check(Paged(ops, [1, 150, 290, 9], [1, 1, 18, 9], 6, 2, 64, window=window, sinks=sinks, softcap=softcap))
+
+
+def test_a_long_sequence_that_is_cut_has_its_sink_once(ops):
+    check(Paged(ops, [2100], [1], 2, 1, 32, sinks=torch.tensor([1.0, 6.0]), softcap=2.5))
+
+
+def test_extreme_sinks_and_scores_do_not_overflow(ops):
+    paged = Paged(ops, [200], [3], 2, 1, 32, sinks=torch.tensor([-3000.0, 3000.0]))
+    found = paged.attend()[0]
+    assert_close(found, paged.exact(0), slack(ops.dtype, 2000))
+    assert not found[:, 32:].any()  # the sink has all of the mass
+    paged = Paged(ops, [200], [3], 2, 1, 32, softcap=50.0)
+    paged.scale = 60.0  # far beyond the cap
+    assert_close(paged.attend()[0], paged.exact(0), max(100, slack(ops.dtype, 2000)))
+    paged.scale, paged.softcap = 1e-3, 50.0  # far below the cap, where the cap changes nothing
+    capped, paged.softcap = paged.attend()[0], 0.0
+    assert_close(capped, paged.exact(0), slack(ops.dtype, 2000))
+
+
+def test_wrong_sinks_and_soft_caps_are_refused(ops):
+    paged = Paged(ops, [40], [1], 2, 1, 32)
+    for sinks, error in [(torch.zeros(3), ValueError), (torch.zeros(2).double(), TypeError)]:
+        paged.sinks = sinks
+        with pytest.raises(error, match="sinks"):
+            paged.attend()
+    paged.sinks = None
+    for softcap in (-1.0, float("nan"), float("inf")):
+        paged.softcap = softcap
+        with pytest.raises(ValueError, match="softcap"):
+            paged.attend()

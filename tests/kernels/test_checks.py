@@ -8,6 +8,7 @@ import torch
 from quire.kernels import checks
 
 ROW = torch.zeros(4)
+FLOAT = (torch.float32,)
 LOGITS = torch.zeros(2, 8)
 
 
@@ -22,8 +23,12 @@ def ids(*values: int) -> torch.Tensor:
         (lambda: checks.tensor("x", ROW, torch.float32, (5,)), ValueError, "x has shape (4,), not (5,)"),
         (lambda: checks.tensor("x", LOGITS.T, torch.float32, (8, 2)), ValueError, "x is not contiguous"),
         (lambda: checks.integers("ids", ROW, (4,)), TypeError, "ids is torch.float32"),
-        (lambda: checks.linear_weights(torch.zeros(3, 2), None, torch.float32, halves=True), ValueError, "[2I, K]"),
-        (lambda: checks.linear_weights(torch.zeros(0, 2), None, torch.float32), ValueError, "[N, K]"),
+        (
+            lambda: checks.linear_weights(torch.zeros(3, 2), None, FLOAT, (), (), halves=True),
+            ValueError,
+            "[2I, K]",
+        ),
+        (lambda: checks.linear_weights(torch.zeros(0, 2), None, FLOAT, (), ()), ValueError, "[N, K]"),
         (lambda: checks.cache_shape(12, 32), ValueError, "block_size is 12"),
         (lambda: checks.cache_shape(16, 40), ValueError, "head_dim is 40"),
         (lambda: checks.block_moves(ids(0, 3), ids(0, 1), 3, 3), IndexError, "src names a block outside 0..2"),

@@ -32,6 +32,8 @@ class Shape:
     d: int
     block_size: int
     window: int
+    softcap: float
+    has_sinks: bool
 
 
 SHAPES = st.builds(
@@ -41,6 +43,8 @@ SHAPES = st.builds(
     st.sampled_from([32, 48, 64]),
     st.sampled_from([8, 16, 32]),
     st.sampled_from([0, 0, 1, 10, 40]),
+    st.sampled_from([0.0, 0.0, 1.5, 30.0]),
+    st.booleans(),
 )
 
 
@@ -174,13 +178,14 @@ def check_step(memory: Memory, most_queries: list[int]) -> None:
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     out = torch.full((tokens, s.heads * s.d), float("nan")).to(ops.dtype)
     where = torch.stack(tables), torch.tensor(lengths, dtype=torch.int32), starts
-    ops.paged_attention(q, *memory.caches, *where, s.d**-0.5, s.window, out)
+    extras = torch.randn(s.heads) * 3 if s.has_sinks else None, s.softcap
+    ops.paged_attention(q, *memory.caches, *where, s.d**-0.5, s.window, out, None, *extras)
     for i, length in enumerate(lengths):
         lowest = max(length - counts[i] - s.window + 1, 0) // s.block_size * s.block_size if s.window else 0
         blocks = tables[i][lowest // s.block_size : memory.blocks.blocks_for(length)].long()
         k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[: length - lowest].nan_to_num() for c in plain)
         mine = slice(int(starts[i]), int(starts[i + 1]))
-        exact = oracle.attention(q[mine], k, v, s.d**-0.5, s.window)
+        exact = oracle.attention(q[mine], k, v, s.d**-0.5, s.window, *extras)
         assert_close(out[mine], exact, slack(ops.dtype, 2000))
 
 

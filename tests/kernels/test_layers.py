@@ -16,6 +16,7 @@ from tests.support.kernels.stacks import (
     HIDDEN,
     KV_HEADS,
     QUERIES,
+    add_extras,
     alone_and_added_up,
     make_caches,
     make_stack,
@@ -38,6 +39,23 @@ def test_one_call_equals_single_operations(cpu_ops, norms, biases, windows, rows
     stack = cpu_ops.stack_layers(made, final_norm, again, *rest)
     actual = cpu_ops.decoder_layers(residual.clone(), stack, **arguments)
     assert torch.equal(actual, expected)
+    for one, other in zip(caches, again, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("rows", [[0, 5, 35], list(range(36))], ids=["last", "all"])
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_one_call_equals_single_operations_with_experts_sinks_and_more_norms(cpu_ops, rows, softcap):
+    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0, 20, 0], norms=True)
+    add_extras(cpu_ops, made)
+    arguments = step() | {"rows": torch.tensor(rows, dtype=torch.int64)}
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2, None, softcap
+    expected = layers.run_layers(cpu_ops, residual.clone(), Stack(caches, made, final_norm, *rest), **arguments)
+    again = make_caches(cpu_ops, 3)
+    stack = cpu_ops.stack_layers(made, final_norm, again, *rest)
+    assert torch.equal(cpu_ops.decoder_layers(residual.clone(), stack, **arguments), expected)
     for one, other in zip(caches, again, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])

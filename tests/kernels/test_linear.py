@@ -53,6 +53,17 @@ def test_gate_and_up_go_through_silu_and_product(ops, t, k, n, with_bias):
     assert_close(actual, F.silu(gate) * up, terms, rounds=2)
 
 
+def test_gelu_of_gates_is_multiplied_with_ups(ops):
+    x, weight = random(5, 40, dtype=ops.dtype), random(2 * 24, 40, dtype=ops.dtype) / 40**0.5
+    wide = F.linear(x.double(), weight.double())
+    if ops.dtype != torch.float32:
+        wide = wide.to(ops.dtype).double()
+    gate, up = wide.chunk(2, dim=-1)
+    actual = ops.linear_gelu_mul(x, ops.pack_gate_up(weight))
+    terms = 1 + (gate * up).abs() if ops.dtype == torch.float32 else slack(ops.dtype, 300) * (1 + up.abs() + gate.abs())
+    assert_close(actual, F.gelu(gate, approximate="tanh") * up, terms, rounds=2)
+
+
 def test_out_is_filled_and_returned(ops):
     x, packed = random(3, 40, dtype=ops.dtype), ops.pack_linear(random(24, 40, dtype=ops.dtype))
     out = torch.full((3, 24), float("nan")).to(ops.dtype)

@@ -40,10 +40,12 @@ def test_other_rows(cpu_ops):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (8, 1, 48), (2, 2, 128)])
-@pytest.mark.parametrize("window", [0, 50])
-def test_attention_rows_in_any_chunking(cpu_ops, threads, heads, kv_heads, d, window):
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (50, 3.0)])
+def test_attention_rows_in_any_chunking(cpu_ops, threads, heads, kv_heads, d, window, softcap):
     lengths = [300, 131, 17]
     paged = Paged(cpu_ops, list(lengths), lengths, heads, kv_heads, d, window=window)
+    if softcap:
+        paged.sinks, paged.softcap = torch.randn(heads), softcap
     whole = paged.attend()
     threads(3)
     # Each position once more, as the last row of a shorter sequence: as decode, and as the end of a chunk.

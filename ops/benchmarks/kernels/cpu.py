@@ -22,9 +22,16 @@ import torch
 
 from quire import kernels
 from quire.kernels import CpuOps, ReferenceOps
+from quire.kernels.moe import SILU
+from quire.kernels.quantization import QuantizedWeight, quantize
 from quire.ops.benchmarks.kernels import gpu
 
+BITS = {"int8": 8, "int4": 4}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {name: DTYPES[name] for name in ("float32", "bfloat16")} | {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,16 @@ class CpuKernelCase:
 class Model:
     """A model with random weights, and one step of it, as a decoder calls the operations."""
 
-    def __init__(self, ops: kernels.Ops, shape: ModelShape, case: CpuKernelCase) -> None:
+    def __init__(self, ops: kernels.Ops, shape: ModelShape, case: CpuKernelCase, weights: str = "") -> None:
+        """weights: the format of the linear layers, of DTYPES or BITS; the dtype of `ops` if empty."""
         self.ops, self.shape, self.case = ops, shape, case
         s, dtype = shape, ops.dtype
 
-        def weight(*size: int) -> torch.Tensor:
-            return torch.randn(*size, dtype=torch.float32).mul_(0.02).to(dtype)
+        def values(*size: int) -> torch.Tensor:
+            return torch.randn(*size, dtype=torch.float32).mul_(0.02)
+
+        def weight(*size: int, bits: int = BITS.get(weights, 0)) -> torch.Tensor | QuantizedWeight:
+            return quantize(values(*size), bits) if bits else values(*size).to(DTYPES.get(weights, dtype))
 
         width = (s.heads + 2 * s.kv_heads) * s.head_dim
         self.norm = torch.ones(s.hidden, dtype=dtype)
@@ -92,11 +103,22 @@ class Model:
                 mlp_norm=self.norm,
                 gate_up=ops.pack_gate_up(weight(2 * s.intermediate, s.hidden)),
                 down=ops.pack_linear(weight(s.hidden, s.intermediate)),
+                moe=None,
+                gate=SILU,
+                post_attention_norm=None,
+                post_mlp_norm=None,
+                sinks=None,
+                cos_sin=None,
             )
             for _ in range(s.layers)
         ]
-        self.table = weight(s.vocabulary, s.hidden)
-        self.head = ops.pack_linear(self.table)
+        self.table = values(s.vocabulary, s.hidden).to(DTYPES.get(weights, dtype))
+        self.head = ops.pack_linear(weight(s.vocabulary, s.hidden, bits=8) if weights in BITS else self.table)
+        layers = [packed for at in self.layers for packed in (at.qkv, at.o, at.gate_up, at.down)]
+        packed_bytes = sum(packed.nbytes for packed in layers)
+        # Bytes per weight of the layers, for the rates of reading; the head may have another format.
+        self.weight_size = packed_bytes / sum(packed.in_features * packed.out_features for packed in layers)
+        self.head_size = self.head.nbytes / (s.vocabulary * s.hidden)
         per_sequence = -(-case.length // s.block_size)
         blocks = case.sequences * per_sequence
         self.caches = [ops.alloc_kv_cache(blocks, s.kv_heads, s.block_size, s.head_dim) for _ in range(s.layers)]
@@ -144,21 +166,21 @@ class Model:
         return timed("argmax", ops.argmax, logits)
 
 
-def work(shape: ModelShape, case: CpuKernelCase, value_size: int) -> dict[str, tuple[float, float]]:
+def work(model: Model) -> dict[str, tuple[float, float]]:
     """Return, for each operation, (floating-point operations, bytes that must be read)."""
-    s, t = shape, case.tokens
+    s, case, t = model.shape, model.case, model.case.tokens
     width = (s.heads + 2 * s.kv_heads) * s.head_dim
 
-    def product(n: int, k: int, rows: int, times: int) -> tuple[float, float]:
-        return 2.0 * n * k * rows * times, float(n * k * value_size * times)
+    def product(n: int, k: int, rows: int, times: int, size: float = model.weight_size) -> tuple[float, float]:
+        return 2.0 * n * k * rows * times, n * k * size * times
 
-    cache = case.sequences * case.length * s.kv_heads * s.head_dim * 2 * value_size * s.layers
+    cache = case.sequences * case.length * s.kv_heads * s.head_dim * 2 * model.ops.kv_dtype.itemsize * s.layers
     return {
         "qkv": product(width, s.hidden, t, s.layers),
         "o": product(s.hidden, s.heads * s.head_dim, t, s.layers),
         "gate_up": product(2 * s.intermediate, s.hidden, t, s.layers),
         "down": product(s.hidden, s.intermediate, t, s.layers),
-        "head": product(s.vocabulary, s.hidden, case.sequences, 1),
+        "head": product(s.vocabulary, s.hidden, case.sequences, 1, model.head_size),
         "attention": (4.0 * case.pairs * s.heads * s.head_dim * s.layers, float(cache)),
     }
 
@@ -190,7 +212,7 @@ def measure(model: Model, repeat: int) -> tuple[float, dict[str, float]]:
 def report(name: str, model: Model, repeat: int) -> None:
     """Measure a step and print a table of its operations."""
     whole, parts = measure(model, repeat)
-    amounts = work(model.shape, model.case, model.ops.dtype.itemsize)
+    amounts = work(model)
     case = model.case
     rate = case.tokens / whole
     print(f"\n{name} {model.ops.dtype} {case.kind}:{case.count} context {case.length}")
@@ -208,6 +230,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", choices=["cpu", "reference", "both", "triton"], default="both")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
+    parser.add_argument(
+        "--weights", choices=[*DTYPES, *BITS], default="", help="format of linear layers (default: that of --dtype)"
+    )
+    parser.add_argument("--kv-dtype", choices=list(KV_DTYPES), help="type of the KV cache (default: --dtype)")
     parser.add_argument(
         "--case",
         action="append",
@@ -227,6 +253,7 @@ def main(argv: list[str] | None = None) -> int:
         return gpu.run(dtype, args.repeat or 30, args.json)
     if args.json:
         parser.error("--json is for --ops triton")
+    kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else dtype
     shape = ModelShape(**{name: getattr(args, name) for name in vars(ModelShape())})
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -236,10 +263,10 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--case {text}: it must be decode:N or prefill:N")
         case = CpuKernelCase(kind, int(count), args.context)
         for name in ("cpu", "reference") if args.ops == "both" else (args.ops,):
-            ops = CpuOps(dtype) if name == "cpu" else ReferenceOps("cpu", dtype)
+            ops = CpuOps(dtype, kv_dtype) if name == "cpu" else ReferenceOps("cpu", dtype, kv_dtype)
             if args.threads and name == "cpu":
                 kernels.set_num_threads(args.threads)
-            report(name, Model(ops, shape, case), args.repeat or 5)
+            report(name, Model(ops, shape, case, args.weights), args.repeat or 5)
     return 0
 
 

@@ -20,7 +20,7 @@ def test_the_level_can_be_lowered(monkeypatch, caplog):
         assert kernels.select_ops("cpu", torch.float32).name == "reference"
     assert "KERNELS_CPU_ISA" in caplog.text
     monkeypatch.setenv("KERNELS_CPU_ISA", "avx1024")
-    with pytest.raises(ValueError, match="avx2, avx512, avx512bf16, amx or none"):
+    with pytest.raises(ValueError, match="avx2, avx512, avx512vnni, avx512bf16, amxint8, amx or none"):
         kernels.select_ops("cpu", torch.float32)
 
 

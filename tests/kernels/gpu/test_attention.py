@@ -26,10 +26,12 @@ class Case:
     d: int
     block_size: int
     window: int = 0
+    softcap: float = 0.0  # a case with a cap has sinks, too
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{self.heads}of{self.kv_heads}-d{self.d}-page{self.block_size}-window{self.window}"
+        extra = "-cap-and-sinks" if self.softcap else ""
+        return f"{dtype}-{self.heads}of{self.kv_heads}-d{self.d}-page{self.block_size}-window{self.window}{extra}"
 
 
 # Every head size that models have, every page size, groups of 1 to 20, each dtype with and without a window.
@@ -42,6 +44,8 @@ CASES = [
     Case(torch.float16, 20, 1, 64, 64, window=1),
     Case(torch.bfloat16, 8, 2, 128, 16),
     Case(torch.bfloat16, 5, 1, 64, 32, window=40),
+    Case(torch.float32, 4, 2, 64, 16, softcap=2.5),
+    Case(torch.float16, 8, 1, 64, 32, window=128, softcap=30.0),
 ]
 
 
@@ -54,7 +58,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def make(case: Case, monkeypatch: pytest.MonkeyPatch, lengths: list[int], queries: list[int], **options) -> Paged:
     ops = make_triton_ops(case.dtype, monkeypatch, **options)
-    return Paged(ops, lengths, queries, case.heads, case.kv_heads, case.d, case.block_size, case.window)
+    sinks = torch.linspace(-4, 8, case.heads) if case.softcap else None
+    shape = case.heads, case.kv_heads, case.d, case.block_size, case.window
+    return Paged(ops, lengths, queries, *shape, sinks, case.softcap)
 
 
 def check(paged: Paged, rows: list[torch.Tensor]) -> None:
@@ -76,13 +82,13 @@ def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
 
 
 @pytest.mark.parametrize("d", [64, 128, 256] if ON_CUDA else [64])
-@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (0, 2.5), (50, 2.5)])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window, d):
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window, softcap, d):
     if not ON_CUDA:
         make_dot_row_invariant(monkeypatch)
     monkeypatch.setattr(attention, "INVARIANT_PIECE", 256)
-    case = Case(dtype, 2, 1, d, 16, window=window)
+    case = Case(dtype, 2, 1, d, 16, window, softcap)
     paged = make(case, monkeypatch, [LONG, 7, 90], [40, 7, 3], batch_invariant=True)
     together = paged.attend()
     check(paged, together)
@@ -128,7 +134,7 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     from quire.kernels.gpu.attention import AttentionPlan
 
     step = AttentionPlan(paged.ops.launch_options, paged.tables, lengths, starts, split=True)
-    step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh)
+    step.attend(q, paged.k_cache, paged.v_cache, paged.scale, paged.window, out, fresh, paged.sinks, paged.softcap)
     check(paged, list(out.flatten(1).split(counts)))
 
 

@@ -11,15 +11,20 @@ from tests.support.kernels.stacks import (
     HEADS,
     HIDDEN,
     KV_HEADS,
+    add_extras,
     alone_and_added_up,
     random,
     stack_arguments,
 )
 
 
+@pytest.mark.parametrize("extras", [False, True])
 @pytest.mark.parametrize("windows", [[0, 20]], ids=str)
-def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, windows):
-    """A decode row, a chunk on cached pages and a prompt of its own, with norms and biases."""
+def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, windows, extras):
+    """A decode row, a chunk on cached pages and a prompt of its own, with norms and biases.
+
+    extras: with experts, sinks and soft caps, too.
+    """
     if torch.float32 not in TRITON_DTYPES:
         pytest.skip("Triton is not installed")
     ops = make_triton_ops(torch.float32, monkeypatch)
@@ -41,7 +46,10 @@ def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, wind
     for one in (ops, reference):
         torch.manual_seed(3)
         made, final_norm, caches, cos_sin = stack_arguments(one, windows, norms=True, biases=True)
-        stack = one.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
+        if extras:
+            add_extras(one, made)
+        rest = HEADS, KV_HEADS, 1e-5, 0.2, None, 3.0 if extras else 0.0
+        stack = one.stack_layers(made, final_norm, caches, cos_sin, *rest)
         results.append((one.decoder_layers(residual.clone(), stack, *step), caches))
     (actual, caches), (expected, wanted) = results
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

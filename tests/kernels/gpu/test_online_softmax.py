@@ -32,7 +32,7 @@ def halves_kernel(q, k, v, seen, out, scale, SIZE: tl.constexpr):
         values = tl.load(v + half * SIZE * SIZE + square)
         mask = tl.load(seen + i[:, None] * 2 * SIZE + half * SIZE + i[None, :]) != 0
         empty = tl.zeros([SIZE, SIZE], tl.float32)
-        a, b, c = fold(queries, keys, values, mask, low_most, low_total, empty, scale, True, "ieee")
+        a, b, c = fold(queries, keys, values, mask, low_most, low_total, empty, scale, 0.0, True, False, "ieee")
         most, total, mixed = merge(most, total, mixed, a, b, c)
     tl.store(out + square, mixed / tl.where(total > 0, total, 1.0)[:, None])
 

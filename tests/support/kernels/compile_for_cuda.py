@@ -26,6 +26,8 @@ from triton.runtime.jit import JITFunction
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
+from quire.kernels.grouped_weight import KINDS, UINT4, GroupedWeight
+from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_stack
 
 large_shared_memory = True  # of the GPU that the kernels are compiled for
@@ -45,15 +47,16 @@ class Attention:
     fp8: bool = False
     norms: bool = False
     invariant: bool = False
+    capped: bool = False  # with sinks, too
 
     def __str__(self) -> str:
-        flags = [name for name in ("fp8", "norms", "invariant") if getattr(self, name)]
+        flags = [name for name in ("fp8", "norms", "invariant", "capped") if getattr(self, name)]
         shape = f"{self.dtype} d{self.head_dim} {self.heads}/{self.kv_heads} page{self.block_size} window{self.window}"
         return " ".join([shape, *flags])
 
 
 QWEN = Attention("bf16", 128, 16, 8, norms=True)  # Qwen3-0.6B
-FEW = [QWEN, replace(QWEN, invariant=True)]
+FEW = [QWEN, replace(QWEN, invariant=True), replace(QWEN, capped=True)]
 
 # Shapes for which the tiles for Hopper do not fit into the shared memory of other devices.
 WIDE = [Attention("bf16", 256, 8, 2), Attention("bf16", 256, 8, 2, invariant=True), Attention("fp32", 128, 8, 2)]
@@ -68,6 +71,8 @@ def many() -> list[Attention]:
     found += [Attention("bf16", 128, heads, 1, invariant=True) for heads in (1, 7, 16, 48, 64, 71)]
     for d, invariant in product((64, 128, 256), (False, True)):
         found += [Attention("bf16", d, 8, 2, fp8=fp8, invariant=invariant) for fp8 in (False, True)]
+    found += [Attention(dtype, d, 8, 2, capped=True, invariant=True) for dtype, d in (("bf16", 64), ("fp16", 256))]
+    found += [Attention("bf16", d, 64, 8, window=128, capped=True) for d in (64, 256)]
     found += [Attention("fp32", 256, heads, 1) for heads in (1, 64)]
     found += [Attention("bf16", 64, 14, 2, block_size=size) for size in (8, 16, 32, 64, 128)]
     return found
@@ -165,7 +170,8 @@ def attend(shape: Attention) -> None:
         of_step = table[:sequences], torch.zeros(sequences, dtype=torch.int32), starts[: sequences + 1]
         split = sequences < tokens
         step = AttentionPlan(ops.launch_options, *of_step, split=split)
-        step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None)
+        extras = (torch.zeros(heads), 30.0) if shape.capped else (None, 0.0)
+        step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None, *extras)
 
 
 def rows(dtype: str) -> None:
@@ -177,6 +183,11 @@ def rows(dtype: str) -> None:
         ops.add_rms_norm(x, x.clone(), weight, 1e-6)
         for integer in (torch.int32, torch.int64):
             ops.embed(torch.zeros(2, dtype=integer), torch.zeros(32, hidden, dtype=ops.dtype))
+    for kind in KINDS:
+        zeros = torch.zeros(96, 2, dtype=torch.uint8) if kind == UINT4 else None
+        codes = GroupedWeight(torch.zeros(96, 64, dtype=torch.uint8), torch.ones(96, 2), kind, zeros)
+        for tokens in (2, 80):
+            ops.linear(torch.zeros(tokens, 64, dtype=ops.dtype), ops.pack_linear(codes))
     gate_up = ops.pack_gate_up(torch.zeros(2 * 384, 64, dtype=ops.dtype))
     ops.linear_silu_mul(torch.zeros(2, 64, dtype=ops.dtype), gate_up)
     invariant = make_ops(dtype, invariant=True)
@@ -187,6 +198,28 @@ def rows(dtype: str) -> None:
     for tokens, columns in ((2, 2064), (130, 96), (130, 12800)):  # with the case above, one case for each size of tiles
         packed = invariant.pack_linear(torch.zeros(columns, 128, dtype=ops.dtype))
         invariant.linear(torch.zeros(tokens, 128, dtype=ops.dtype), packed)
+
+
+def experts(dtype: str) -> None:
+    """Launch the kernels of mixtures of experts with each size of tiles, and with biases."""
+    ops = make_ops(dtype)
+    for routing, tokens, biased in (
+        (Routing(128, 8, normalised=True), 2, False),
+        (Routing(8, 2, normalised=False), 200, False),
+        (Routing(8, 2, normalised=True), 800, False),
+        (Routing(32, 4, normalised=True, activation=CLAMPED), 2, True),
+    ):
+        hidden, inner = (200, 96) if biased else (128, 64)
+        weights = ExpertWeights(
+            torch.zeros(2 * inner, hidden, dtype=ops.dtype),
+            torch.zeros(hidden, inner, dtype=ops.dtype),
+            torch.zeros(2 * inner, dtype=ops.dtype) if biased else None,
+            torch.zeros(hidden, dtype=ops.dtype) if biased else None,
+        )
+        router = ops.pack_linear(torch.zeros(routing.num_experts, hidden, dtype=ops.dtype))
+        packed = ops.pack_moe(routing, router, [weights] * routing.num_experts)
+        # A launch only compiles, so that the chosen experts are undefined; nothing reads them on the host.
+        ops.moe(torch.zeros(tokens, hidden, dtype=ops.dtype), packed)
 
 
 def blocks() -> None:
@@ -227,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         for dtype in DTYPES if args.part else ("bf16",):
             compiler.what = dtype
             rows(dtype)
+            experts(dtype)
         compiler.what = ""
         if large_shared_memory or args.part:  # they need almost no shared memory
             blocks()

@@ -8,7 +8,14 @@ import torch
 from quire import kernels
 from quire.kernels.cpu.memory import Arena
 from tests.support.kernels.guarded import guarded
-from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, implementations, make_ops, make_triton_ops
+from tests.support.kernels.implementations import (
+    ON_CUDA,
+    TRITON_DTYPES,
+    implementations,
+    make_ops,
+    make_triton_ops,
+    of_narrow_caches,
+)
 
 
 @pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -25,6 +32,13 @@ def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kern
 @pytest.fixture(params=[p for p in implementations() if p.values[0][0] == "cpu"])
 def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     return make_ops(*request.param, monkeypatch)
+
+
+@pytest.fixture(params=of_narrow_caches())
+def narrow_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    """The implementations for a CPU with a KV cache of another type than the activations."""
+    kind, level, dtype, kv_dtype = request.param
+    return make_ops(kind, level, dtype, monkeypatch, kv_dtype)
 
 
 @pytest.fixture(autouse=True)

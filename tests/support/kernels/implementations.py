@@ -45,15 +45,37 @@ def of_each_kind() -> list:
     return [param for param in implementations() if param.id not in again]
 
 
-def make_ops(kind: str, level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+def of_narrow_caches() -> list:
+    """Parameters for `make_ops`: the reference and every level of the C++ kernels, with every cache that has another
+    type than the activations."""
+    found = []
+    for dtype, levels in LEVELS.items():
+        for kv_dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+            name = str(kv_dtype).removeprefix("torch.")
+            if kv_dtype is not dtype:
+                found += [pytest.param(("reference", "", dtype, kv_dtype), id=f"reference-{dtype}-{name}")]
+                found += [
+                    pytest.param(("cpu", level.name, dtype, kv_dtype), id=f"cpu-{level.name}-{name}")
+                    for level in levels
+                ]
+    return found
+
+
+def make_ops(
+    kind: str,
+    level: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    kv_dtype: torch.dtype | None = None,
+) -> kernels.Ops:
     """Make an implementation; skip the test if this machine cannot run it. level: of the C++ kernels."""
     if kind == "reference":
-        return kernels.ReferenceOps("cpu", dtype)
+        return kernels.ReferenceOps("cpu", dtype, kv_dtype)
     if kind == "triton":
-        return make_triton_ops(dtype, monkeypatch)
+        return make_triton_ops(dtype, monkeypatch, kv_dtype=kv_dtype)
     monkeypatch.setenv("KERNELS_CPU_ISA", level)
     try:
-        ops = kernels.CpuOps(dtype)
+        ops = kernels.CpuOps(dtype, kv_dtype)
     except kernels.KernelsUnavailable as missing:
         pytest.skip(str(missing))
     if ops.level.name != level:

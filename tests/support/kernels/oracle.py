@@ -36,7 +36,9 @@ def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, sinks: Tensor | None = None, softcap: float = 0.0
+) -> Tensor:
     """Return the attention of one sequence, [queries, H * D].
 
     q [queries, H, D]: the queries of the last tokens; k, v [length, H_kv, D].
@@ -49,7 +51,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) ->
     if window:
         hidden |= key <= position - window
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
-    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(hidden, -math.inf)
+    weights = scores.softmax(-1)
+    if sinks is not None:  # the share of the keys in the denominator
+        weights = weights * torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks.double()[:, None, None])
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 

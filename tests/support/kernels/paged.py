@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels import Ops
+from quire.kernels import Ops, kv_values
 from tests.support.kernels import oracle
 
-FP8 = torch.float8_e4m3fn
 GARBAGE = 2**31 - 1  # a block id that must never be read
 
 
@@ -24,14 +23,16 @@ class Paged:
     head_dim: int
     block_size: int = 16
     window: int = 0
+    sinks: Tensor | None = None  # [H]
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         d, dtype = self.head_dim, self.ops.dtype
         self.scale = d**-0.5
         self.q = [torch.randn(n, self.heads, d).to(dtype) for n in self.lengths]
         self.kv = [torch.randn(2, n, self.kv_heads, d).to(dtype) for n in self.lengths]
-        if self.is_fp8:  # rounded here, so that the cache holds exactly these values
-            self.kv = [x.to(FP8).to(dtype) for x in self.kv]
+        if self.ops.kv_dtype is torch.float8_e4m3fn:  # kernels of GPUs compute with fresh keys as they were given
+            self.kv = [kv_values.decode(kv_values.encode(x, self.ops.kv_dtype), dtype) for x in self.kv]
         needed = [-(-n // self.block_size) for n in self.lengths]
         spare = 3
         ids = torch.randperm(sum(needed) + spare, dtype=torch.int32).split([*needed, spare])
@@ -39,14 +40,14 @@ class Paged:
         for s, blocks in enumerate(ids[:-1]):
             self.tables[s, : len(blocks)] = blocks
         self.k_cache, self.v_cache = self.ops.alloc_kv_cache(sum(needed) + spare, self.kv_heads, self.block_size, d)
-        self.k_cache.fill_(float("nan"))
-        self.v_cache.fill_(float("nan"))
+        for cache in (self.k_cache, self.v_cache):
+            cache.view(torch.uint8).fill_(255)  # NaN, also as a scale
         for s in range(len(needed)):
             self.write(s)
 
-    @property
-    def is_fp8(self) -> bool:
-        return self.ops.kv_dtype == FP8
+    def stored(self, s: int) -> Tensor:
+        """Return keys and values of sequence s as the cache stores them, [2, length, H_kv, D] float64."""
+        return kv_values.decode(kv_values.encode(self.kv[s], self.ops.kv_dtype), torch.float64)
 
     def write(self, s: int) -> None:
         """Write keys and values with `rope_and_cache`, at an angle of zero, which leaves keys unchanged."""
@@ -56,10 +57,10 @@ class Paged:
         if self.ops.name == "triton":  # blocks have the plain order, and the interpreter is slow
             block, offset = self.tables[s, at // self.block_size].long(), at % self.block_size
             for cache, x in zip((self.k_cache, self.v_cache), (k, v), strict=True):
-                if self.is_fp8:  # torch has no such assignment for fp8
-                    cache.view(torch.uint8)[block, :, offset] = x.to(FP8).view(torch.uint8)
-                else:
-                    cache[block, :, offset] = x
+                stored = kv_values.encode(x, self.ops.kv_dtype)
+                cache.view(torch.uint8).view(*cache.shape, -1)[block, :, offset] = stored.view(torch.uint8).view(
+                    *stored.shape, -1
+                )
             return
         qkv = torch.cat([self.q[s], k, v], dim=1).flatten(1)
         slots = self.tables[s, at // self.block_size].long() * self.block_size + at % self.block_size
@@ -86,11 +87,15 @@ class Paged:
             other = 0 if self.window else 20
             self.ops.paged_attention(-q, self.k_cache, self.v_cache, *tables, self.scale / 2, other, plan=plan)
         caches = self.k_cache, self.v_cache
-        given = self.ops.paged_attention(q, *caches, *tables, self.scale, self.window, out, plan)
+        given = self.ops.paged_attention(
+            q, *caches, *tables, self.scale, self.window, out, plan, self.sinks, self.softcap
+        )
         assert given.data_ptr() == out.data_ptr()
         return list(out.split(counts))
 
     def exact(self, s: int) -> Tensor:
         """Return the rows of sequence s in float64."""
-        k, v = self.kv[s]
-        return oracle.attention(self.q[s][self.lengths[s] - self.queries[s] :], k, v, self.scale, self.window)
+        k, v = self.stored(s)
+        return oracle.attention(
+            self.q[s][self.lengths[s] - self.queries[s] :], k, v, self.scale, self.window, self.sinks, self.softcap
+        )

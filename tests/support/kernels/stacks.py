@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from quire import kernels
+from quire.kernels.moe import GELU, SILU, ExpertWeights, Routing
 from quire.kernels.ops import LayerStack
 
 HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
@@ -35,24 +36,58 @@ def make_layers(
             mlp_norm=random(HIDDEN, dtype=ops.dtype),
             gate_up=linear(ops.pack_gate_up, 2 * INNER, HIDDEN),
             down=linear(ops.pack_linear, HIDDEN, INNER, times),
+            moe=None,
+            gate=SILU,
+            post_attention_norm=None,
+            post_mlp_norm=None,
+            sinks=None,
+            cos_sin=None,
         )
         for window in windows
     ]
+
+
+def add_extras(ops: kernels.Ops, layers: list[SimpleNamespace]) -> list[SimpleNamespace]:
+    """Give layers the parts of gpt-oss and Gemma: sinks, rotations of their own, norms of outputs, GELU, experts."""
+    for index, layer in enumerate(layers):
+        layer.sinks = torch.randn(HEADS) if index % 2 == 0 else None
+        layer.cos_sin = torch.rand(160, D) if index % 2 == 1 else None
+        layer.post_attention_norm = random(HIDDEN, dtype=ops.dtype) + 1
+        layer.post_mlp_norm = random(HIDDEN, dtype=ops.dtype) + 1
+        layer.gate = GELU
+        if index == len(layers) - 1:
+            router = ops.pack_linear(random(4, HIDDEN, dtype=ops.dtype))
+            experts = [
+                ExpertWeights(random(2 * 24, HIDDEN, dtype=ops.dtype), random(HIDDEN, 24, dtype=ops.dtype))
+                for _ in range(4)
+            ]
+            layer.moe = ops.pack_moe(Routing(4, 2, normalised=True), router, experts)
+            layer.gate_up = layer.down = None
+    return layers
 
 
 def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     caches = [ops.alloc_kv_cache(BLOCKS, KV_HEADS, BLOCK, D) for _ in range(count)]
     generator = torch.Generator("cpu").manual_seed(0)  # each call makes the same caches
     for cache in (cache for pair in caches for cache in pair):
-        cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(ops.dtype))
+        if cache.itemsize > 1:
+            cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(ops.kv_dtype))
+        else:  # any byte is a value; the scales of int8 are small
+            cache.copy_(
+                (torch.rand(cache.shape, generator=generator, device="cpu") * 63).to(torch.int8).view(cache.dtype)
+            )
     return caches
 
 
 def step() -> dict[str, torch.Tensor]:
-    tables = torch.randperm(BLOCKS)[:18].view(3, 6)
-    tables = torch.cat([tables, torch.randperm(BLOCKS)[:12].view(3, 4)], dim=1)  # sequences may share blocks
+    # Sequences may share the blocks that they only read. Each block that is written has one owner.
+    order = torch.randperm(BLOCKS)
+    written, read = order[:6], order[6:]
+    tables = torch.stack([read[torch.randperm(len(read))[:10]] for _ in LENGTHS])
+    tables[0, 2], tables[1, :2], tables[2, 7:] = written[0], written[1:3], written[3:]
     positions = [torch.arange(n - q, n) for n, q in zip(LENGTHS, QUERIES, strict=True)]
     slots = [tables[s, p // BLOCK] * BLOCK + p % BLOCK for s, p in enumerate(positions)]
+    assert len(torch.cat(slots).unique()) == sum(QUERIES)
     return {
         "positions": torch.cat(positions).int(),
         "slot_mapping": torch.cat(slots).int(),

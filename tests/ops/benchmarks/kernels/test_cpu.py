@@ -18,3 +18,6 @@ def test_a_small_step_is_reported(capsys):
     printed = capsys.readouterr().out
     for word in ("reference", "decode:2", "prefill:5", "attention", "gate_up", "head", "tokens/s"):
         assert word in printed
+    for weights in ("float16", "int8", "int4"):
+        assert cpu.main([*small, "--ops", "cpu", "--case", "decode:2", "--weights", weights]) == 0
+        assert "tokens/s" in capsys.readouterr().out

@@ -1,0 +1,200 @@
+// Mixtures of experts: the choice of experts for each row, and grouped products over the weights of all experts that have
+// rows. Included inside a level's namespace; see level_*.cpp.
+//
+// The rows are sorted by expert. All experts make one job of panels, which threads share; the rows of an expert are tiled
+// by themselves. As in linear.h, each output is one chain of products over its row, so that the bits of a row do not
+// depend on the other rows, on their experts or on the number of threads.
+
+// `_MoE` in moe.py has the same fields in the same order.
+struct MoE {
+    Weights router;                 // [count, hidden]
+    const Weights *gate_up, *down;  // [count]: of each expert; all have the same formats
+    int64_t count, top_k, inner;
+    int64_t normalised;  // weights are the softmax of the chosen logits, not of all
+    int64_t output;      // Output of the first product
+};
+
+constexpr size_t kExpertTokens = 1024;  // of one pass, which bounds the memory of the sorted rows
+constexpr size_t kPanelCost = 8;        // the cost of reading a panel, in rows that are computed meanwhile
+
+// The sorted rows of a pass. The rows of expert e are starts[e] .. starts[e + 1] - 1.
+struct ExpertRows {
+    const int32_t* starts;  // [count + 1]
+    size_t count;           // experts
+    size_t rows() const { return size_t(starts[count]); }
+};
+
+// A linear layer of each expert, of its own rows of x [rows, K], to its own rows of `out` [rows, N].
+struct GroupedLinear {
+    const act* x;
+    ExpertRows experts;
+    size_t K, N;
+    const Weights* weights;  // [count]
+    act* out;
+    int output;
+
+    Linear of(size_t expert) const {
+        const size_t start = size_t(experts.starts[expert]), rows = size_t(experts.starts[expert + 1]) - start;
+        return {x + start * K, rows, K, weights[expert], N, out + start * N, output};
+    }
+};
+
+template <class Format>
+void grouped_linear_of(const GroupedLinear& job) {
+    const size_t total = job.experts.rows(), count = job.experts.count;
+    const size_t row_words = Format::row_words(job.K), offsets = Format::row_offsets(job.K);
+    PackedRows all;
+    all.words = (uint32_t*)quire::scratch(quire::kPackedRows, total * (row_words + 1 + offsets) * 4);
+    all.scales = (float*)(all.words + total * row_words);
+    all.offsets = (int32_t*)(all.scales + total);
+    const auto rows_of = [&](size_t expert) {
+        const size_t start = size_t(job.experts.starts[expert]);
+        return PackedRows{all.words + start * row_words, all.scales + start, all.offsets + start * offsets};
+    };
+    quire::parallel_ranges(total, 1 + (8 << 10) / row_words, [&](size_t begin, size_t end) {
+        size_t expert = 0;
+        while (size_t(job.experts.starts[expert + 1]) <= begin) ++expert;
+        for (size_t row = begin; row < end; ++expert) {
+            const size_t start = size_t(job.experts.starts[expert]), stop = size_t(job.experts.starts[expert + 1]);
+            if (start == stop) continue;
+            const Linear one = job.of(expert);
+            const Tiling tiling(one.T, Format::kTile);
+            const PackedRows rows = rows_of(expert);
+            for (; row < stop && row < end; ++row) Format::pack(one, tiling, row - start, rows);
+        }
+    });
+    const size_t width = job.output >= kSiluMul ? kPanel / 2 : kPanel, panels = (job.N + width - 1) / width;
+    const auto panel_cost = [&](size_t expert) {
+        const size_t rows = size_t(job.experts.starts[expert + 1] - job.experts.starts[expert]);
+        return rows ? kPanelCost + rows : 0;
+    };
+    size_t cost = 0;
+    for (size_t expert = 0; expert < count; ++expert) cost += panels * panel_cost(expert);
+    // A range of costs has the panels that begin in it.
+    quire::parallel_ranges(cost, 2 * kPanelCost, [&](size_t begin, size_t end) {
+        size_t at = 0;
+        for (size_t expert = 0; expert < count && at < end; ++expert) {
+            const size_t each = panel_cost(expert), next = at + panels * each;
+            if (each && next > begin) {
+                const size_t first = begin > at ? (begin - at + each - 1) / each : 0;
+                const size_t last = end < next ? (end - at + each - 1) / each : panels;
+                const Linear one = job.of(expert);
+                if (first < last) linear_range<Format>(one, Tiling(one.T, Format::kTile), rows_of(expert), first, last);
+            }
+            at = next;
+        }
+    });
+}
+
+INLINE void grouped_linear(const GroupedLinear& job) {
+#ifndef ACT_BF16
+    switch (job.weights[0].format) {
+        case kBfloat16: return grouped_linear_of<HalfFormat<Bfloat16Unit>>(job);
+        case kFloat16: return grouped_linear_of<HalfFormat<Float16Unit>>(job);
+        case kInt8: return grouped_linear_of<ByteFormat>(job);
+        case kInt4: return grouped_linear_of<NibbleFormat>(job);
+    }
+#endif
+    switch (job.weights[0].format) {
+        case kUint4: return grouped_linear_of<GroupedFormat<Uint4Codes>>(job);
+        case kMxfp4: return grouped_linear_of<GroupedFormat<Mxfp4Codes>>(job);
+        case kFp8: return grouped_linear_of<GroupedFormat<Fp8Codes>>(job);
+    }
+    grouped_linear_of<WordFormat>(job);
+}
+
+INLINE float expert_exp(float v) {
+    alignas(64) float lanes[W];
+    store(lanes, exp(set1(v)));
+    return lanes[0];
+}
+
+// Chooses the experts of a row by its logits, the largest first and of equals the lower expert, and their weights. NaN
+// counts as minus infinity. Overwrites the logits.
+INLINE void choose_experts(const MoE& moe, float* logits, int32_t* ids, float* weights) {
+    const float lowest = -__builtin_inff();
+    const size_t count = size_t(moe.count), top_k = size_t(moe.top_k);
+    float largest = lowest, all = 0.f;
+    for (size_t e = 0; e < count; ++e) {
+        if (!(logits[e] == logits[e])) logits[e] = lowest;
+        if (logits[e] > largest) largest = logits[e];
+    }
+    if (!moe.normalised)
+        for (size_t e = 0; e < count; ++e) all += expert_exp(logits[e] - largest);
+    float sum = 0.f;
+    for (size_t k = 0; k < top_k; ++k) {
+        int64_t best = -1;
+        for (size_t e = 0; e < count; ++e)
+            if (logits[e] == logits[e] && (best < 0 || logits[e] > logits[best])) best = int64_t(e);
+        ids[k] = int32_t(best);
+        weights[k] = expert_exp(logits[best] - largest);
+        sum += weights[k];
+        logits[best] = __builtin_nanf("");  // taken
+    }
+    const float total = moe.normalised ? sum : all;
+    for (size_t k = 0; k < top_k; ++k) weights[k] /= total;
+}
+
+// Computes `rows` rows of x [rows, hidden] into out, which may be x.
+INLINE void experts_pass(const MoE& moe, const act* x, size_t rows, size_t hidden, act* out) {
+    const size_t count = size_t(moe.count), top_k = size_t(moe.top_k), inner = size_t(moe.inner), pairs = rows * top_k;
+    const auto line = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+    const size_t sizes[] = {line(rows * count * sizeof(act)), line(rows * count * 4), line(pairs * 4),
+                            line(pairs * 4),                  line(pairs * 4),        line((count + 1) * 4),
+                            line(pairs * hidden * sizeof(act)), line(pairs * inner * sizeof(act))};
+    size_t total = 0;
+    for (size_t size : sizes) total += size;
+    char* memory = (char*)quire::scratch(quire::kExperts, total);
+    char* parts[8];
+    for (int i = 0; i < 8; ++i) parts[i] = memory, memory += sizes[i];
+    act *logits = (act*)parts[0], *sorted = (act*)parts[6], *mlp = (act*)parts[7];
+    float *wide = (float*)parts[1], *weights = (float*)parts[3];
+    int32_t *ids = (int32_t*)parts[2], *place = (int32_t*)parts[4], *starts = (int32_t*)parts[5];
+
+    linear({x, rows, hidden, moe.router, count, logits, kAct});
+    quire::parallel_ranges(rows, 1 + (1 << 10) / count, [&](size_t begin, size_t end) {
+        for (size_t row = begin; row < end; ++row) {
+            float* own = wide + row * count;
+            for (size_t e = 0; e < count; e += W) {
+                const int left = count - e < size_t(W) ? int(count - e) : W;
+                alignas(64) float lanes[W];
+                store(lanes, act_load(logits + row * count + e, left));
+                for (int i = 0; i < left; ++i) own[e + size_t(i)] = lanes[i];
+            }
+            choose_experts(moe, own, ids + row * top_k, weights + row * top_k);
+        }
+    });
+    for (size_t e = 0; e <= count; ++e) starts[e] = 0;
+    for (size_t i = 0; i < pairs; ++i) ++starts[ids[i] + 1];
+    for (size_t e = 0; e < count; ++e) starts[e + 1] += starts[e];
+    for (size_t i = 0; i < pairs; ++i) place[i] = starts[ids[i]]++;
+    for (size_t e = count; e > 0; --e) starts[e] = starts[e - 1];  // each start had moved to the end of its rows
+    starts[0] = 0;
+    quire::parallel_ranges(rows, 1 + (8 << 10) / hidden, [&](size_t begin, size_t end) {
+        for (size_t i = begin * top_k; i < end * top_k; ++i)
+            memcpy(sorted + size_t(place[i]) * hidden, x + i / top_k * hidden, hidden * sizeof(act));
+    });
+
+    const ExpertRows experts{starts, count};
+    grouped_linear({sorted, experts, hidden, inner, moe.gate_up, mlp, int(moe.output)});
+    grouped_linear({mlp, experts, inner, hidden, moe.down, sorted, kAct});
+    quire::parallel_ranges(rows, 1 + (8 << 10) / hidden, [&](size_t begin, size_t end) {
+        for (size_t row = begin; row < end; ++row)
+            for (size_t i = 0; i < hidden; i += W) {
+                const int left = hidden - i < size_t(W) ? int(hidden - i) : W;
+                F sum = zero();
+                for (size_t k = 0; k < top_k; ++k) {
+                    const act* from = sorted + size_t(place[row * top_k + k]) * hidden + i;
+                    sum = add(sum, mul(act_load(from, left), set1(weights[row * top_k + k])));
+                }
+                act_store(out + row * hidden + i, sum, left);
+            }
+    });
+}
+
+INLINE void moe_layer(const MoE& moe, const act* x, size_t rows, size_t hidden, act* out) {
+    for (size_t first = 0; first < rows; first += kExpertTokens) {
+        const size_t count = rows - first < kExpertTokens ? rows - first : kExpertTokens;
+        experts_pass(moe, x + first * hidden, count, hidden, out + first * hidden);
+    }
+}

@@ -1,0 +1,20 @@
+// The instruction-set level avx512vnni: float activations on AVX-512, with integer products on VNNI.
+#include "level_prelude.h"
+
+#define LEVEL avx512vnni
+#define LEVEL_VNNI
+
+EXPORT(int, _is_supported)() { return quire::supports_avx512vnni(); }
+
+// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+
+namespace quire_avx512vnni {
+
+#include "simd_reduce.h"
+
+#include "simd_avx512.h"
+
+#include "level_body.h"
+
+}  // namespace quire_avx512vnni

@@ -1,0 +1,150 @@
+"""Weights of linear layers as codes of 4 or 8 bits with a scale per group, for activations that are not rounded.
+
+The field's term is weight-only quantisation (W4A16, W8A16). Weights of `quantization.py` are multiplied with
+activations of 8 bits instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.quantization import QuantizedWeight
+
+GROUP = 32  # input features with a scale
+UINT4, MXFP4, FP8 = "uint4", "mxfp4", "fp8"
+BITS = {UINT4: 4, MXFP4: 4, FP8: 8}
+KINDS = tuple(BITS)
+MAX_ZERO = 16  # GPTQ stores zero points less one in 4 bits
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+LARGEST_E4M3 = 448.0
+_HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the zero point
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedWeight:
+    """The weights of one linear layer. weight[n, k] = (value - zeros[n, k // 32]) * scales[n, k // 32].
+
+    codes: [N, K] uint8. kind: what a code stands for. UINT4: 0..15. MXFP4: an entry of E2M1. FP8: the bits of a
+    float8_e4m3fn number. scales: [N, ceil(K / 32)] float32, finite; with UINT4 their lowest 8 bits are zeros, as those
+    of float16 and bfloat16 numbers. zeros: as scales, uint8 in 0..16; only with UINT4.
+    Raises TypeError or ValueError if they do not fit together.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    kind: str
+    zeros: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}: it must be one of {', '.join(KINDS)}")
+        if self.codes.dim() != 2 or 0 in self.codes.shape:
+            raise ValueError(f"codes has shape {tuple(self.codes.shape)}, not [N, K]")
+        if (self.zeros is not None) != (self.kind == UINT4):
+            raise ValueError(f"zeros are for {UINT4} alone, which needs them")
+        n, k = self.codes.shape
+        wanted = [
+            ("codes", self.codes, torch.uint8, (n, k)),
+            ("scales", self.scales, torch.float32, (n, -(-k // GROUP))),
+        ]
+        if self.zeros is not None:
+            wanted.append(("zeros", self.zeros, torch.uint8, (n, -(-k // GROUP))))
+        for name, value, dtype, shape in wanted:
+            if value.dtype is not dtype:
+                raise TypeError(f"{name} is {value.dtype}, not {dtype}")
+            if value.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, not {shape}")
+        if not bool(self.scales.isfinite().all()):
+            raise ValueError("scales must be finite")
+        if self.kind == FP8 and bool(((self.codes & 127) == 127).any()):
+            raise ValueError("codes must be numbers")
+        if self.kind != FP8 and int(self.codes.max()) > 15:
+            raise ValueError("codes of 4 bits must be in 0..15")
+        if self.zeros is not None and int(self.zeros.max()) > MAX_ZERO:
+            raise ValueError(f"zeros must be in 0..{MAX_ZERO}")
+        if self.kind == UINT4 and not has_short_scales(self.scales):
+            raise ValueError("scales of uint4 must have zeros in their lowest 8 bits")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def bits(self) -> int:
+        """The bits of a code."""
+        return BITS[self.kind]
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the weights [N, K]: computed in float32, and rounded to `dtype`."""
+        k = self.codes.shape[1]
+        if self.kind == FP8:
+            values = self.codes.view(torch.float8_e4m3fn).float()
+        elif self.kind == MXFP4:
+            values = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
+        else:
+            assert self.zeros is not None
+            values = self.codes.float() - self.zeros.float().repeat_interleave(GROUP, dim=1)[:, :k]
+        return (values * self.scales.repeat_interleave(GROUP, dim=1)[:, :k]).to(dtype)
+
+
+LinearWeight = Tensor | QuantizedWeight | GroupedWeight
+
+
+def grouped_part(weight: GroupedWeight, part: tuple[slice, ...]) -> GroupedWeight | None:
+    """Return rows and input features of a weight; None if they cut a group. part: slices, or empty for all."""
+    if not part:
+        return weight
+    rows, columns = part if len(part) == 2 else (part[0], slice(None))
+    k = weight.codes.shape[1]
+    first, last, _ = columns.indices(k)
+    if first % GROUP or (last % GROUP and last < k):
+        return None
+    groups = slice(first // GROUP, -(-last // GROUP))
+    zeros = None if weight.zeros is None else weight.zeros[rows, groups].contiguous()
+    codes, scales = weight.codes[rows, columns].contiguous(), weight.scales[rows, groups].contiguous()
+    return GroupedWeight(codes, scales, weight.kind, zeros)
+
+
+def grouped_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """Return layers of the same kind and input features as one, along their output channels."""
+    zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    codes, scales = (torch.cat(parts) for parts in zip(*((one.codes, one.scales) for one in weights), strict=True))
+    return GroupedWeight(codes, scales, weights[0].kind, torch.cat(zeros) if zeros else None)
+
+
+def has_short_scales(scales: Tensor) -> bool:
+    """Return whether scales, float32, leave space for a zero point: all of float16 or bfloat16 do."""
+    return not bool((scales.view(torch.int32) & _HEADER_MASK).any())
+
+
+def to_fp8(weight: Tensor) -> GroupedWeight:
+    """Round weight [N, K], of any floating type and finite, to float8_e4m3fn with a scale per output channel."""
+    wide = weight.float()
+    scales = (wide.abs().amax(dim=1) / LARGEST_E4M3).clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    values = (wide / scales).clamp_(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+    groups = -(-weight.shape[1] // GROUP)
+    return GroupedWeight(values.view(torch.uint8), scales.expand(-1, groups).contiguous(), FP8)
+
+
+def packed_words(weight: GroupedWeight) -> Tensor:
+    """Return [N, groups, 1 + words] int32: the header of each group of a row, and then its codes.
+
+    A header is the bits of the scale, with the zero point in the lowest 8 of them. The first code of a word is in its
+    lowest bits. Codes after the last are zeros.
+    """
+    n, k = weight.codes.shape
+    per_word = 32 // weight.bits
+    groups = -(-k // GROUP)
+    codes = F.pad(weight.codes, (0, groups * GROUP - k)).view(n, groups, GROUP // per_word, per_word)
+    out = torch.empty((n, groups, 1 + GROUP // per_word), dtype=torch.int32, device=weight.codes.device)
+    out[..., 0] = weight.scales.view(torch.int32)
+    if weight.zeros is not None:
+        out[..., 0] |= weight.zeros.int()
+    words = out[..., 1:]
+    words.copy_(codes[..., 0])
+    for at in range(1, per_word):
+        words |= codes[..., at].int() << (weight.bits * at)
+    return out

@@ -1,0 +1,123 @@
+"""Weights of codes with a scale per group: products are those of the dequantised weights, on every level."""
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.kernels.cpu.levels import LEVELS
+from quire.kernels.grouped_weight import FP8, KINDS, MXFP4, UINT4, GroupedWeight, has_short_scales, packed_words, to_fp8
+from tests.support.kernels.implementations import make_ops
+
+LEVELS_OF = [(level.name, dtype) for dtype, levels in LEVELS.items() for level in levels]
+
+
+@pytest.fixture(params=LEVELS_OF, ids=lambda param: param[0])
+def level_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    return make_ops("cpu", *request.param, monkeypatch)
+
+
+def random_weight(kind: str, n: int, k: int) -> GroupedWeight:
+    generator = torch.Generator().manual_seed(n + k)
+    groups = -(-k // 32)
+    codes = torch.randint(0, 256 if kind == FP8 else 16, (n, k), generator=generator).to(torch.uint8)
+    if kind == FP8:
+        codes = torch.where((codes & 127) == 127, 0, codes)
+    scales = torch.randn(n, groups, generator=generator) / 64
+    zeros = None
+    if kind == UINT4:
+        zeros = torch.randint(0, 17, (n, groups), generator=generator).to(torch.uint8)
+        scales = scales.half().float()
+    if kind == MXFP4:
+        scales = torch.randint(-8, 4, (n, groups), generator=generator).float().exp2()
+    return GroupedWeight(codes, scales, kind, zeros)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("k", "n"), [(1, 2), (15, 34), (64, 40), (77, 66), (352, 32)])
+def test_products_are_those_of_the_dequantised_weights(level_ops, kind, k, n):
+    weight, dtype = random_weight(kind, n, k), level_ops.dtype
+    bias = torch.randn(n).to(dtype)
+    plain = weight.dequantized(dtype)
+    short, long = (level_ops.pack_linear(w, bias) for w in (weight, plain))
+    gates = [level_ops.pack_gate_up(w, bias) for w in (weight, plain)]
+    for rows in (1, 2, 5, 12, 13, 40, 70):
+        x = torch.randn(rows, k).to(dtype)
+        assert torch.equal(level_ops.linear(x, short), level_ops.linear(x, long))
+        assert torch.equal(level_ops.linear_logits(x, short), level_ops.linear_logits(x, long))
+        assert torch.equal(level_ops.linear_silu_mul(x, gates[0]), level_ops.linear_silu_mul(x, gates[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_code_has_its_value(level_ops, kind):
+    codes = torch.arange(256 if kind == FP8 else 16, dtype=torch.uint8)
+    if kind == FP8:
+        codes = codes[(codes & 127) != 127]
+    scales = torch.ones(len(codes), 1)
+    zeros = torch.full((len(codes), 1), 3, dtype=torch.uint8) if kind == UINT4 else None
+    weight = GroupedWeight(codes[:, None], scales, kind, zeros)
+    found = level_ops.linear_logits(torch.ones(1, 1, dtype=level_ops.dtype), level_ops.pack_linear(weight))
+    assert torch.equal(found[0], weight.dequantized().flatten())
+
+
+def test_the_memory_of_packed_weights(level_ops):
+    for kind, bits in ((UINT4, 5), (MXFP4, 5), (FP8, 9)):
+        assert level_ops.pack_linear(random_weight(kind, 64, 96)).nbytes == 64 * 96 * bits // 8
+
+
+def test_words_have_the_scale_and_then_the_codes():
+    codes = torch.arange(33, dtype=torch.uint8)[None] % 16
+    weight = GroupedWeight(codes, torch.tensor([[1.0, 2.0]]), UINT4, torch.tensor([[8, 16]], dtype=torch.uint8))
+    words = packed_words(weight)
+    assert words.shape == (1, 2, 5)
+    headers = torch.tensor([1.0, 2.0]).view(torch.int32) | torch.tensor([8, 16])
+    assert torch.equal(words[0, :, 0], headers.int())
+    assert words[0, 0, 1] == 0x76543210
+    assert words[0, 1, 1:].tolist() == [0, 0, 0, 0]
+    assert codes[0, 32] == 0
+
+
+def test_rounding_to_fp8_is_within_the_precision_of_the_format():
+    weight = torch.randn(40, 77)
+    weight[3] = 0
+    rounded = to_fp8(weight).dequantized()
+    largest = weight.abs().amax(1, keepdim=True)
+    assert bool(((weight - rounded).abs() <= (weight.abs() / 16).clamp_min(1e-4 * largest)).all())
+    assert torch.equal(rounded.abs().amax(1, keepdim=True), largest)
+    assert not rounded[3].any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "int3"}, "kind is 'int3'"),
+        ({"kind": FP8}, "zeros are for uint4 alone"),
+        ({"zeros": None}, "which needs them"),
+        ({"codes": torch.zeros(2, 33, dtype=torch.int8)}, "codes is torch.int8"),
+        ({"codes": torch.full((2, 33), 16, dtype=torch.uint8)}, "codes of 4 bits must be in 0..15"),
+        ({"codes": torch.zeros(2, 0, dtype=torch.uint8)}, r"not \[N, K\]"),
+        ({"scales": torch.ones(2, 1)}, r"scales has shape \(2, 1\), not \(2, 2\)"),
+        ({"scales": torch.full((2, 2), float("nan"))}, "scales must be finite"),
+        ({"scales": torch.full((2, 2), 0.1)}, "zeros in their lowest 8 bits"),
+        ({"zeros": torch.full((2, 2), 17, dtype=torch.uint8)}, r"zeros must be in 0..16"),
+    ],
+)
+def test_weights_that_do_not_fit_together_are_refused(fields, message):
+    whole = {
+        "codes": torch.zeros(2, 33, dtype=torch.uint8),
+        "scales": torch.ones(2, 2),
+        "kind": UINT4,
+        "zeros": torch.zeros(2, 2, dtype=torch.uint8),
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        GroupedWeight(**(whole | fields))
+
+
+def test_codes_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="codes must be numbers"):
+        GroupedWeight(torch.full((1, 1), 255, dtype=torch.uint8), torch.ones(1, 1), FP8)
+
+
+def test_scales_of_16_bits_are_short():
+    for dtype in (torch.float16, torch.bfloat16):
+        assert has_short_scales(torch.randn(100).to(dtype).float())
+    assert not has_short_scales(torch.tensor([0.1]))
