@@ -43,6 +43,21 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 WINDOW_8_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 # Family name to its class in Transformers without the suffix, and the fields that differ from COMMON.
@@ -56,6 +71,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, **WINDOW_8_FROM_LAYER_1}),
     "mistral": ("Mistral", {"sliding_window": 8, "num_attention_heads": 6, "head_dim": 16}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "mixtral-window": ("Mixtral", {**EXPERTS, "sliding_window": 8, "head_dim": 32}),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "moe_intermediate_size": 40, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {**EXPERTS, "moe_intermediate_size": 32, "head_dim": 16, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
+    "gpt-oss": ("GptOss", {**EXPERTS, **TWO_WINDOWS, "head_dim": 16, "rope_parameters": YARN}),
+    "gemma3": ("Gemma3", {**TWO_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 24, "rope_parameters": TWO_ROPES}),
+    "gemma2": ("Gemma2", {**TWO_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 4.0, "tie_word_embeddings": True}),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 16}),
 }
 
@@ -77,7 +102,8 @@ def make_checkpoint(
     import transformers
 
     class_name, differences = FAMILIES[family]
-    config = getattr(transformers, f"{class_name}Config")(**(COMMON | differences | overrides))
+    text = "Text" if class_name == "Gemma3" else ""
+    config = getattr(transformers, f"{class_name}{text}Config")(**(COMMON | differences | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = getattr(transformers, f"{class_name}ForCausalLM")(config)

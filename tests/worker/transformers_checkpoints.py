@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,15 @@ TOKENS: dict[str, Any] = {
 LLAMA_LIKE = COMMON | {"pad_token_id": EOS_TOKEN_ID}
 GPT2_LIKE = TOKENS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 256}
 TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 48,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -55,7 +65,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", LLAMA_LIKE | {"attention_multiplier": 0.3, "residual_multiplier": 0.7}),
     "smollm3": ("smollm3", LLAMA_LIKE | {"no_rope_layers": [1, 0, 1], "layer_types": None}),
     "diffllama": ("diffllama", LLAMA_LIKE),  # two attentions in each layer
-    "mixtral": ("mixtral", LLAMA_LIKE | EXPERTS | {"sliding_window": None}),
+    "mixtral": ("mixtral", LLAMA_LIKE | EXPERTS | {"sliding_window": None, "moe_intermediate_size": None}),
     "qwen3-moe": ("qwen3_moe", LLAMA_LIKE | EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     # The model reads the dtype of its weights.
     "hunyuan-moe": ("hunyuan_v1_moe", LLAMA_LIKE | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
@@ -85,6 +95,39 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     # The kernels do not have these head sizes: the cache pads the keys.
     "llama-heads-of-20": ("llama", LLAMA_LIKE | {"head_dim": 20}),
     "gpt2-heads-of-24": ("gpt2", GPT2_LIKE | {"n_embd": 72, "n_head": 3}),
+    # Attention sinks: a learned logit per head, in gpt-oss in all layers.
+    "gpt-oss": (
+        "gpt_oss",
+        LLAMA_LIKE | TWO_WINDOWS | EXPERTS | {"head_dim": 16, "moe_intermediate_size": None},
+    ),
+    "granite-swa": ("granite_swa", LLAMA_LIKE | TWO_WINDOWS | {"attention_multiplier": 0.3}),
+    "granitemoe-swa": ("granitemoe_swa", LLAMA_LIKE | TWO_WINDOWS | EXPERTS | {"attention_multiplier": 0.3}),
+    "flint": ("flint", LLAMA_LIKE | EXPERTS | {"head_dim": 16}),
+    # A soft cap, low enough to matter for random weights.
+    "gemma2": ("gemma2", LLAMA_LIKE | TWO_WINDOWS | {"head_dim": 16, "attn_logit_softcapping": 4.0}),
+    "vaultgemma": ("vaultgemma", LLAMA_LIKE | TWO_WINDOWS | {"head_dim": 16, "attn_logit_softcapping": 4.0}),
+    # The widths of heads differ by layer; in the larger models the numbers of kv heads, too, and keys are values.
+    "gemma4-text": ("gemma4_text", LLAMA_LIKE | GEMMA4),
+    "gemma4-global-heads": (
+        "gemma4_text",
+        LLAMA_LIKE | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4-shared": ("gemma4_text", LLAMA_LIKE | GEMMA4 | {"num_kv_shared_layers": 2}),
+    "gemma3n": (
+        "gemma3n_text",
+        LLAMA_LIKE
+        | GEMMA4
+        | {"num_kv_shared_layers": 2, "laurel_rank": 8, "altup_num_inputs": 2, "intermediate_size": [96] * 4}
+        | {"activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0]},
+    ),
+    # Layers with a window have twice the kv heads, and sinks.
+    "mimo-v2": (
+        "mimo_v2_flash",
+        LLAMA_LIKE
+        | TWO_WINDOWS
+        | {"head_dim": 24, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "num_key_value_heads": 2},
+    ),
     "llama-gelu": ("llama", LLAMA_LIKE | {"hidden_act": "gelu"}),
 }
 
@@ -99,7 +142,8 @@ def make_other(folder: Path, model_type: str, *, std: float = 0.2, **fields: Any
     """Write a checkpoint of any model type of Transformers with a tokenizer into `folder`, and return the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(model_type, **fields)
+    # Some configurations change their lists, which the kinds of this file share: Gemma 4 sets layer_types[-1].
+    config = AutoConfig.for_model(model_type, **copy.deepcopy(fields))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)

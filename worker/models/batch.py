@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+
+from quire.kernels.lora import AdapterBatch
+
+ON_HOST = ("state_slots", "snapshots", "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +28,23 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # int32 [S], length of the context including this step
     query_start_loc: torch.Tensor  # int32 [S + 1]
     logits_rows: torch.Tensor  # int64 [R], indices of the tokens whose logits are computed
+    pooled_rows: torch.Tensor | None = None  # int64 [P], indices of the tokens whose hidden states are returned
+    # Only for models with recurrent states (`quire.worker.models.states`), and always on the host:
+    state_slots: torch.Tensor | None = None  # int64 [S], the slot of each sequence
+    # int64 [N, 3]: sequence, number of its tokens in the batch after which its state is copied, slot of the copy
+    snapshots: torch.Tensor | None = None
+    adapters: AdapterBatch | None = None  # of the tokens, if any uses one
 
     def parts(self) -> list[torch.Tensor]:
-        """All tensors, in the order of the fields."""
-        return [getattr(self, one.name) for one in fields(self)]
+        """All tensors but those of `ON_HOST`, in the order of the fields; `pooled_rows` only if the batch has some."""
+        names = [one.name for one in fields(self) if one.name not in ON_HOST]
+        return [part for name in names if (part := getattr(self, name)) is not None]
 
     def to(self, device: torch.device) -> ForwardBatch:
         """Copy the batch to a device, as `send` does."""
-        return ForwardBatch(*(send(part, device) for part in self.parts()))
+        parts: list[Any] = [send(part, device) for part in self.parts()]
+        sent = ForwardBatch(*parts)
+        return replace(sent, **{name: getattr(self, name) for name in ON_HOST})
 
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.shared.gguf.model_files import is_gguf
 from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.errors import NotSupported
+from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 
 QUIRE, TRANSFORMERS, AUTO = IMPLEMENTATIONS = ("quire", "transformers", "auto")
@@ -16,6 +17,11 @@ def choose_model(folder: Path, implementation: str = AUTO) -> ModelConfig | Tran
 
     Raises CheckpointError; NotSupported if the implementation does not support the model.
     """
+    if is_gguf(folder):  # also refused by name: another architecture, which Transformers might know
+        if implementation == TRANSFORMERS:
+            what = f"--model-impl is {TRANSFORMERS}, but Quire's own decoder computes GGUF files"
+            raise CheckpointError(folder, what, f"give --model-impl {AUTO} or {QUIRE}")
+        return read_config(folder)
     if implementation == TRANSFORMERS:
         return read_transformers_config(folder)
     try:

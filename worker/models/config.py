@@ -13,67 +13,25 @@ from typing import Any
 
 import torch
 
+from quire.kernels.moe import SILU
+from quire.shared.gguf.file import open_gguf
+from quire.shared.gguf.model_files import is_gguf
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
 from quire.worker.models.errors import NotSupported
+from quire.worker.models.experts import ExpertsConfig, parse_experts
+from quire.worker.models.families import Family, family_of, refuse_unsupported
 from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
-from quire.worker.models.rope import RopeConfig, parse_rope
+from quire.worker.models.gguf.quantization import quantization_of
+from quire.worker.models.gguf.rope import with_divisors
+from quire.worker.models.quantized.config import read_quantization
+from quire.worker.models.quantized.layout import Quantization
+from quire.worker.models.rope import DEFAULT_THETA, RopeConfig, parse_rope
+from quire.worker.models.wrappers import text_fields
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 DTYPES = ("float32", "bfloat16", "float16")
-# Fields that say how the weights of a checkpoint are compressed.
-QUANTISED = ("quantization_config", "compression_config")
-# Fields by which other families scale or cap numbers. Each must be absent or have one of these values: no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "per_layer_config": (),
-    "final_logit_softcapping": (),
-    "attn_logit_softcapping": (),
-    "attention_chunk_size": (),
-    "query_pre_attn_scalar": (),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1,),
-    "residual_multiplier": (1,),
-    "logits_scaling": (1,),
-    "logit_scale": (1,),
-    "num_local_experts": (0,),
-    "num_experts": (0,),
-    "is_causal": (True,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """The properties that an architecture fixes in code, and its defaults."""
-
-    model_type: str
-    qkv_bias: bool | None  # None: attention_bias decides, for the output projection too
-    mlp_bias: bool = False  # True if the architecture has the field mlp_bias
-    qk_norm: bool = False
-    window: str = "none"  # none, all (sliding_window alone), layers (use_sliding_window and its companions)
-    defaults: tuple[tuple[str, Any], ...] = ()
-
-    def default(self, name: str) -> Any:
-        return dict(self.defaults).get(name)
-
-
-_BOS_EOS = (("bos_token_id", 1), ("eos_token_id", 2))
-_QWEN = (("num_key_value_heads", 32), ("sliding_window", 4096), ("max_window_layers", 28))
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", qkv_bias=None, mlp_bias=True, defaults=_BOS_EOS),
-    "MistralForCausalLM": Family(
-        "mistral",
-        qkv_bias=False,
-        window="all",
-        defaults=(*_BOS_EOS, ("num_key_value_heads", 8), ("sliding_window", 4096)),
-    ),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window="layers", defaults=_QWEN),
-    "Qwen3ForCausalLM": Family(
-        "qwen3", qkv_bias=None, qk_norm=True, window="layers", defaults=(*_QWEN, ("head_dim", 128))
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -100,10 +58,34 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # the type of the weights that the checkpoint declares: one of DTYPES
+    quantization: Quantization | None = None
+    experts: ExpertsConfig | None = None
+    sinks: bool = False
+    gate: str = SILU  # activation of MLPs
+    norm_offset: float = 0.0  # added to the weights of all norms
+    post_norms: bool = False  # norms follow attention and MLP
+    embedding_scale: float = 1.0
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
+    softcap: float = 0.0  # of scores; 0: none
+    final_softcap: float = 0.0  # of logits
+    local_rope: RopeConfig | None = None  # of layers with a window, if they differ
+
+    @property
+    def attention_scale(self) -> float:
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        """True if a layer has experts instead of one MLP."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def has_mlps(self) -> bool:
+        """True if a layer has one MLP, of `intermediate_size` inner features."""
+        return not all(map(self.has_experts, range(self.num_layers)))
 
     @property
     def kv_size(self) -> int:
@@ -123,16 +105,26 @@ class ModelConfig:
                 "self_attn.k_proj": (self.kv_size, hidden, self.qkv_bias),
                 "self_attn.v_proj": (self.kv_size, hidden, self.qkv_bias),
                 "self_attn.o_proj": (hidden, self.q_size, self.o_bias),
-                "mlp.gate_proj": (inner, hidden, self.mlp_bias),
-                "mlp.up_proj": (inner, hidden, self.mlp_bias),
-                "mlp.down_proj": (hidden, inner, self.mlp_bias),
             }
+            if self.experts is not None and self.has_experts(index):
+                shapes |= self.experts.tensor_shapes(layer, hidden)
+            else:
+                projections |= {
+                    "mlp.gate_proj": (inner, hidden, self.mlp_bias),
+                    "mlp.up_proj": (inner, hidden, self.mlp_bias),
+                    "mlp.down_proj": (hidden, inner, self.mlp_bias),
+                }
             for name, (rows, columns, has_bias) in projections.items():
                 shapes[f"{layer}.{name}.weight"] = (rows, columns)
                 if has_bias:
                     shapes[f"{layer}.{name}.bias"] = (rows,)
             shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
             shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+            if self.post_norms:
+                shapes[f"{layer}.pre_feedforward_layernorm.weight"] = (hidden,)
+                shapes[f"{layer}.post_feedforward_layernorm.weight"] = (hidden,)
+            if self.sinks:
+                shapes[f"{layer}.self_attn.sinks"] = (self.num_heads,)
             if self.qk_norm:
                 shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
                 shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
@@ -145,14 +137,15 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json, and the token ids of generation_config.json if it exists.
+    """Read config.json, and the token ids of generation_config.json if it exists; or the metadata of a GGUF file.
 
     Raises CheckpointError, one line, for a field that is missing, malformed or not supported; NotSupported for a valid
     configuration of another kind of model.
     """
-    fields = config_fields(folder)
-    architecture, family = _family(fields)
-    _refuse_unsupported(fields, family)
+    fields = text_fields(config_fields(folder))
+    gguf = open_gguf(folder) if is_gguf(folder) else None
+    architecture, family = family_of(fields)
+    refuse_unsupported(fields, family)
 
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
@@ -161,10 +154,13 @@ def read_config(folder: Path) -> ModelConfig:
     max_position_embeddings = fields.integer("max_position_embeddings")
     if num_heads % num_kv_heads:
         raise fields.fault("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
-    attention_bias = family.qkv_bias is None and fields.flag("attention_bias", False)
+    bias_default = bool(_absent(fields, family, "attention_bias", False))
+    attention_bias = family.qkv_bias is None and fields.flag("attention_bias", bias_default)
     bos_token_ids = special_token_ids(folder, fields, "bos_token_id", _absent(fields, family, "bos_token_id", None))
     eos_token_ids = special_token_ids(folder, fields, "eos_token_id", _absent(fields, family, "eos_token_id", None))
     vocab_size = fields.integer("vocab_size")
+    head_dim = _head_dim(fields, family, hidden_size, num_heads)
+    rope, local_rope = _ropes(fields, family, max_position_embeddings)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -173,51 +169,36 @@ def read_config(folder: Path) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(fields, family, hidden_size, num_heads),
+        head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=parse_rope(fields, max_position_embeddings),
+        rms_norm_eps=fields.number("rms_norm_eps", family.default("rms_norm_eps") or 1e-6),
+        rope=with_divisors(rope, gguf, head_dim) if gguf else rope,
         sliding_windows=_sliding_windows(fields, family, num_layers),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias,
         mlp_bias=family.mlp_bias and fields.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", bool(family.default("tie_word_embeddings"))),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         # If a vocabulary was cut, end tokens may be outside of it: they have no logits and are never sampled.
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         dtype=_dtype(fields),
+        quantization=quantization_of(gguf) if gguf else read_quantization(fields),
+        experts=parse_experts(fields, family, num_layers),
+        sinks=family.sinks,
+        gate=family.gate,
+        local_rope=local_rope,
+        **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
     )
 
 
-def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True) -> str:
-    """The remedy for a --max-model-len of `asked` tokens, if the longest context is `limit`."""
-    remedy = f"give --max-model-len from 1 to {limit}, or 0 for {limit}"
+def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True, default: int = 0) -> str:
+    """The remedy for a --max-model-len of `asked` tokens, if the longest context is `limit`. default: `limit` if 0."""
+    remedy = f"give --max-model-len from 1 to {limit}, or 0 for {default or limit}"
     config = read_json(folder / CONFIG, "repair the file")
     inner = config.get("text_config")
     longer = longer_context(inner if isinstance(inner, dict) else config, asked) if has_rope and asked > limit else ""
     return f"{remedy}; for longer contexts {longer}" if longer else remedy
-
-
-def _family(fields: Fields) -> tuple[str, Family]:
-    """The family that `architectures` names, else `model_type`. Both must agree: defaults depend on the type."""
-    supported = ", ".join(FAMILIES)
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    model_type, architectures = fields.get("model_type"), fields.get("architectures")
-    if architectures is None:
-        if not isinstance(model_type, str):
-            raise fields.fault("model_type" if model_type is not None else "architectures", supported)
-        if model_type not in by_type:
-            raise fields.unsupported("model_type", supported)
-        architectures = [by_type[model_type]]
-    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
-        raise fields.fault("architectures", f"one of {supported}")
-    if architectures[0] not in FAMILIES:
-        raise fields.unsupported("architectures", f"one of {supported}")
-    family = FAMILIES[architectures[0]]
-    if model_type not in (None, family.model_type):
-        raise fields.unsupported("model_type", f"{family.model_type}, as architectures is {architectures[0]}")
-    return architectures[0], family
 
 
 def _absent(fields: Fields, family: Family, name: str, null: Any) -> Any:
@@ -237,19 +218,38 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     return head_dim
 
 
-def _refuse_unsupported(fields: Fields, family: Family) -> None:
-    for name in QUANTISED:
-        if fields.get(name) is not None:
-            raise fields.fault(name, "weights that are not quantised; use the checkpoint that these were made from")
-    for name, neutral in NEUTRAL.items():
-        if fields.get(name) is not None and fields.get(name) not in neutral:
-            raise fields.fault(name, " or ".join(["no such field", *(str(value).lower() for value in neutral)]))
-    if fields.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.unsupported("hidden_act", "silu")
-    if family.qkv_bias is False and fields.flag("attention_bias", False):
-        raise fields.fault("attention_bias", f"false for {family.model_type}")
-    if not family.mlp_bias and fields.flag("mlp_bias", False):
-        raise fields.fault("mlp_bias", f"false for {family.model_type}")
+def _gemma(fields: Fields, family: Family, hidden_size: int) -> dict[str, Any]:
+    def cap(name: str) -> float:
+        default = _absent(fields, family, name, 0.0)
+        return fields.number(name, default) if fields.get(name) is not None else default
+
+    return {
+        "norm_offset": 1.0,
+        "post_norms": True,
+        "embedding_scale": hidden_size**0.5,
+        "query_scalar": fields.number("query_pre_attn_scalar", family.default("query_pre_attn_scalar")),
+        "softcap": cap("attn_logit_softcapping"),
+        "final_softcap": cap("final_logit_softcapping"),
+    }
+
+
+def _ropes(fields: Fields, family: Family, max_position_embeddings: int) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotations of the layers, and those of layers with a window if a family has both."""
+    theta = family.default("rope_theta")
+    if not family.local_rope:
+        return parse_rope(fields, max_position_embeddings, theta, family.yarn), None
+    both = fields.section("rope_parameters")
+    full, local = both.get("full_attention"), both.get("sliding_attention")
+    if full is None and local is None:
+        own = RopeConfig(theta=fields.number("rope_local_base_freq", DEFAULT_THETA))
+        return parse_rope(fields, max_position_embeddings, theta), own
+    if not isinstance(full, dict) or not isinstance(local, dict):
+        raise fields.fault("rope_parameters", "an object for full_attention and one for sliding_attention")
+    of_full, of_local = (
+        parse_rope(Fields({"rope_parameters": own}, fields.where), max_position_embeddings, default)
+        for own, default in ((full, theta), (local, DEFAULT_THETA))
+    )
+    return of_full, of_local
 
 
 def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, ...]:
@@ -267,6 +267,15 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
         if kinds is not None and set(kinds) != {"sliding_attention" if window else "full_attention"}:
             raise fields.fault("layer_types", "the same kind for all layers, as sliding_window says")
         return (window,) * num_layers
+    if family.window == "types":
+        if kinds is None:
+            pattern = family.default("window_pattern")
+            for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+                pattern = fields.integer(name, pattern) if family.local_rope else pattern
+            kinds = [known[(layer + 1) % pattern > 0] for layer in range(num_layers)]
+        if not window and "sliding_attention" in kinds:
+            raise fields.fault("sliding_window", "an integer above 0 with layers of the type sliding_attention")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     if not fields.flag("use_sliding_window", False):
         window = 0
     if kinds is None:

@@ -7,9 +7,8 @@ processes hold a part of the model each (`sharding.py`) and run every batch toge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -17,14 +16,21 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
+from quire.kernels.checks import cache_width
+from quire.kernels.moe import SILU, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear
+from quire.worker.engine.adapters import Adapter
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, context_remedy, read_config
 from quire.worker.models.errors import CheckpointError
+from quire.worker.models.expert_weights import load_experts
 from quire.worker.models.loader import Progress, Weights
+from quire.worker.models.lora.adapter import load_adapter
 from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.quantized.reader import make_reader, open_weights
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
+from quire.worker.models.weight_reader import WeightReader
 
 
 @dataclass(slots=True)
@@ -38,8 +44,20 @@ class Layer:
     sliding_window: int  # 0: none
     o: PackedLinear
     mlp_norm: torch.Tensor  # [H]
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: PackedLinear | None
+    down: PackedLinear | None
+    moe: PackedMoE | None = None  # in place of gate_up and down
+    gate: str = SILU
+    post_attention_norm: torch.Tensor | None = None  # [H]
+    post_mlp_norm: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None  # float32 [heads]
+    cos_sin: torch.Tensor | None = None  # if the layers differ; shared by layers
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.input_norm, self.qkv, self.q_norm, self.k_norm, self.o)
+        mlp = (self.mlp_norm, self.gate_up, self.down, self.moe, self.post_attention_norm, self.post_mlp_norm)
+        return sum(part.nbytes for part in (*parts, *mlp) if part is not None)
 
 
 class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
@@ -77,6 +95,7 @@ class Decoder(PagedModel):
         self._norm = norm  # [H]
         self._head = head
         self._cos_sin = cos_sin  # float32 [max_model_len, D]
+        self.hidden_size = shard.local.hidden_size
 
     @classmethod
     def load(
@@ -88,64 +107,64 @@ class Decoder(PagedModel):
         max_model_len: int = 0,
         progress: Progress | None = None,
         ranks: TensorParallelGroup | None = None,
+        bits: int | str = 0,
     ) -> Self:
         """Load a Hugging Face checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
-        dtype: type of weights and activations, the same as that of `ops`.
+        dtype: type of activations, the same as that of `ops`. Weights keep their stored type if `ops` has it.
         progress: called with the number of bytes read so far, and the number of all bytes.
         ranks: load only the part of this rank.
+        bits: quantise the weights to integers of 8 or 4 bits, or to FP8; 0: not.
         Raises CheckpointError, one line, for a checkpoint that is not supported or incomplete, and for a context that
         is longer than the positions of the checkpoint. Raises NotDivisible.
         """
         config = read_config(path)
+        local = None
         limit = config.max_position_embeddings
         max_model_len = max_model_len or limit
         if not 0 < max_model_len <= limit:
             what = f"--max-model-len is {max_model_len}, but max_position_embeddings is {limit}"
             raise CheckpointError(path, what, context_remedy(path, limit, max_model_len))
-        weights = Weights(path, progress)
+        weights = open_weights(path, config, ops.weight_dtypes, device, progress)
         embedding, head = _tied_names(config, weights)
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
         weights.check(expected, ignored=(EMBEDDING, HEAD))
 
         shard = Shard(config, ranks.rank, ranks.size) if ranks else Shard(config)
-        read = partial(weights.read, dtype=dtype, device=device)
-
-        def read_part(name: str) -> torch.Tensor:
-            tensor = read(name, part=shard.part(name))
-            return tensor if shard.owns_bias(name) else tensor.zero_()
-
-        table = read(embedding)
-        return cls(
+        reader = make_reader(weights, shard, ops, dtype, device, bits)
+        if config.local_rope is not None:
+            local = cos_sin_table(config.local_rope, config.head_dim, max_model_len).to(device)
+        table = reader.embedding(embedding)
+        decoder = cls(
             shard,
             ops,
             dtype,
             embedding=table,
             # A layer's tensors are packed and dropped before those of the next are read.
-            layers=[
-                load_layer(shard.local, ops, read_part, index, max_model_len) for index in range(config.num_layers)
-            ],
-            norm=read(FINAL_NORM),
-            head=ops.pack_linear(table[shard.vocabulary] if head == embedding else read_part(head)),
+            layers=[load_layer(shard.local, reader, index, max_model_len, local) for index in range(config.num_layers)],
+            norm=reader.norm(FINAL_NORM, config.norm_offset),
+            head=reader.head(head, table if head == embedding else None),
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
             ranks=ranks,
         )
+        reader.log()
+        return decoder
+
+    @property
+    def supports_adapters(self) -> bool:
+        return self._ranks is None and self.config.experts is None and not self.config.post_norms
+
+    def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
+        return load_adapter(name, folder, self.config, self.ops, max_rank)
 
     def tables(self) -> Iterable[torch.Tensor]:
-        return (self._cos_sin,)
+        own = {id(layer.cos_sin): layer.cos_sin for layer in self._layers if layer.cos_sin is not None}
+        return (self._cos_sin, *own.values())
 
     @property
     def weight_bytes(self) -> int:
-        packed = [self._head, *(linear for at in self._layers for linear in (at.qkv, at.o, at.gate_up, at.down))]
-        norms = [
-            self._norm,
-            *(norm for at in self._layers for norm in (at.input_norm, at.mlp_norm, at.q_norm, at.k_norm)),
-        ]
-        return (
-            self._embedding.nbytes
-            + sum(linear.nbytes for linear in packed)
-            + sum(norm.nbytes for norm in norms if norm is not None)
-        )
+        whole = self._embedding.nbytes + self._head.nbytes + self._norm.nbytes
+        return whole + sum(layer.nbytes for layer in self._layers)
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         config = self.config
@@ -159,20 +178,36 @@ class Decoder(PagedModel):
             config.num_heads,
             config.num_kv_heads,
             config.rms_norm_eps,
-            config.head_dim**-0.5,
+            config.attention_scale,
             self._ranks,
+            config.softcap,
         )
         host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
         return KVCache(caches, stack, self.ops, host)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        elements = 2 * len(self._layers) * self.config.kv_size * block_size
+        width = cache_width(self.config.head_dim, self.ops.kv_dtype)
+        elements = 2 * len(self._layers) * self.config.num_kv_heads * width * block_size
         return elements * self.ops.kv_dtype.itemsize
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """All ranks are called with the same batch; rank 0 returns the logits."""
+        return self._logits(self._hidden(batch, kv_cache, batch.logits_rows))
+
+    def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """All ranks are called with the same batch. Each has all hidden states: the last layer adds up the parts."""
+        assert batch.pooled_rows is not None
+        hidden = self._hidden(batch, kv_cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
+        num_logits = len(batch.logits_rows)
+        return self._logits(hidden[:num_logits]), hidden[num_logits:]
+
+    def _hidden(self, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
+        """Compute all layers, and return the hidden states of these tokens [R, H]."""
         residual = self.ops.embed(batch.token_ids, self._embedding)  # [T, H]
-        hidden = self.ops.decoder_layers(
+        if self.config.embedding_scale != 1.0:
+            # Transformers rounds the scale to the type of activations.
+            residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype).item()
+        return self.ops.decoder_layers(
             residual,
             kv_cache.stack,
             batch.positions,
@@ -180,11 +215,17 @@ class Decoder(PagedModel):
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
-            batch.logits_rows,
-        )  # [R, H]
+            rows,
+            batch.adapters,
+        )
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H] -> logits float32 [R, V] on rank 0."""
         if len(hidden) == 0:
             return torch.empty((0, self.vocab_size), dtype=torch.float32, device=hidden.device)
         logits = self.ops.linear_logits(hidden, self._head)
+        if cap := self.config.final_softcap:
+            logits = logits.div_(cap).tanh_().mul_(cap)
         if self._ranks is None:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
@@ -192,32 +233,38 @@ class Decoder(PagedModel):
 
 
 def load_layer(
-    config: ModelConfig, ops: Ops, read: Callable[[str], torch.Tensor], index: int, max_model_len: int
+    config: ModelConfig, reader: WeightReader, index: int, max_model_len: int, local: torch.Tensor | None = None
 ) -> Layer:
-    """Load a layer. `read` returns a tensor by its name in the checkpoint."""
+    """Load a layer. local: the rotations of layers with a window, if they differ."""
     prefix = f"model.layers.{index}"
 
-    def merged(block: str, *names: str, has_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def tensors(block: str, *names: str, has_bias: bool) -> tuple[list[str], list[str]]:
         parts = [f"{prefix}.{block}.{name}_proj" for name in names]
-        weight = _cat([read(f"{part}.weight") for part in parts])
-        return weight, _cat([read(f"{part}.bias") for part in parts]) if has_bias else None
+        return [f"{part}.weight" for part in parts], [f"{part}.bias" for part in parts] if has_bias else []
+
+    def norm(name: str) -> torch.Tensor:
+        return reader.norm(f"{prefix}.{name}.weight", config.norm_offset)
 
     window = config.sliding_windows[index]
+    after_attention = norm("post_attention_layernorm")
+    experts = config.experts if config.has_experts(index) else None
     return Layer(
-        input_norm=read(f"{prefix}.input_layernorm.weight"),
-        qkv=ops.pack_linear(*merged("self_attn", "q", "k", "v", has_bias=config.qkv_bias)),
-        q_norm=read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm=read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+        input_norm=norm("input_layernorm"),
+        qkv=reader.linear(*tensors("self_attn", "q", "k", "v", has_bias=config.qkv_bias)),
+        q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
         sliding_window=window if window < max_model_len else 0,
-        o=ops.pack_linear(*merged("self_attn", "o", has_bias=config.o_bias)),
-        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=ops.pack_gate_up(*merged("mlp", "gate", "up", has_bias=config.mlp_bias)),
-        down=ops.pack_linear(*merged("mlp", "down", has_bias=config.mlp_bias)),
+        o=reader.linear(*tensors("self_attn", "o", has_bias=config.o_bias)),
+        mlp_norm=norm("pre_feedforward_layernorm") if config.post_norms else after_attention,
+        gate_up=None if experts else reader.gate_up(*tensors("mlp", "gate", "up", has_bias=config.mlp_bias)),
+        down=None if experts else reader.linear(*tensors("mlp", "down", has_bias=config.mlp_bias)),
+        moe=load_experts(experts, reader, prefix) if experts else None,
+        gate=config.gate,
+        post_attention_norm=after_attention if config.post_norms else None,
+        post_mlp_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
+        sinks=reader.read(f"{prefix}.self_attn.sinks").float() if config.sinks else None,
+        cos_sin=local if window else None,
     )
-
-
-def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from quire.shared.gguf.errors import GGUFError
+from quire.shared.gguf.model_files import gguf_json, is_gguf
 from quire.shared.model.folder import CONFIG, find_fault
 from quire.worker.models.errors import CheckpointError, NotSupported
 
@@ -13,7 +15,15 @@ REQUIRED: Any = object()
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Read the JSON object in a file. Raises CheckpointError if the file is missing, unreadable or malformed."""
+    """Read the JSON object in a file. Raises CheckpointError if the file is missing, unreadable or malformed.
+
+    If the folder is a GGUF file, the object is made from its metadata.
+    """
+    if is_gguf(path.parent):
+        try:
+            return gguf_json(path.parent, path.name)
+        except GGUFError as error:
+            raise CheckpointError(error.where, error.what, error.remedy) from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -36,7 +46,8 @@ def config_fields(folder: Path) -> Fields:
     if fault := find_fault(folder):
         raise CheckpointError(*fault)
     path = folder / CONFIG
-    return Fields(read_json(path, "give the folder of a complete Hugging Face checkpoint"), str(path))
+    values = read_json(path, "give the folder of a complete Hugging Face checkpoint")
+    return Fields(values, str(folder if is_gguf(folder) else path))
 
 
 class Fields:
@@ -53,6 +64,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """True if the field exists, even if it is null."""
         return name in self._values
+
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._values)
 
     def fault(self, name: str, supported: str) -> CheckpointError:
         """The error for a value that cannot be honoured."""

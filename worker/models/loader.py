@@ -7,17 +7,19 @@ not after minutes. Files are mapped, and tensors are read one by one, so that th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from quire.kernels.cpu.convert import copy_finite
 from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
 from quire.shared.model.hub import HubError, find_folder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import read_json
+from quire.worker.models.wrappers import text_tensor_name
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 STORED_DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per element
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 AGAIN = "download or copy the checkpoint again"
 # Types of masks and positions, which old checkpoints store besides weights.
 HARMLESS_DTYPES = ("BOOL", "I64", "U8")
@@ -60,6 +63,8 @@ class Weights:
                 if name not in inside:
                     raise CheckpointError(path, f"tensor {name}, which {INDEX} promises, is not in this file", AGAIN)
                 self._tensors[name] = (path, handle, name)
+        if "model.embed_tokens.weight" not in self._tensors:  # then a vision-language model may be around it
+            self._tensors = {text_tensor_name(name): tensor for name, tensor in self._tensors.items()}
         # A checkpoint of the body (LlamaModel instead of LlamaForCausalLM) has names without the prefix.
         if "embed_tokens.weight" in self._tensors:
             self._tensors = {_with_prefix(name): tensor for name, tensor in self._tensors.items()}
@@ -92,28 +97,54 @@ class Weights:
             )
 
     def read(
-        self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", part: tuple[slice, ...] = ()
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        parts: Sequence[tuple[slice, ...]] = (),
     ) -> torch.Tensor:
-        """Copy a tensor into memory, so that later changes of the file have no effect.
+        """Copy tensors into memory, as one along their first dimension. Later changes of the files have no effect.
 
-        part: slices of its dimensions; the rest is not kept. Raises CheckpointError for values that are not finite.
+        parts: slices of the dimensions of each tensor; the rest is not kept. Raises CheckpointError for values that are
+        not finite.
         """
-        path, handle, inside = self._tensors[name]
-        try:
-            header = handle.get_slice(inside)
-            stored: torch.Tensor = header[part] if part else handle.get_tensor(inside)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
-        tensor = stored.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-        low, high = tensor.aminmax()  # NaN if any value is; one pass, without a mask as large as the tensor
-        if not (low.isfinite() and high.isfinite()):
-            what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
-            remedy = "use another dtype" if bool(stored.isfinite().all()) else AGAIN
-            raise CheckpointError(path, what, remedy)
-        self._read_bytes += torch.Size(header.get_shape()).numel() * stored.itemsize
+        stored = [self._stored(name, parts[at] if parts else ()) for at, name in enumerate(names)]
+        rows = [len(tensor) for tensor in stored]
+        together = torch.empty((sum(rows), *stored[0].shape[1:]), dtype=dtype, device=device)
+        for name, tensor, out in zip(names, stored, torch.split(together, rows), strict=True):
+            if not copy_finite(tensor, out):
+                what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
+                remedy = "use another dtype" if bool(tensor.isfinite().all()) else AGAIN
+                raise CheckpointError(self._path(name), what, remedy)
+            self._count(name, parts[names.index(name)] if parts else ())
+        return together
+
+    def _count(self, name: str, part: tuple[slice, ...] = ()) -> None:
+        """Report a tensor as read. part: the slices that were read, such as one expert of a stacked tensor."""
+        elements = self._elements(name)
+        if part and part[0].stop is not None and part[0].stop - part[0].start == 1:
+            elements //= self._tensors[name][1].get_slice(self._tensors[name][2]).get_shape()[0]
+        self._read_bytes += elements * self.stored_dtype(name).itemsize
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
-        return tensor
+
+    def _path(self, name: str) -> Path:
+        """The file to name in an error about a tensor."""
+        return self._tensors[name][0]
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the type in which a tensor is stored. `check` has found it to be one of STORED_DTYPES."""
+        _, handle, inside = self._tensors[name]
+        return TORCH_DTYPES[handle.get_slice(inside).get_dtype()]
+
+    def _stored(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+        """A tensor as it is stored, or a part of it."""
+        path, handle, inside = self._tensors[name]
+        try:
+            stored: torch.Tensor = handle.get_slice(inside)[part] if part else handle.get_tensor(inside)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
+        return stored
 
     def samples(self) -> Iterator[tuple[str, list[int], torch.Tensor]]:
         """Name, shape and the middle row (float32) of each tensor, ordered by name. Raises CheckpointError."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
 from quire.kernels.ops import CacheStack, Ops
 from quire.worker.device.memory import available_memory
 from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.states import StatePool
+
+if TYPE_CHECKING:
+    from quire.worker.engine.adapters import Adapter
 
 
 class CheckpointConfig(Protocol):
@@ -44,10 +49,12 @@ class KVCache:
     """
 
     # Keys and values per layer: [num_blocks, num_kv_heads, block_size, head_dim]. Kernels choose the order in a block.
+    # A layer with a latent cache (`quire.kernels.latent`) has one tensor, twice.
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     stack: CacheStack
     ops: Ops
     host: torch.Tensor | None  # of ops.alloc_host_blocks
+    states: StatePool | None = field(default=None, kw_only=True)  # of models with recurrent states
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         """Copy block src[i] to block dst[i]. No block may occur twice in dst, or in both lists."""
@@ -68,6 +75,19 @@ class KVCache:
         return [torch.tensor(ids, dtype=torch.int64) for ids in lists]
 
 
+class EmptyKVCache(KVCache):
+    """The cache of a model without attention. Its blocks count tokens and have no contents to copy."""
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
+        pass
+
+    def swap_out(self, src: list[int], dst: list[int]) -> None:
+        pass
+
+    def swap_in(self, src: list[int], dst: list[int]) -> None:
+        pass
+
+
 class PagedModel(ABC):
     """A loaded model without state of sequences: the caches belong to the caller."""
 
@@ -76,6 +96,10 @@ class PagedModel(ABC):
     ops: Ops
     dtype: torch.dtype  # of weights and activations; of the cache too, unless `ops` has another
     max_model_len: int
+    # Numbers in the hidden state of a token; 0 if the model gives logits only, so that it cannot make embeddings.
+    hidden_size = 0
+    # Memory of the recurrent states of one sequence, in bytes; 0 if the model keeps keys and values alone.
+    state_bytes = 0
     weights_digest = ""  # digest of the checkpoint (`quire.worker.inspect.fingerprint`)
 
     @property
@@ -86,6 +110,15 @@ class PagedModel(ABC):
     def multiplies_in_torch(self) -> bool:
         """True if torch does a large part of the multiplications, and not the kernels."""
         return False
+
+    @property
+    def supports_adapters(self) -> bool:
+        """True if batches may have LoRA adapters."""
+        return False
+
+    def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
+        """Load a LoRA adapter in the format of PEFT. Only models that support adapters do. Raises CheckpointError."""
+        raise NotImplementedError(f"{type(self).__name__} has no adapters")
 
     @property
     def is_row_invariant(self) -> bool:
@@ -105,6 +138,10 @@ class PagedModel(ABC):
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         """Allocate zeroed caches of all layers, and `num_host_blocks` in host memory (`Ops.alloc_host_blocks`)."""
 
+    def alloc_states(self, kv_cache: KVCache, num_slots: int) -> KVCache:
+        """Return the cache with a pool of slots for recurrent states. Only models with `state_bytes` have such."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no recurrent states")
+
     @abstractmethod
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Memory of the keys and values of a block in all layers, in bytes."""
@@ -116,6 +153,14 @@ class PagedModel(ABC):
         Every block of a sequence's context must be its own, or shared and not written. Raises IndexError if a token id,
         a position or a slot is out of range, as far as the host can check it.
         """
+
+    def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `forward`, for a batch with `pooled_rows`: return logits, and hidden states [P, hidden_size].
+
+        The hidden states are those after the final norm, in the type of the activations. Only models with a
+        `hidden_size` compute them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no hidden states")
 
     def least_free_memory(self) -> int:
         """Free bytes of the device, with those that torch holds in reserve; the least of all ranks."""

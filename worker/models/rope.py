@@ -19,7 +19,7 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Parameters of RoPE. The fields after `factor` are those of the type llama3."""
+    """Parameters of RoPE. Most fields after `factor` are those of the type llama3."""
 
     rope_type: str = "default"
     theta: float = DEFAULT_THETA
@@ -27,10 +27,22 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_position_embeddings: int = 0
+    # The next four are for the type yarn. attention_factor multiplies cos and sin. Dimensions with beta_slow to
+    # beta_fast rotations within the original context are interpolated; truncate widens their range to integers.
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    divisors: tuple[float, ...] = ()  # of the frequencies, one for each pair of dimensions; none in config.json
 
 
-def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
+def parse_rope(
+    fields: Fields, max_position_embeddings: int, default_theta: float | None = None, yarn: bool = False
+) -> RopeConfig:
     """Read `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
+
+    default_theta: of the family; None: DEFAULT_THETA. yarn: the family supports the type yarn, with a
+    max_position_embeddings that is the stretched context.
 
     Raises CheckpointError for an unsupported type, and for a missing field of the type.
     """
@@ -43,7 +55,11 @@ def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     for owner in (fields, rope):
         if owner.get("partial_rotary_factor", 1.0) != 1.0:
             raise owner.fault("partial_rotary_factor", "1.0 (all of head_dim is rotated)")
-    theta = rope.number("rope_theta") if rope.get("rope_theta") else fields.number("rope_theta", DEFAULT_THETA)
+    theta = (
+        rope.number("rope_theta")
+        if rope.get("rope_theta")
+        else fields.number("rope_theta", default_theta or DEFAULT_THETA)
+    )
     if rope_type == "default":
         return RopeConfig(theta=theta)
     if rope_type == "linear":
@@ -58,16 +74,39 @@ def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
             high_freq_factor=rope.number("high_freq_factor"),
             original_max_position_embeddings=fields.integer(original, rope.integer(original, max_position_embeddings)),
         )
+    if rope_type == "yarn" and yarn:
+        return _parse_yarn(rope, theta)
     raise rope.unsupported(key, SUPPORTED) if isinstance(rope_type, str) else rope.fault(key, SUPPORTED)
+
+
+def _parse_yarn(rope: Fields, theta: float) -> RopeConfig:
+    for name in ("mscale", "mscale_all_dim"):
+        if rope.get(name) is not None:
+            raise rope.unsupported(name, "no such field")
+    factor = rope.number("factor")
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor=factor,
+        original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+        attention_factor=rope.number("attention_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+    )
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Radians per position of each pair of dimensions: float32 [head_dim / 2]."""
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.divisors:  # of a GGUF file
+        inv_freq = inv_freq / torch.tensor(rope.divisors, dtype=torch.float32)
     if rope.rope_type == "linear":  # positions are squeezed by the factor (arXiv 2306.15595)
         return inv_freq / rope.factor
     if rope.rope_type == "llama3":
         return _llama3(rope, inv_freq)
+    if rope.rope_type == "yarn":
+        return _yarn(rope, inv_freq, head_dim)
     return inv_freq
 
 
@@ -83,8 +122,28 @@ def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
     return torch.where(~is_long & ~is_short, between, scaled)
 
 
+def _yarn(rope: RopeConfig, inv_freq: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """YaRN (arXiv 2309.00071): dimensions with many rotations are kept, those with few are divided by the factor."""
+
+    def dimension(rotations: float) -> float:
+        """The dimension with this number of rotations within the original context."""
+        length = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return head_dim * math.log(length) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    kept = 1 - ramp
+    powers = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return 1.0 / (rope.factor * powers) * (1 - kept) + inv_freq * kept
+
+
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
     """The table of rotations, float32 [num_positions, head_dim]: cos in the first half of a row, sin in the second."""
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(rope, head_dim)  # [P, D / 2]
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return torch.cat((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor), dim=-1)

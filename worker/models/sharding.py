@@ -1,8 +1,9 @@
 """The part of a model that each rank of a tensor-parallel worker holds (Megatron-LM; PagedAttention, section 4.6).
 
 Attention is split by heads, the MLP by inner features. A rank computes q, k, v, gate and up of its part from the whole
-hidden state; the results of `o` and `down` are all-reduced, twice per layer. Each rank holds the keys and values of its
-heads. The head of the model is split by tokens of the vocabulary. Norms and embeddings are replicated.
+hidden state; the results of `o` and `down` are all-reduced, twice per layer. Every expert is split as an MLP is, and
+all ranks choose the same experts. Each rank holds the keys and values of its heads. The head of the model is split by
+tokens of the vocabulary. Norms, routers and embeddings are replicated.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from quire.worker.models.config import ModelConfig
 
 ALL = slice(None)
 # Projections that are split by rows of the weight, and by columns; results of the latter are all-reduced.
-BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-BY_COLUMNS = ("o_proj", "down_proj")
+BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
+BY_COLUMNS = ("o_proj", "down_proj", "w2")
 
 
 class NotDivisible(ValueError):
@@ -26,9 +27,15 @@ def can_share(config: ModelConfig, size: int) -> bool:
     return (
         config.num_heads % size == 0
         and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
-        and config.intermediate_size % size == 0
+        and all(inner % size == 0 for inner in _inner_features(config))
         and (size - 1) * -(-config.vocab_size // size) < config.vocab_size
     )
+
+
+def _inner_features(config: ModelConfig) -> list[int]:
+    """The inner features of an MLP and of an expert, of those that the model has."""
+    mlp = [config.intermediate_size] if config.has_mlps else []
+    return mlp + ([config.experts.intermediate_size] if config.experts else [])
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,10 @@ class Shard:
         config = self.config
         if not can_share(config, self.size):
             possible = [str(size) for size in range(1, config.num_heads + 1) if can_share(config, size)]
+            inner = " and ".join(map(str, _inner_features(config)))
             raise NotDivisible(
                 f"{self.size} ranks cannot share {config.num_heads} heads, {config.num_kv_heads} key-value heads, "
-                f"{config.intermediate_size} inner features and {config.vocab_size} tokens; {', '.join(possible)} can"
+                f"{inner} inner features and {config.vocab_size} tokens; {', '.join(possible)} can"
             )
 
     @property
@@ -57,6 +65,7 @@ class Shard:
             num_heads=config.num_heads // size,
             num_kv_heads=max(1, config.num_kv_heads // size),
             intermediate_size=config.intermediate_size // size,
+            experts=config.experts.split(size) if config.experts else None,
         )
 
     @property
@@ -75,22 +84,28 @@ class Shard:
         *_, projection, kind = name.split(".")
         if self.size == 1:
             return ()
+        if kind == "sinks":
+            return (slice(self.rank * self.local.num_heads, (self.rank + 1) * self.local.num_heads),)
         if projection == "lm_head":
             return self.vocabulary, ALL
         if projection in BY_ROWS:
-            return (self._span(projection), ALL)[: 2 if kind == "weight" else 1]
+            return (self._span(name), ALL)[: 2 if kind == "weight" else 1]
         if projection in BY_COLUMNS and kind == "weight":
-            return ALL, self._span(projection)
+            return ALL, self._span(name)
         return ()
 
     def owns_bias(self, name: str) -> bool:
         """False for a bias that another rank adds: of products that are all-reduced, rank 0 adds the bias."""
         return self.rank == 0 or not name.endswith(tuple(f"{projection}.bias" for projection in BY_COLUMNS))
 
-    def _span(self, projection: str) -> slice:
-        local = self.local
+    def _span(self, name: str) -> slice:
+        local, projection = self.local, name.split(".")[-2]
         if projection in ("k_proj", "v_proj"):
             first = self.rank * self.config.num_kv_heads // self.size * local.head_dim
             return slice(first, first + local.kv_size)
-        width = local.q_size if projection in ("q_proj", "o_proj") else local.intermediate_size
+        width = local.intermediate_size
+        if projection in ("q_proj", "o_proj"):
+            width = local.q_size
+        elif local.experts is not None and ".experts." in name:
+            width = local.experts.intermediate_size
         return slice(self.rank * width, (self.rank + 1) * width)

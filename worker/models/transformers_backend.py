@@ -1,16 +1,18 @@
 """Models that Transformers computes, with paged attention and linear layers of Quire's kernels.
 
-Linear layers are most of the work, and on a CPU their rows do not depend on the batch. Transformers computes all other
-operations, one at a time, so such a model is slower than one of `decoder.py`. There is no list of suitable models: each
-is examined when it is loaded, and a short text must give the same logits with paged attention, in chunks and next to
-another text, as it gives alone with the attention of Transformers.
+Linear layers are most of the work, and on a CPU their rows do not depend on the batch. On a CPU the kernels also
+compute the norms, rotary embeddings, gated MLPs, experts and whole layers that `transformers_fused` recognises.
+Transformers computes all other operations, one at a time. There is no list of suitable models: each is examined when it
+is loaded, and a short text must give the same logits with paged attention, in chunks and next to another text, as it
+gives alone with the attention of Transformers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import nn
@@ -22,24 +24,37 @@ from quire.worker.models import transformers_trial as trial
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import context_remedy
 from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.loader import AGAIN, Progress
-from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.latent_attention import LatentLayer, find_latent_layers
+from quire.worker.models.loader import Progress
+from quire.worker.models.mixed_cache import KVShape, LatentShape, LayerShape, alloc_layers, bytes_per_block
+from quire.worker.models.paged import EmptyKVCache, KVCache, PagedModel
+from quire.worker.models.query_scales import take_query_scales
+from quire.worker.models.rope_lengths import keep_frequencies
+from quire.worker.models.sparse_attention import TAKES_INDICES, leave_out_indexers
+from quire.worker.models.states import StatePool
 from quire.worker.models.transformers_attention import (
-    AttentionProbe,
-    AttentionRecorder,
     AttentionShape,
     PagedAttention,
     UnsupportedAttention,
 )
 from quire.worker.models.transformers_config import KINDS, TransformersConfig
-from quire.worker.models.transformers_linear import LinearUses, PackedLinearModule, pack
+from quire.worker.models.transformers_examine import FAR, apart, examine
+from quire.worker.models.transformers_fused import FusedModules, fuse, packed_bytes
+from quire.worker.models.transformers_fused_layer import fuse_layers
+from quire.worker.models.transformers_fused_norm import NormInputs
+from quire.worker.models.transformers_fused_rotary import RotationTables
+from quire.worker.models.transformers_hidden import HiddenStates, body_of
+from quire.worker.models.transformers_linear import LinearUses, pack
+from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitAttention, SplitRotations
+from quire.worker.models.transformers_split import ONE_PROCESS, CannotSplit, move_part, split
+from quire.worker.models.transformers_states import RecurrentStates, StateStep, running, wrap
+from quire.worker.models.transformers_text import drop_unused
+from quire.worker.models.transformers_weights import copy_weights, load_weights, nbytes_of
+from quire.worker.models.written_attention import has_alibi, prepare
 
 log = logging.getLogger(__name__)
 
-SAME_MODEL = "config.json and the weights must be of the same model"
-# Largest relative distance of the logits in the trial, by the type of the cache: with few bits a router may choose
-# another expert. A wrong computation differs by more.
-FAR = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.25, torch.float8_e4m3fn: 0.3}
+CHUNKS_NEED_CPU = "its attention in chunks is computed on CPUs only (--device cpu)"
 # Largest relative distance if only the steps differ. Mostly the distance is 0.
 NEAR = 0.05
 
@@ -58,14 +73,28 @@ class TransformersModel(PagedModel):
         shapes: list[AttentionShape],
         max_model_len: int,
         left_to_torch: list[nn.Module],
+        fused: FusedModules,
+        states: RecurrentStates | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        """model: a transformers.PreTrainedModel whose linear layers are `PackedLinearModule`, except `left_to_torch`.
-        shapes: parameters of each of its attention calls.
+        """model: a transformers.PreTrainedModel whose linear layers are packed, except `left_to_torch`.
+        shapes: parameters of each of its attention calls. fused: the modules that the kernels compute. states:
+        recurrent states of its other layers. parts: those of this rank.
         """
         self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
-        self._model, self._shapes, self._left_to_torch = model, shapes, left_to_torch
-        self._identity = torch.zeros(1, shapes[0].cache_dim, device=ops.device)
-        self._identity[:, : shapes[0].cache_dim // 2] = 1  # cosines, then sines
+        self._heads = parts.heads if parts is not None else ()
+        self._shapes = [one.of(shape) for one, shape in zip(self._heads, shapes, strict=True)] if parts else shapes
+        self._model, self._left_to_torch = model, left_to_torch
+        self._fused = fused
+        self._body = body_of(model)
+        self._identities = attention.identity_rotations(shapes, ops.device)
+        self._states = states
+        # True if states continue one token at a time (`StateStep`); set by the trial.
+        self._continues_one_by_one = False
+        if states is not None:
+            self.state_bytes = states.layout.nbytes
+            for module in states.modules:
+                wrap(module)
 
     @classmethod
     def load(
@@ -76,34 +105,65 @@ class TransformersModel(PagedModel):
         max_model_len: int = 0,
         read: Progress | None = None,
         packed: Progress | None = None,
+        ranks: GatheringGroup | None = None,
     ) -> Self:
         """Load a checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
         Weights and activations have the type of `ops`. `read` and `packed` are called with the bytes that are done and
-        with all bytes. Raises CheckpointError, one line, for an incomplete checkpoint, and for a context that is too
-        long; NotSupported for a model that cannot run with paged attention.
+        with all bytes. ranks: keep only the part of this rank; all ranks call this together.
+        Raises CheckpointError, one line, for an incomplete checkpoint, and for a context that is too long; NotSupported
+        for a model that cannot run with paged attention.
         """
-        path, limit = config.folder, config.max_position_embeddings
-        max_model_len = max_model_len or limit
+        path, limit = config.folder, config.longest_context or config.max_position_embeddings
+        max_model_len = max_model_len or config.max_position_embeddings
         if not 0 < max_model_len <= limit:
             what = f"--max-model-len is {max_model_len}, but the longest context of the model is {limit}"
-            raise CheckpointError(path, what, context_remedy(path, limit, max_model_len, config.has_rope))
-        model = load_weights(config, ops.dtype, read).to(device)
+            default = config.max_position_embeddings
+            raise CheckpointError(path, what, context_remedy(path, limit, max_model_len, config.has_rope, default))
+        # Ranks look for their parts on the host: the whole model may be too large for a GPU.
+        model = load_weights(config, ops.dtype, read)
+        keep_frequencies(model, config, max_model_len)
+        model.to(device if ranks is None else "cpu")
+        if has_alibi(model) and ops.kv_dtype.itemsize < 2:
+            what = f"{config.architecture} adds positions to its scores (ALiBi), which a cache of 8 bits cannot hold"
+            raise NotSupported(path, what, "give --kv-cache-dtype auto")
+        prepare(model)
+        drop_unused(model, config, trial.texts(config.vocab_size, max_model_len)[0])
         packing_copies = isinstance(ops, CpuOps)
         if not packing_copies and ops.device.type == "cpu":
             copy_weights(model)
         texts = trial.texts(config.vocab_size, max_model_len)
         try:
-            with LinearUses(model) as uses:
+            with LinearUses(model) as uses, NormInputs(model) as norms:
                 expected = trial.by_transformers(model, texts)
-            shapes = examine(model, config, texts[0], ops.dtype, max_model_len)
-            pack(model, ops, packed, uses.unpackable())
+            take_query_scales(model)
+            leave_out_indexers(model, max_model_len)
+            shapes, states, modules = examine(model, config, texts[0], ops.dtype, max_model_len)
+            if states is not None and ops.device.type == "cuda":
+                raise UnsupportedAttention("its recurrent states are computed on CPUs only (--device cpu)")
+            if any(one.chunk for one in shapes) and ops.device.type == "cuda":
+                raise UnsupportedAttention(CHUNKS_NEED_CPU)
+            parts = None
+            if ranks is not None:
+                parts = split(model, shapes, states is not None, texts[0], ranks, uses.unpackable())
+                move_part(model, parts, ops.device)
+            fused = fuse(model, ops, uses, norms, texts[0], shapes)
+            latents: list[LatentLayer] = []
+            if parts is None:
+                latents, shapes = find_latent_layers(ops, modules, shapes, uses.unpackable())
+            pack(model, ops, packed, uses.unpackable(), [*fused.fusions, *latents], parts)
             if packing_copies:
                 copy_weights(model)  # those that are not packed
-            loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model))
+            loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model), fused, states, parts)
+            if states is not None:
+                loaded._continues_one_by_one = not states.continue_chunks(loaded)
+            fused.log(model, fuse_layers(model, ops, fused.rotations, lambda: trial.over_pages(loaded, texts)))
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
+            loaded.hidden_size = loaded._find_hidden_size(texts[0])
         except torch.OutOfMemoryError:
             raise
+        except CannotSplit as error:
+            raise NotSupported(path, f"{config.architecture} cannot be split: {error}", ONE_PROCESS) from error
         except Exception as error:  # any line of a model's code can raise anything
             if triton_failure(error):  # the cause is the GPU or the compiler, not the model
                 raise
@@ -112,6 +172,8 @@ class TransformersModel(PagedModel):
             )
             what = f"{config.architecture} cannot be computed with paged attention: {why}"
             raise NotSupported(path, what, remedy_for(why, config, max_model_len)) from error
+        if ranks is not None and ranks.rank:  # rank 0 has the logits, and examines them
+            return loaded
         if found.shape[1] != config.vocab_size:
             what = (
                 f"{config.architecture} gives logits of {found.shape[1]} tokens, but vocab_size is {config.vocab_size}"
@@ -120,11 +182,11 @@ class TransformersModel(PagedModel):
         share, cache_dtype = apart(found, expected), ops.kv_dtype
         if not share < FAR[cache_dtype]:
             what = f"{config.architecture} gives other logits with paged attention than without, by {share:.0%}"
-            raise NotSupported(path, what, KINDS)
+            raise NotSupported(path, what, KINDS if ranks is None else ONE_PROCESS)
         # Steps may differ by as much as two ways of rounding do where products round by the shape of the batch. Not
         # compared are experts, of which another may be chosen, and steps that find more bits of a key than others.
         near = NEAR if loaded.is_row_invariant else max(NEAR, 2 * apart(alone, expected))
-        is_comparable = not loaded._experts and cache_dtype is not torch.float8_e4m3fn
+        is_comparable = not loaded._experts and not fused.has_experts and cache_dtype is not torch.float8_e4m3fn
         if is_comparable and not (share := apart(found, alone)) < near:
             what = f"{config.architecture} gives other logits in chunks and next to another text, by {share:.0%}"
             raise NotSupported(path, what, KINDS)
@@ -132,20 +194,22 @@ class TransformersModel(PagedModel):
 
     @property
     def is_row_invariant(self) -> bool:
-        """True if the bits of a row do not depend on the batch: not if torch multiplies, as it does for experts."""
-        return super().is_row_invariant and not self._experts and not self._left_to_torch
+        """True if the bits of a row do not depend on the batch: not if torch multiplies, as it does in most routers."""
+        has_experts = self._experts or self._fused.has_experts
+        in_torch = has_experts or self._left_to_torch or self._states is not None
+        return super().is_row_invariant and not in_torch
 
     def tables(self) -> Iterable[torch.Tensor]:
         return self._model.buffers()
 
     @property
     def weight_bytes(self) -> int:
-        return self._packed_bytes + _nbytes([*self._model.parameters(), *self._model.buffers()])
+        return self._packed_bytes + nbytes_of([*self._model.parameters(), *self._model.buffers()])
 
     @property
     def multiplies_in_torch(self) -> bool:
         """True for most mixtures of experts: torch multiplies by weights with three dimensions."""
-        return _nbytes(self._experts) > self._packed_bytes
+        return nbytes_of(self._experts) > self._packed_bytes
 
     @property
     def _experts(self) -> list[torch.Tensor]:
@@ -154,154 +218,84 @@ class TransformersModel(PagedModel):
 
     @property
     def _packed_bytes(self) -> int:
-        return sum(module.packed.nbytes for module in self._model.modules() if isinstance(module, PackedLinearModule))
+        return packed_bytes(self._model)
+
+    @property
+    def _kv_shapes(self) -> list[LayerShape]:
+        """The keys of each cache. Calls that share keys and values share a cache."""
+        return [
+            KVShape(one.num_kv_heads, one.cache_dim) if one.latent is None else LatentShape(one.latent.width)
+            for one in self._shapes
+            if one.shared_with is None
+        ]
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
-        heads, width = self._shapes[0].num_kv_heads, self._shapes[0].cache_dim
-        caches = [self.ops.alloc_kv_cache(num_blocks, heads, block_size, width) for _ in self._shapes]
-        stack = self.ops.stack_caches(caches)
-        host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
-        return KVCache(caches, stack, self.ops, host)
+        if not self._shapes:
+            return EmptyKVCache([], object(), self.ops, None)
+        for chunk in {one.chunk for one in self._shapes if one.chunk % block_size}:
+            what = f"{self.config.architecture} has chunks of attention of {chunk} tokens, no multiple of {block_size}"
+            raise CheckpointError(self.config.folder, what, "give a --block-size that divides the chunks")
+        return alloc_layers(self.ops, self._kv_shapes, num_blocks, block_size, num_host_blocks)
+
+    def alloc_states(self, kv_cache: KVCache, num_slots: int) -> KVCache:
+        assert self._states is not None
+        return replace(kv_cache, states=StatePool(self._states.layout, num_slots, self.ops.device))
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        elements = sum(2 * one.num_kv_heads * one.cache_dim for one in self._shapes) * block_size
-        return elements * self.ops.kv_dtype.itemsize
+        # Without attention the engine still counts blocks.
+        return max(1, bytes_per_block(self.ops, self._kv_shapes, block_size))
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        paged = PagedAttention(self.ops, self._shapes, batch, kv_cache.layers, self._identity)
+        """All ranks are called with the same batch; rank 0 returns the logits."""
+        return self._step(batch, kv_cache)
+
+    def _step(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        given = self.ops, self._shapes, batch, kv_cache.layers, self._identities
+        if self._heads:
+            paged: PagedAttention = SplitAttention(self._heads, *given, SplitRotations(self._fused.rotations))
+        else:
+            paged = PagedAttention(*given, RotationTables(self._fused.rotations))
+        inputs = batch.token_ids, batch.positions, batch.logits_rows
         with attention.running(paged):
-            found = trial.logits(self._model, batch.token_ids, batch.positions, batch.logits_rows)
+            if kv_cache.states is None:
+                found = trial.logits(self._model, *inputs)
+            else:
+                states = StateStep(batch, kv_cache.states, self._continues_one_by_one)
+                with running(states):
+                    found = trial.logits(self._model, *inputs, states)
         paged.check_all_called()
         return found
 
+    def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._body is not None
+        assert batch.pooled_rows is not None
+        with HiddenStates(self._body) as hidden:
+            logits = self._step(batch, kv_cache)
+        return logits, hidden.rows(batch.pooled_rows)
 
-def _nbytes(tensors: list[torch.Tensor]) -> int:
-    """The memory of the tensors. Tied tensors count once."""
-    return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
-
-
-def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progress | None = None) -> Any:
-    """Load the model with Transformers, into host memory. Raises CheckpointError."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    path = config.folder
-    log.info("Transformers loads %s, %.0f MiB", config.architecture, config.least_weight_bytes(dtype) / 2**20)
-    try:
-        # Any: its annotated type leaves out the loading information.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config.loaded,
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            experts_implementation=None,  # a checkpoint could otherwise name code of the hub
-            ignore_mismatched_sizes=True,  # reported below
-            output_loading_info=True,
-        )
-        model, found = loaded
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # an unforeseen value of a field can make any line of a model's code raise
-        reason = f"Transformers cannot load it ({type(error).__name__}: {str(error)[:300]})"
-        raise CheckpointError(path, reason, SAME_MODEL) from error
-    if mismatched := sorted(found["mismatched_keys"]):
-        name, shape, expected = mismatched[0]
-        what = f"tensor {name} has the shape {list(shape)}, expected {list(expected)}"
-        raise CheckpointError(path, what, SAME_MODEL)
-    if missing := sorted(map(str, found["missing_keys"])):
-        names = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
-        what = f"{len(missing)} tensors are missing: {names}"
-        remedy = "config.json must describe these weights, and the checkpoint must be complete"
-        raise CheckpointError(path, what, remedy)
-    if unknown := sorted(map(str, found["unexpected_keys"])):
-        names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
-        if config.is_named_otherwise:
-            what = f"{len(unknown)} tensors are not part of {config.architecture}, which its model_type is: {names}"
-            remedy = f'set architectures to ["{config.architecture}"] in config.json to serve the model without them'
-            raise NotSupported(path, what, remedy)
-        log.warning("%s: %d tensors are not part of this model and are not used: %s", path, len(unknown), names)
-    done, total = 0, _nbytes([*model.parameters()])
-    for name, values in model.named_parameters():
-        low, high = values.detach().aminmax()  # reads the mapped file
-        done += values.nbytes
-        if progress is not None:
-            progress(done, total)
-        if not (low.isfinite() and high.isfinite()):
-            what = f"tensor {name} has values that are not finite as {str(dtype)[6:]}"
-            raise CheckpointError(path, what, f"take another --dtype, or {AGAIN}")
-    for module in model.modules():
-        keep_frequencies(module)
-    return model.eval().requires_grad_(False)
+    def _find_hidden_size(self, text: torch.Tensor) -> int:
+        """The size of a hidden state; 0 if the model does not give the hidden states of a text."""
+        if self._body is None:
+            return 0
+        batch = trial.batch([trial.TrialChunk(0, 0, text)])
+        batch = replace(batch, pooled_rows=batch.logits_rows).to(self.ops.device)
+        cache = self.alloc_kv_cache(1, trial.BLOCK_SIZE)
+        if self.state_bytes:
+            cache = self.alloc_states(cache, 1)
+        try:
+            with torch.inference_mode():
+                return self.forward_pooled(batch, cache)[1].shape[1]
+        except RuntimeError as error:
+            log.info("%s makes no embeddings: %s", self.config.architecture, error)
+            return 0
 
 
 def remedy_for(why: str, config: TransformersConfig, max_model_len: int) -> str:
     """The remedy for a model that cannot be computed for contexts of `max_model_len` tokens."""
     chunk = getattr(config.loaded.get_text_config(), "attention_chunk_size", None)
-    if why == attention.OTHER_MASKS and type(chunk) is int and 0 < chunk < max_model_len:
+    if why == CHUNKS_NEED_CPU and type(chunk) is int and 0 < chunk < max_model_len:
         return f"give --max-model-len {chunk}, the length of its chunks of attention, or less"
+    selected = getattr(config.loaded.get_text_config(), "index_topk", None)
+    if why == TAKES_INDICES and type(selected) is int and 0 < selected < max_model_len:
+        return f"give --max-model-len {selected}, the number of tokens that its index selects, or less"
     return KINDS
-
-
-def copy_weights(model: nn.Module) -> None:
-    """Copy parameters and buffers into memory one by one: later changes of the mapped file would change the model."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data = tensor.data.clone()
-
-
-def keep_frequencies(module: Any) -> None:
-    """Make RoPE keep its frequencies, which depend on the context only beyond the longest context here.
-
-    Otherwise Transformers reads the positions of each step on the host.
-    """
-    kinds = getattr(module, "rope_type", None)
-    if isinstance(kinds, str):
-        module.rope_type = "default"
-    elif isinstance(kinds, dict):
-        module.rope_type = dict.fromkeys(kinds, "default")
-
-
-def examine(
-    model: Any, config: TransformersConfig, text: torch.Tensor, dtype: torch.dtype, max_model_len: int
-) -> list[AttentionShape]:
-    """Record the parameters of each attention call, and replace the model's attention. Raises UnsupportedAttention."""
-    attention.register()
-    probe = AttentionProbe(dtype, max_model_len)
-    model.set_attn_implementation(attention.EXAMINED)
-    with attention.running(probe):
-        trial.by_transformers(model, [text])
-    model.set_attn_implementation(attention.PAGED)
-    shapes = probe.shapes
-    if len(shapes) < config.num_layers:
-        raise UnsupportedAttention(
-            f"{config.num_layers - len(shapes)} of its {config.num_layers} layers have no attention"
-        )
-    if len({(one.num_kv_heads, one.head_dim) for one in shapes}) > 1:
-        raise UnsupportedAttention("its layers differ in the shapes of their keys")
-    if not ignores_the_past(model, text, FAR[dtype], max_model_len):
-        raise UnsupportedAttention("it takes positions from the cache of Transformers, which is not used")
-    return shapes
-
-
-def ignores_the_past(model: Any, text: torch.Tensor, far: float, max_model_len: int) -> bool:
-    """True if the model takes the positions of tokens only from the argument for them.
-
-    Some models also count the tokens in the cache of Transformers, and scale scores of long contexts by that. Without
-    such a cache they would count the tokens of a step.
-    """
-    results = []
-    for past in (None, trial.long_past()):
-        recorder = AttentionRecorder()
-        with attention.running(recorder):
-            last = trial.at_the_end(model, text, max_model_len, past)
-        results.append([*recorder.given, last])
-    return all(apart(here, there) < far for here, there in zip(*results, strict=True))
-
-
-def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative distance of two rows: |found - expected| / |expected|."""
-    differ = (found - expected).float().norm(dim=-1)
-    return float((differ / expected.float().norm(dim=-1).clamp(min=1e-30)).max())

@@ -11,23 +11,32 @@ from typing import Any
 
 import torch
 
-from quire.shared.model.config import context_length
+from quire.shared.model.config import context_length, longest_context
 from quire.shared.model.folder import CONFIG
-from quire.worker.models.config import FAMILIES, QUANTISED
+from quire.worker.lean_torch import complete_torch
 from quire.worker.models.errors import NotSupported
+from quire.worker.models.families import FAMILIES
 from quire.worker.models.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.loader import Weights
+from quire.worker.models.quantized.config import QUANTIZED
+from quire.worker.models.written_attention import is_written_out
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
 # The remedy for a model that is refused for its kind.
 KINDS = (
-    "Quire serves decoder-only models whose layers all have causal or sliding-window attention, with heads of at most "
-    '512 elements (256 on GPUs): see docs/quickstart.md, "Which models"'
+    "Quire serves decoder-only models whose layers have causal or sliding-window attention, with heads of at most 512 "
+    'elements (256 on GPUs), or on CPUs a recurrent state: see docs/quickstart.md, "Which models"'
 )
 # Layers whose only state is keys and values.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# Longest context of a model that has no positions, in tokens: it bounds the block tables.
+ANY_LENGTH = 1 << 17
 # Types that Transformers does not know, and the known types that they are by the word of their authors.
 SAME_TYPE = {"kimi_k2": "deepseek_v3"}
+# Names of the longest context, the usual one first.
+CONTEXT_FIELDS = ("max_position_embeddings", "max_seq_len", "seq_length")
+# The context with which BLOOM was trained. Its configuration has it in seq_length, which is not a field of its class.
+BLOOM_CONTEXT = 2048
 # Fields that name files which Transformers would read instead of the files that are checked here.
 ELSEWHERE = ("transformers_weights", "configuration_files")
 
@@ -39,17 +48,26 @@ class TransformersConfig:
     folder: Path
     architecture: str
     is_named_otherwise: bool  # the checkpoint names this class differently
-    max_position_embeddings: int
+    max_position_embeddings: int  # the longest context, if --max-model-len does not ask for a longer one
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
     elements: int  # of all tensors
+    model_class: Any  # of Transformers
     loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
+    may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
+    longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
 
     @property
     def has_rope(self) -> bool:
         """True for rotary positions, which a configuration may scale; false for a learned table of positions."""
         return bool(getattr(self.loaded.get_text_config(), "rope_parameters", None))
+
+    @property
+    def num_heads(self) -> int | None:
+        """The number of attention heads, if the configuration has one for all layers."""
+        heads = getattr(self.loaded.get_text_config(), "num_attention_heads", None)
+        return heads if type(heads) is int and heads > 0 else None
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
         """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
@@ -62,18 +80,21 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    for name in QUANTISED:
+    for name in QUANTIZED:
         if fields.get(name) is not None:
-            raise fields.fault(name, "weights that are not quantised; use the checkpoint that these were made from")
+            supported = "weights that are not quantised, as Transformers computes this model"
+            raise fields.fault(name, f"{supported}; use the checkpoint that these were made from")
     for name in ELSEWHERE:
         if fields.has(name):
             raise fields.fault(name, "no such field: config.json and its weights must have their usual names")
+    complete_torch()  # Transformers builds models without memory
     config, model_class = _known(folder, fields)
-    _refuse_others(path, config, model_class)
     text = config.get_text_config()
-    longest, num_layers, vocab_size = (
-        _size(path, text, name) for name in ("max_position_embeddings", "num_hidden_layers", "vocab_size")
-    )
+    may_keep_states = getattr(model_class, "_is_stateful", False) and not _has_attention_alone(text)
+    _refuse_others(path, config, model_class, may_keep_states)
+    num_layers, vocab_size = (_size(path, text, name) for name in ("num_hidden_layers", "vocab_size"))
+    has_any_length = may_keep_states and not any(hasattr(text, name) for name in CONTEXT_FIELDS)
+    longest = ANY_LENGTH if has_any_length else _longest_context(path, text)
     eos_token_ids = special_token_ids(folder, fields, "eos_token_id", getattr(text, "eos_token_id", None))
     contexts = {
         "max_position_embeddings": longest,
@@ -85,12 +106,23 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
         architecture=model_class.__name__,
         is_named_otherwise=fields.get("architectures") not in (None, [model_class.__name__]),
         max_position_embeddings=context_length(contexts) or longest,
+        longest_context=longest_context(contexts) or longest,
         vocab_size=vocab_size,
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         num_layers=num_layers,
         elements=Weights(folder).num_elements(),
+        model_class=model_class,
         loaded=config,
+        may_keep_states=may_keep_states,
     )
+
+
+def _longest_context(path: Path, text: Any) -> int:
+    """The longest context of a configuration, which some types name otherwise or, as BLOOM does, only may have."""
+    for name in CONTEXT_FIELDS:
+        if getattr(text, name, None) is not None:
+            return _size(path, text, name)
+    return BLOOM_CONTEXT if text.model_type == "bloom" else _size(path, text, CONTEXT_FIELDS[0])
 
 
 def _size(path: Path, text: Any, name: str) -> int:
@@ -104,7 +136,7 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
     """The configuration and the class of the model in Transformers: Any, because each model has its own."""
     try:
         import transformers
-        from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+        from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
         from transformers import logging as transformers_logging
     except ImportError:
         kind = str(fields.get("architectures") or fields.get("model_type"))[:120]
@@ -124,7 +156,9 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
             raise _unknown_type(fields, transformers.__version__) from None
         reason = f"Transformers cannot read it ({type(error).__name__}: {str(error)[:200]})"
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
-    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    # Models that also take images generate text of text alone.
+    autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    model_class = next((one._model_mapping[type(config)] for one in autos if type(config) in one._model_mapping), None)
     if model_class is None:
         raise fields.unsupported("model_type", f"causal language models that Transformers knows; {KINDS}")
     names, name = fields.get("architectures"), model_class.__name__
@@ -160,15 +194,18 @@ def _unknown_type(fields: Fields, version: str) -> NotSupported:
     return NotSupported(fields.where, what, remedy)
 
 
-def _refuse_others(path: Path, config: Any, model_class: Any) -> None:
-    """Raise NotSupported for models that do not consist of causal attention with keys and values of all tokens."""
+def _refuse_others(path: Path, config: Any, model_class: Any, may_keep_states: bool) -> None:
+    """Raise NotSupported for models that are no decoders, or whose attention cannot be replaced.
+
+    If layers of the model may keep states, the trial decides: its attention may be registered by name nevertheless.
+    """
     text = config.get_text_config()
     why = None
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         why = "attends to the states of an encoder"
-    elif getattr(model_class, "_is_stateful", False) and not _has_attention_alone(text):
-        why = "keeps a state besides keys and values"
-    elif not getattr(model_class, "_supports_attention_backend", False):
+    elif not (
+        may_keep_states or getattr(model_class, "_supports_attention_backend", False) or is_written_out(model_class)
+    ):
         why = "has its attention written out in Transformers, where it cannot be replaced"
     elif "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
         why = "computes the logits of all tokens"

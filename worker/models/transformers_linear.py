@@ -6,8 +6,8 @@ weight otherwise: some routers of experts multiply by the weight of a layer that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.loader import Progress
+from quire.worker.models.transformers_parts import WHOLE, Part, Parts
 
 # Attributes of a weight that the weight of a packed layer also has.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
@@ -23,9 +24,12 @@ KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # t
 class PackedLinearModule(nn.Module):
     """A linear layer whose GEMM the kernels compute."""
 
-    def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool) -> None:
-        """weight [N, K], bias [N]. gives_logits: return float32."""
+    def __init__(
+        self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool, part: Part = WHOLE
+    ) -> None:
+        """weight [N, K], bias [N], both of this part. gives_logits: return float32."""
         super().__init__()
+        self.part = part
         self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
         self.weight = weight.new_empty(0)  # some models read its dtype
         if bias is None:
@@ -34,8 +38,8 @@ class PackedLinearModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., N]"""
-        rows = x.reshape(-1, self.packed.in_features).contiguous()
-        return self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
+        rows = self.part.take(x).reshape(-1, self.packed.in_features).contiguous()
+        return self.part.give(self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features))
 
 
 class LinearUses(TorchFunctionMode):
@@ -47,12 +51,14 @@ class LinearUses(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._kinds = {module: _kind(name) for name, module in linear_layers(model)}
+        self._kinds = {module: kind_of(name) for name, module in linear_layers(model)}
         self._called: set[str] = set()
         self._read: set[str] = set()
         self._own: dict[nn.Module, dict[str, nn.Parameter | None]] = {}
         self._watched: dict[int, nn.Module] = {}  # by the id of a parameter
         self._running: list[nn.Module] = []
+        self._inputs: dict[nn.Module, list[torch.Tensor]] = {}
+        self._names = {module: name for name, module in linear_layers(model)}
         self._hooks: list[Any] = []
 
     def __enter__(self) -> LinearUses:
@@ -93,37 +99,81 @@ class LinearUses(TorchFunctionMode):
                     self._read.add(self._kinds[module])
         return func(*args, **(kwargs or {}))
 
-    def _enter_layer(self, module: nn.Module, _: Any) -> None:
+    def with_same_input(self) -> list[list[nn.Module]]:
+        """Layers of one module that were always called with the same tensor, in the order of the module."""
+        groups: dict[tuple[str, tuple[int, ...]], list[nn.Module]] = {}
+        left = self.unpackable()
+        for module, name in self._names.items():
+            if module in self._inputs and module not in left:
+                key = name.rpartition(".")[0], tuple(map(id, self._inputs[module]))
+                groups.setdefault(key, []).append(module)
+        return [group for group in groups.values() if len(group) > 1]
+
+    def forget_inputs(self) -> None:
+        """Free the memory of the recorded inputs."""
+        self._inputs.clear()
+
+    def _enter_layer(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._called.add(self._kinds[module])
+        self._inputs.setdefault(module, []).extend(args)
         self._running.append(module)
 
     def _leave_layer(self, *_: Any) -> None:
         self._running.pop()
 
 
-def pack(model: Any, ops: Ops, progress: Progress | None = None, left: set[nn.Module] | None = None) -> None:
-    """Replace each linear layer that is not in `left` by a `PackedLinearModule`, so that at most one weight is in
-    memory twice.
+class Fusion(Protocol):
+    """Weights of a model that are packed together, and replace its linear `layers`."""
 
-    `progress` is called with the packed bytes and with all bytes.
+    @property
+    def layers(self) -> Collection[nn.Module]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pack(self, ops: Ops, parts: Parts) -> None:
+        """Pack the weights of this rank, drop the originals, and make the model use the packed ones."""
+
+
+def pack(
+    model: Any,
+    ops: Ops,
+    progress: Progress | None = None,
+    left: set[nn.Module] | None = None,
+    fusions: Sequence[Fusion] = (),
+    parts: Parts | None = None,
+) -> None:
+    """Pack the fusions, then replace each other linear layer that is not in `left` by a `PackedLinearModule`.
+
+    parts: of this rank. At most the weights of one fusion are in memory twice. `progress` is called with the packed
+    bytes and with all.
     """
-    head, left = model.get_output_embeddings(), left or set()
+    head, left, parts = model.get_output_embeddings(), left or set(), parts or Parts()
     made: dict[nn.Module, PackedLinearModule] = {}
-    packed = {module for _, module in linear_layers(model) if module not in left and module.weight.dtype is ops.dtype}
-    done, total = 0, sum(module.weight.nbytes for module in packed)
+    fused = {layer for fusion in fusions for layer in fusion.layers}
+    ours = (module for _, module in linear_layers(model) if module not in left and module.weight.dtype is ops.dtype)
+    packed = {module for module in ours if module not in fused}
+    done, total = 0, sum(module.weight.nbytes for module in packed) + sum(fusion.nbytes for fusion in fusions)
+    for fusion in fusions:
+        done += fusion.nbytes
+        fusion.pack(ops, parts)
+        if progress is not None:
+            progress(done, total)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in made:
                 setattr(parent, name, made[child])
             elif child in packed:
+                done += child.weight.nbytes
+                part = parts.cut(child)
                 weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
                 bias = None if child.bias is None else child.bias.data
-                made[child] = PackedLinearModule(ops, weight, bias, child is head)
+                made[child] = PackedLinearModule(ops, weight, bias, child is head, part)
                 child.weight = child.bias = None
                 setattr(parent, name, made[child])
-                done += weight.nbytes
                 if progress is not None:
                     progress(done, total)
+    parts.give_left_experts()
 
 
 def linear_layers(model: nn.Module) -> list[tuple[str, Any]]:
@@ -133,7 +183,7 @@ def linear_layers(model: nn.Module) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     return ".".join("#" if part.isdigit() else part for part in name.split("."))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +87,8 @@ def one_by_one(model: PagedModel, both: list[torch.Tensor]) -> torch.Tensor:
 
 def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[TrialChunk]]) -> torch.Tensor:
     cache = model.alloc_kv_cache(len(both), BLOCK_SIZE)
+    if model.state_bytes:
+        cache = model.alloc_states(cache, len(both))
     last: dict[int, torch.Tensor] = {}
     for step in steps:
         chunks = [chunk for chunk in step if len(chunk.token_ids)]
@@ -109,20 +112,25 @@ def batch(chunks: list[TrialChunk]) -> ForwardBatch:
         seq_lens=torch.tensor([chunk.first + len(chunk.token_ids) for chunk in chunks], dtype=torch.int32),
         query_start_loc=starts.int(),
         logits_rows=starts[1:] - 1,
+        state_slots=torch.tensor([chunk.block for chunk in chunks]),
     )
+
+
+def takes_cache_params(model: Any) -> bool:
+    """True for models of recurrent layers alone, such as Mamba, which have no positions."""
+    return "cache_params" in inspect.signature(model.forward).parameters
 
 
 def logits(
     model: Any, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, past: Any = None
 ) -> torch.Tensor:
     """Call a model of Transformers: token_ids, positions [T], rows int64 [R] of T -> float32 [R, V]."""
-    out = model(
-        input_ids=token_ids.long()[None],
-        position_ids=None if positions is None else positions.long()[None],
-        past_key_values=past,
-        use_cache=False,
-        return_dict=True,
-        logits_to_keep=rows,
-    )
+    given: dict[str, Any]
+    if takes_cache_params(model):
+        given = {"cache_params": past}
+    else:
+        given = {"past_key_values": past, "position_ids": None if positions is None else positions.long()[None]}
+    ids = token_ids.long()[None]
+    out = model(input_ids=ids, use_cache=False, return_dict=True, logits_to_keep=rows, **given)
     found: torch.Tensor = out.logits[0].float().contiguous()
     return found

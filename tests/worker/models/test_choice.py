@@ -56,12 +56,13 @@ def test_without_transformers_the_error_says_to_install_it(tmp_path: Path, monke
     assert isinstance(choose_model(Path("models/demo")), ModelConfig)
 
 
-def test_several_ranks_are_refused(tmp_path: Path) -> None:
+def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
     config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
     device = torch.device("cpu")
     devices.check_ranks(WorkerSettings(), device, config)
-    with pytest.raises(StartError, match=r"--tensor-parallel-size 2: GPT2LMHeadModel .* lower it to 1"):
-        devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
+    devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
+    with pytest.raises(StartError, match=r"--tensor-parallel-size 3: 3 ranks cannot share 4 heads; 1, 2, 4 can"):
+        devices.check_ranks(WorkerSettings(tensor_parallel_size=3), device, config)
 
 
 @pytest.mark.parametrize("kind", ["internlm3", "iquestcoder"])

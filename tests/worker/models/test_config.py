@@ -21,11 +21,15 @@ COMMON = {
     "max_position_embeddings": 256,
 }
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+CLASSES |= {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+OTHER_CLASSES = {"gpt_oss": "GptOss", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}  # of several kinds of layers
 
 
 def write(folder: Path, family: str, remove: tuple[str, ...] = (), **changes: Any) -> Path:
     """Write a folder whose config.json has COMMON with the changes."""
-    config = COMMON | {"model_type": family, "architectures": [f"{CLASSES[family]}ForCausalLM"]} | changes
+    config = (
+        COMMON | {"model_type": family, "architectures": [f"{(CLASSES | OTHER_CLASSES)[family]}ForCausalLM"]} | changes
+    )
     (folder / "config.json").write_text(json.dumps({name: config[name] for name in config if name not in remove}))
     return folder
 
@@ -65,8 +69,8 @@ def test_json_that_is_not_an_object_is_refused(tmp_path):
         ("llama", {"architectures": None, "model_type": None}, "architectures is null; supported: LlamaForCausalLM"),
         ("llama", {"model_type": "qwen2"}, 'model_type is "qwen2"; supported: llama, as architectures'),
         ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu"; supported: silu'),
-        ("llama", {"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; supported: weights that'),
-        ("qwen2", {"compression_config": {}}, "not quantised; use the checkpoint that these were made from"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: quant_method is missing; supported: awq"),
+        ("qwen2", {"compression_config": {}}, "compression_config: quant_method is missing; supported: awq, compr"),
         ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; supported: no such field"),
         ("llama", {"logits_scaling": 8.0}, "logits_scaling is 8.0; supported: no such field or 1"),
         ("llama", {"is_causal": False}, "is_causal is false; supported: no such field or true"),
@@ -161,3 +165,47 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 )
 def test_each_layer_has_its_own_window(tmp_path, family, changes, windows):
     assert read_config(write(tmp_path, family, **changes)).sliding_windows == windows
+
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+def test_absent_fields_of_gemma_and_gpt_oss_have_the_defaults_of_transformers(tmp_path):
+    found = read_config(write(tmp_path, "gemma2", num_hidden_layers=3))
+    assert (found.softcap, found.final_softcap, found.attention_scale, found.head_dim) == (50.0, 30.0, 1 / 16, 256)
+    assert (found.sliding_windows, found.tie_word_embeddings, found.norm_offset) == ((4096, 0, 4096), True, 1.0)
+    assert (found.embedding_scale, found.post_norms, found.local_rope) == (8.0, True, None)
+    uncapped = read_config(write(tmp_path, "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None))
+    assert (uncapped.softcap, uncapped.final_softcap) == (0.0, 0.0)
+    found = read_config(write(tmp_path, "gemma3_text", num_hidden_layers=7, sliding_window=512))
+    assert found.sliding_windows == (512,) * 5 + (0, 512)
+    assert (found.softcap, found.final_softcap, found.rope.theta, found.local_rope.theta) == (0.0, 0.0, 1e6, 1e4)
+    found = read_config(write(tmp_path, "gpt_oss", rope_scaling=YARN))
+    assert (found.sliding_windows, found.sinks, found.qkv_bias, found.o_bias) == ((128, 0), True, True, True)
+    assert (found.rope.theta, found.rope.factor, found.head_dim) == (150_000.0, 32.0, 64)
+    assert (found.experts.routing.num_experts, found.experts.routing.top_k) == (128, 4)
+
+
+def test_rotations_of_gemma_3_are_read_in_both_forms(tmp_path):
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    both = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    }
+    first, second = (read_config(write(tmp_path, "gemma3_text", **one)) for one in (old, {"rope_parameters": both}))
+    assert first == second
+    assert (first.rope.rope_type, first.rope.factor, first.local_rope.theta) == ("linear", 8.0, 300.0)
+    half = {"full_attention": both["full_attention"]}
+    refusal(write(tmp_path, "gemma3_text", rope_parameters=half), "rope_parameters", "sliding_attention")
+
+
+def test_windows_of_layer_types_need_a_window(tmp_path):
+    refusal(write(tmp_path, "gemma2", sliding_window=None), "sliding_window is null")
+    refusal(write(tmp_path, "gemma2", layer_types=["other"] * 2), "layer_types")
+    full = read_config(write(tmp_path, "gemma2", sliding_window=None, layer_types=["full_attention"] * 2))
+    assert full.sliding_windows == (0, 0)
+
+
+def test_missing_epsilons_of_mixtral_are_those_of_its_class(tmp_path):
+    found = read_config(write(tmp_path, "mixtral"))
+    assert (found.rms_norm_eps, found.rope.theta, found.sliding_windows) == (1e-5, 1e6, (0, 0))

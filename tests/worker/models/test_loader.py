@@ -76,7 +76,7 @@ def test_a_path_that_is_no_folder_is_refused_without_asking_the_network(name):
 
 
 def test_a_file_is_not_a_model(originals):
-    with pytest.raises(CheckpointError, match=r"is a file; give the folder"):
+    with pytest.raises(CheckpointError, match=r"is a file; give a GGUF file, or the folder"):
         loader.resolve(str(originals["llama"] / WEIGHTS))
 
 

@@ -67,3 +67,26 @@ def test_the_table_holds_cosines_then_sines() -> None:
     assert table.shape == (3, 4)
     assert table[0].tolist() == [1, 1, 0, 0]
     assert table[2].tolist() == pytest.approx([math.cos(2), math.cos(0.02), math.sin(2), math.sin(0.02)])
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize(
+    "extra", [{}, {"attention_factor": 1.5, "beta_fast": 8.0, "beta_slow": 2.0}], ids=["", "betas"]
+)
+def test_yarn_has_the_frequencies_of_transformers_bit_for_bit(truncate: bool, extra: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    rope |= {"truncate": truncate} | extra
+    config = transformers.GptOssConfig(head_dim=64, rope_parameters=dict(rope))
+    expected, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](config)
+    found = parse_rope(Fields({"rope_parameters": rope}, "here"), 131072, None, yarn=True)
+    assert torch.equal(inverse_frequencies(found, 64), expected)
+    table = cos_sin_table(found, 64, 9)
+    angles = torch.arange(9.0)[:, None] * expected
+    assert torch.equal(table, torch.cat([angles.cos() * factor, angles.sin() * factor], dim=-1))
+
+
+def test_yarn_with_scales_of_other_models_is_refused() -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "mscale": 0.7}
+    with pytest.raises(CheckpointError, match=r"mscale is 0\.7"):
+        parse_rope(Fields({"rope_parameters": rope}, "here"), 256, None, yarn=True)

@@ -16,7 +16,7 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.choice import choose_model
+from quire.worker.models.choice import TRANSFORMERS, choose_model
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from tests.worker.checkpoints import VOCAB_SIZE
@@ -30,7 +30,7 @@ SMALL = {"num_blocks": 40, "block_size": 8, "max_num_seqs": 12, "max_num_batched
 
 
 def load(path: Path, prefer: str = "auto", dtype: torch.dtype = torch.float32) -> TransformersModel:
-    config = choose_model(path)
+    config = choose_model(path, TRANSFORMERS)
     assert isinstance(config, TransformersConfig)
     return TransformersModel.load(config, kernels.select_ops("cpu", dtype, prefer), "cpu")
 
@@ -90,7 +90,26 @@ def test_yarn_that_a_model_card_adds_stretches_the_context(tmp_path: Path) -> No
     assert generate(engine, [long], GREEDY) == [[expected.tolist()]]
 
 
-@pytest.mark.parametrize("kind", ["gpt2-scaled", "gemma3", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("kind", "widths"),
+    [
+        # The heads and the width of each cache.
+        ("gemma4-text", [(2, 16), (2, 48), (2, 16), (2, 48)]),
+        ("gemma4-global-heads", [(2, 16), (1, 48), (2, 16), (1, 48)]),
+        ("gemma4-shared", [(2, 16), (2, 48)]),
+        ("mimo-v2", [(4, 32), (2, 32), (4, 32)]),
+    ],
+)
+def test_layers_have_caches_of_their_own_shapes(kind: str, widths: list[tuple[int, int]], tmp_path: Path) -> None:
+    model = load(make_kind(tmp_path / kind, kind))
+    cache = model.alloc_kv_cache(3, 16)
+    assert [(keys.shape[1], keys.shape[3]) for keys, _ in cache.layers] == widths
+    assert sum(part.nbytes for layer in cache.layers for part in layer) == 3 * model.kv_bytes_per_block(16)
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpt2-scaled", "gemma2", "gemma3", "gemma4-shared", "deepseek-v3", "gpt-oss", "mimo-v2"]
+)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_path: Path) -> None:
     path = make_kind(tmp_path / kind, kind)
@@ -101,8 +120,9 @@ def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_pa
     assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
 
 
-def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
-    path = make_kind(tmp_path / "gemma3", "gemma3")
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma4-shared", "gpt-oss", "mimo-v2"])
+def test_prompts_found_in_the_cache_give_what_they_give_without_it(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
     engine = make_engine(load(path), num_blocks=200, prefix_caching=True)
     expected = [[one] for one in by_hugging_face(path)]
     assert generate(engine, prompts(), GREEDY) == expected

@@ -1,0 +1,147 @@
+"""Tensors of a quantised checkpoint: each fault is one line with the file, the tensor and a remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.quantized.checkpoint import is_finite
+from quire.worker.models.sharding import ALL
+from tests.support.quantized import edit_config, edit_tensors
+from tests.worker.models.quantized.conftest import open_quantized
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def drop(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name, change):
+    return lambda tensors: tensors.__setitem__(name, change(tensors[name]).contiguous())
+
+
+def fill(value):
+    return lambda tensor: tensor.clone().index_fill_(0, torch.tensor([1]), value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gptq", drop(f"{UP}.qweight"), f"tensor {UP}.qweight is missing, expected with the shape [8, 96]"),
+        ("gptq", drop(f"{UP}.qzeros"), f"tensor {UP}.qzeros is missing, expected with the shape [2, 12]"),
+        ("gptq", drop(f"{UP}.scales"), f"tensor {UP}.scales is missing"),
+        ("gptq-order", drop(f"{UP}.g_idx"), f"tensor {UP}.g_idx is missing, expected with the shape [64]"),
+        ("gptq-order", put(f"{UP}.g_idx", lambda old: old + 1), f"tensor {UP}.g_idx has values from 1 to 4, expected"),
+        ("gptq-order", put(f"{UP}.g_idx", lambda old: old - 1), f"tensor {UP}.g_idx has values from -1 to 2"),
+        ("gptq", put(f"{UP}.scales", fill(float("nan"))), f"tensor {UP}.scales has values that are not finite"),
+        ("gptq", put(f"{UP}.scales", fill(float("inf"))), f"tensor {UP}.scales has values that are not finite"),
+        ("gptq", put(f"{UP}.scales", lambda old: old[:1]), f"tensor {UP}.scales has the shape [1, 96], expected [2, 9"),
+        ("gptq", put(f"{UP}.qweight", lambda old: old.long()), f"tensor {UP}.qweight has the type I64, expected I32"),
+        ("gptq", put(f"{UP}.scales", lambda old: old.int()), f"tensor {UP}.scales has the type I32, expected F16 or"),
+        ("gptq", put(f"{UP}.scales", fill(60000.0)), f"tensor {UP}.weight has values that are not finite as"),
+        (
+            "gptq",
+            lambda tensors: tensors.__setitem__(f"{UP}.weight", torch.zeros(96, 64)),
+            f"tensors {UP}.weight and {UP}.qweight are of the same layer, expected one of them",
+        ),
+        ("awq", put(f"{UP}.qweight", lambda old: old.T), f"tensor {UP}.qweight has the shape [12, 64], expected [64, "),
+        ("w8a8", drop(f"{UP}.weight_scale"), f"tensor {UP}.weight_scale is missing"),
+        ("w8a8", put(f"{UP}.weight", lambda old: old.float()), f"tensor {UP}.weight has the type F32, expected I8"),
+        ("w4a16", put(f"{UP}.weight_shape", lambda old: old + 1), f"tensor {UP}.weight_shape is [97, 65], expected"),
+        ("w4a16-asym", drop(f"{UP}.weight_zero_point"), f"tensor {UP}.weight_zero_point is missing"),
+        ("w4a16-order", drop(f"{UP}.weight_g_idx"), f"tensor {UP}.weight_g_idx is missing"),
+        ("fp8-block", drop(f"{UP}.weight_scale_inv"), f"tensor {UP}.weight_scale_inv is missing"),
+        (
+            "fp8-block",
+            put(f"{UP}.weight_scale_inv", lambda old: old[:, :1]),
+            f"tensor {UP}.weight_scale_inv has the shape [3, 1], expected [3, 2]",
+        ),
+        (
+            "fp8-block",
+            put(f"{UP}.weight", lambda old: torch.full((96, 64), 127, dtype=torch.uint8).view(old.dtype)),
+            f"tensor {UP}.weight has values that are not finite",
+        ),
+        (
+            "fp8-block",
+            put(f"{UP}.weight", lambda old: old.to(torch.float8_e5m2)),
+            f"tensor {UP}.weight has the type F8_",
+        ),
+        (
+            "gptq",
+            put("model.embed_tokens.weight", lambda old: old.to(torch.int8)),
+            "tensor model.embed_tokens.weight has the type I8",
+        ),
+    ],
+)
+def test_a_bad_tensor_is_refused_in_one_line(quantized, name, change, message):
+    folder = quantized(name)
+    edit_tensors(folder, change)
+    with pytest.raises(CheckpointError) as caught:
+        open_quantized(folder).read([f"{UP}.weight"], torch.float32)
+    said = str(caught.value)
+    assert said.startswith(str(folder))
+    assert message in said
+    assert said.count("; ") >= 1
+    assert "\n" not in said
+
+
+def test_an_ignored_layer_is_plain(quantized, plain):
+    folder = quantized("w4a16")
+    config = open_quantized(folder).quantization
+    assert config.layer("lm_head", lambda _: None) is None
+    of_group = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32}}
+    quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": of_group}}
+    edit_config(folder, quantization_config=quantization)
+    with pytest.raises(CheckpointError, match=r"q_proj.weight is missing, expected with the shape \[64, 64\]"):
+        open_quantized(folder)
+
+
+def test_parts_are_those_of_the_whole(quantized):
+    checkpoint = open_quantized(quantized("gptq-order"))
+    whole = checkpoint.read([f"{UP}.weight"], torch.float32)
+    part = (slice(8, 24), ALL)
+    assert torch.equal(checkpoint.read([f"{UP}.weight"], torch.float32, parts=[part]), whole[part])
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.bfloat16,), (torch.float32,), (torch.float32, torch.bfloat16, torch.float16)]
+)
+def test_weights_are_rounded_once_to_a_type_that_the_kernels_have(quantized, dtypes):
+    folder = quantized("gptq")
+    exact = load_file(folder / "plain" / "model.safetensors")[f"{UP}.weight"]
+    checkpoint = open_quantized(folder, dtypes)
+    kept = checkpoint.stored_dtype(f"{UP}.weight")
+    assert kept is (torch.float16 if len(dtypes) > 1 else dtypes[0])
+    assert torch.equal(checkpoint.read([f"{UP}.weight"], kept), exact.to(kept))
+
+
+def test_progress_ends_at_the_last_byte(quantized):
+    seen = []
+    folder = quantized("w8a8")
+    checkpoint = open_quantized(folder)
+    checkpoint._progress = lambda done, total: seen.append((done, total))
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        checkpoint.read([name], torch.float32)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        checkpoint.read([f"{prefix}.input_layernorm.weight"], torch.float32)
+        checkpoint.read([f"{prefix}.post_attention_layernorm.weight"], torch.float32)
+        names = [f"{prefix}.self_attn.{at}_proj.weight" for at in "qkv"]
+        assert checkpoint.exact(names, 8, [()] * 3) is not None
+        checkpoint.read([f"{prefix}.self_attn.o_proj.weight"], torch.float32)
+        for at in ("gate", "up", "down"):
+            checkpoint.read([f"{prefix}.mlp.{at}_proj.weight"], torch.float32)
+    done, total = seen[-1]
+    assert done == total > 0
+
+
+def test_values_of_8_bits_that_are_no_numbers_are_found():
+    for dtype, bad in ((torch.float8_e4m3fn, (127, 255)), (torch.float8_e8m0fnu, (255,))):
+        codes = torch.arange(256, dtype=torch.uint8)
+        found = {at for at in range(256) if not is_finite(codes[at : at + 1].view(dtype))}
+        assert found == set(bad)
+    assert is_finite(torch.tensor([1, 2]))
+    assert not is_finite(torch.tensor([1.0, float("inf")]))

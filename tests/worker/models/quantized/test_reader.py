@@ -1,0 +1,108 @@
+"""The decoder computes quantised checkpoints: as their dequantised weights, or with the kernels' integers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.kernels.quantization import QuantizedWeight, quantized_linear
+from quire.worker.models.config import read_config
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.quantized.reader import make_reader
+from quire.worker.models.sharding import Shard
+from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
+from tests.support.quantized import FORMATS, PROJECTIONS
+from tests.worker.models.quantized.conftest import open_quantized
+from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations, transformers_logits
+
+# The type of dequantised weights, of formats whose weights are not kept in groups.
+KEPT = {
+    "gptq-order": torch.float16,
+    "gptq-8": torch.float16,
+    "w4a16-asym": torch.bfloat16,  # groups of 16
+    "w4a16-order": torch.bfloat16,
+    "w8a16": torch.bfloat16,
+}
+
+
+def logits(folder, ops="cpu", bits=0):
+    prompts = draw_prompts(1)
+    decoder = Decoder.load(folder, operations(ops), torch.float32, "cpu", 64, bits=bits)
+    return Stepper(decoder, prompts).run([{at: len(prompt) for at, prompt in enumerate(prompts)}])
+
+
+def largest_difference(found, expected):
+    return max(float((one - two).abs().max()) for one, two in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "w8a8"])
+def test_logits_are_those_of_the_dequantised_weights(quantized, name, caplog):
+    kept = KEPT.get(name)
+    folder = quantized(name, kept or torch.float32)
+    expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
+    with caplog.at_level(logging.INFO):
+        found = logits(folder)
+    assert largest_difference(found, expected) < TOLERANCE
+    kind = "fp8" if "fp8" in name or name == "fbgemm" else "uint4"
+    assert (f"as {str(kept)[6:]}" if kept else f"as {kind} without further rounding") in caplog.text
+    assert "activations are not rounded" in caplog.text
+
+
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+def test_8_bits_with_rounded_activations_are_computed_in_integers(quantized, ops, caplog):
+    folder = quantized("w8a8")
+    checkpoint = open_quantized(folder)
+    with caplog.at_level(logging.INFO):
+        found = logits(folder, ops)
+    assert "14 layers: 8 bits, per channel as int8 without further rounding" in caplog.text
+    expected = integer_logits(folder / "plain", checkpoint)
+    # A value at the border between two integers may fall on either side, for another order of sums in a norm.
+    assert largest_difference(found, expected) < 0.25
+    assert torch.cat(found).argmax(1).eq(torch.cat(expected).argmax(1)).float().mean() > 0.97
+
+
+def integer_logits(plain, checkpoint):
+    """Compute the logits of Transformers, with linear layers by the definition of the integer kernels."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager")
+
+    def replaced(weight: QuantizedWeight):
+        return lambda x: quantized_linear(x[0], weight)[None]
+
+    for name, module in model.named_modules():
+        if name.split(".")[-1] in PROJECTIONS:
+            module.forward = replaced(checkpoint.exact([f"{name}.weight"], 8, [()]))
+    with torch.inference_mode():
+        return [model(prompt[None]).logits[0] for prompt in draw_prompts(1)]
+
+
+@pytest.mark.parametrize(("name", "kept"), [("w4a16", "without further rounding"), ("awq", "rounded again")])
+def test_4_bits_on_request_are_kept_as_stored_or_said_to_be_rounded_again(quantized, name, kept, caplog):
+    folder = quantized(name)
+    with caplog.at_level(logging.INFO):
+        found = logits(folder, bits=4)
+    assert f"14 layers: 4 bits, groups of 32 as int4{', ' if 'again' in kept else ' '}{kept}" in caplog.text
+    assert "1 layers: not quantised as int8, rounded on load" in caplog.text
+    expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
+    similarity = torch.cosine_similarity(torch.cat(found), torch.cat(expected), dim=1)
+    assert float(similarity.mean()) > (0.97 if "again" not in kept else 0.8)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("awq", 5), ("fp8-block", 9), ("w8a8", 16)])
+def test_layers_on_gpus_have_the_values_of_the_checkpoint(quantized, name, limit, monkeypatch):
+    if not HAS_TRITON:
+        pytest.skip("Triton is not installed")
+    ops = make_triton_ops(torch.float32, monkeypatch)
+    folder = quantized(name)
+    checkpoint = open_quantized(folder, ops.weight_dtypes)
+    reader = make_reader(checkpoint, Shard(read_config(folder)), ops, ops.dtype, ops.device, 0)
+    for layer in ("self_attn.q_proj", "mlp.down_proj"):
+        weight = f"model.layers.0.{layer}.weight"
+        packed = reader.linear([weight])
+        plain = load_file(folder / "plain" / "model.safetensors")[weight].to(ops.device)
+        x = torch.randn(3, packed.in_features, device=ops.device)
+        torch.testing.assert_close(ops.linear(x, packed), x @ plain.T, rtol=1e-4, atol=1e-4)
+        assert packed.nbytes == plain.numel() * (limit if limit < 16 else 32) // 8

@@ -1,0 +1,84 @@
+"""Layers with keys of several shapes share their blocks: a block moves in all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.worker.models.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
+from quire.worker.models.paged import KVCache
+
+SHAPES = [KVShape(2, 16), KVShape(1, 48), KVShape(2, 16), KVShape(1, 16)]
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def ops(request: pytest.FixtureRequest) -> kernels.Ops:
+    return kernels.select_ops("cpu", torch.float32, request.param)
+
+
+def fill(cache: KVCache) -> list[torch.Tensor]:
+    """Give each block of each layer its own numbers, and return copies of all layers."""
+    tensors = [one for layer in cache.layers for one in layer]
+    for number, one in enumerate(tensors):
+        one.copy_(torch.arange(one.numel(), dtype=one.dtype).view(one.shape) + 100_000 * number)
+    return [one.clone() for one in tensors]
+
+
+def assert_blocks(cache: KVCache, before: list[torch.Tensor], order: list[int]) -> None:
+    tensors = [one for layer in cache.layers for one in layer]
+    for one, old in zip(tensors, before, strict=True):
+        assert torch.equal(one, old[order])
+
+
+def test_layers_have_the_shapes_that_were_asked_for(ops: kernels.Ops) -> None:
+    cache = alloc_layers(ops, SHAPES, 4, 16)
+    assert isinstance(cache, MixedKVCache)
+    assert [layer[0].shape for layer in cache.layers] == [(4, heads, 16, width) for heads, width in SHAPES]
+    assert len(cache.parts) == 3
+
+
+def test_blocks_are_copied_in_all_layers(ops: kernels.Ops) -> None:
+    cache = alloc_layers(ops, SHAPES, 4, 16)
+    before = fill(cache)
+    cache.copy_blocks([0, 1], [3, 2])
+    assert_blocks(cache, before, [0, 1, 1, 0])
+
+
+def test_swapped_blocks_come_back_into_other_blocks(ops: kernels.Ops) -> None:
+    cache = alloc_layers(ops, SHAPES, 4, 16, num_host_blocks=2)
+    before = fill(cache)
+    cache.swap_out([1, 2], [1, 0])
+    cache.copy_blocks([0], [1])
+    cache.swap_in([0, 1], [3, 0])
+    assert_blocks(cache, before, [1, 0, 2, 2])
+
+
+def test_layers_of_one_shape_need_no_parts(ops: kernels.Ops) -> None:
+    cache = alloc_layers(ops, [SHAPES[0]] * 3, 4, 16, num_host_blocks=1)
+    assert type(cache) is KVCache
+    assert len(cache.layers) == 3
+    assert cache.host is not None
+
+
+def test_a_cache_without_host_blocks_swaps_nothing(ops: kernels.Ops) -> None:
+    with pytest.raises(AssertionError, match="no host blocks"):
+        alloc_layers(ops, SHAPES, 4, 16).swap_out([0], [0])
+
+
+def test_latent_rows_move_with_the_keys_and_values_of_other_layers(ops: kernels.Ops) -> None:
+    shapes = [KVShape(2, 16), LatentShape(48), LatentShape(48)]
+    cache = alloc_layers(ops, shapes, 4, 16, num_host_blocks=2)
+    for number, (keys, values) in enumerate(cache.layers):
+        keys.fill_(number)
+        values.copy_(keys)
+        keys[1], values[1] = 10 + number, 10 + number
+    assert [keys is values for keys, values in cache.layers] == [False, True, True]
+    assert [tuple(keys.shape) for keys, _ in cache.layers] == [(4, 2, 16, 16), (4, 1, 16, 48), (4, 1, 16, 48)]
+    cache.swap_out([1], [0])
+    cache.swap_in([0], [3])
+    cache.copy_blocks([3], [2])
+    for number, layer in enumerate(cache.layers):
+        for one in layer:
+            assert one.flatten(1).unique(dim=1).flatten().tolist() == [number, *[10 + number] * 3]
+    assert bytes_per_block(ops, shapes, 16) == 16 * 4 * (2 * 2 * 16 + 48 + 48)

@@ -1,0 +1,140 @@
+"""The modules of a model are split by what they depend on, whatever their names are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quire.worker.models import transformers_trial as trial
+from quire.worker.models.transformers_backend import examine
+from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.models.transformers_linear import LinearUses
+from quire.worker.models.transformers_parts import ColumnPart, ExpertsPart, HeadPart, Parts, RowPart
+from quire.worker.models.transformers_split import CannotSplit, split
+from quire.worker.models.transformers_weights import load_weights
+from tests.support.idle_ranks import IdleRanks
+from tests.worker.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
+
+
+def split_for(path: Path, rank: int = 0, size: int = 2, **changes: Any) -> tuple[Any, Parts]:
+    """A model, and the parts of a rank."""
+    config = read_transformers_config(path)
+    model = load_weights(config, torch.float32)
+    text = trial.texts(config.vocab_size, 64)[0]
+    with LinearUses(model) as uses:
+        trial.by_transformers(model, [text])
+    shapes, states, *_ = examine(model, config, text, torch.float32, 64)
+    given = {"has_states": states is not None} | changes
+    parts = split(model, shapes, text=text, ranks=IdleRanks(rank, size), unpackable=uses.unpackable(), **given)
+    return model, parts
+
+
+def described(model: nn.Module, parts: Parts) -> dict[str, str]:
+    """The part of each linear layer of the first block, and of the head."""
+    names = {
+        re.sub(r".*\b(?:layers|h)\.0\.", "", name): parts._parts.get(module)
+        for name, module in model.named_modules()
+        if not re.search(r"\.[1-9]\d*\.", name)
+    }
+    found = {}
+    for name, part in names.items():
+        if isinstance(part, ColumnPart):
+            spans = " ".join(f"{one.start}-{one.stop}" for one in part.spans)
+            found[name] = ("gathered " if part.gathered_by else "columns ") + spans
+        elif isinstance(part, RowPart | HeadPart):
+            found[name] = f"{'rows' if isinstance(part, RowPart) else 'head'} {part.span.start}-{part.span.stop}"
+        elif isinstance(part, ExpertsPart):
+            found[name] = "experts"
+    return found
+
+
+# 4 heads of 16, 2 kv heads, 96 inner features, on rank 1 of 2.
+SPLIT = {
+    "gpt2": {  # queries, keys and values in one layer
+        "attn.c_attn": "columns 32-64 96-128 160-192",
+        "attn.c_proj": "rows 32-64",
+        "mlp.c_fc": "columns 48-96",
+        "mlp.c_proj": "rows 48-96",
+    },
+    "gpt-neox": {  # the same, head by head
+        "attention.query_key_value": "columns 96-192",
+        "attention.dense": "rows 32-64",
+        "mlp.dense_h_to_4h": "columns 48-96",
+        "mlp.dense_4h_to_h": "rows 48-96",
+    },
+    "phi3": {  # fewer kv heads; gate and up in one layer
+        "self_attn.qkv_proj": "columns 32-64 80-96 112-128",
+        "self_attn.o_proj": "rows 32-64",
+        "mlp.gate_up_proj": "columns 48-96 144-192",
+        "mlp.down_proj": "rows 48-96",
+    },
+    "olmo2": {  # a norm over all queries
+        "self_attn.q_proj": "gathered 32-64",
+        "self_attn.v_proj": "columns 16-32",
+        "self_attn.o_proj": "rows 32-64",
+        "mlp.gate_proj": "columns 48-96",
+        "mlp.up_proj": "columns 48-96",
+        "mlp.down_proj": "rows 48-96",
+    },
+    "qwen3-moe": {  # the router is whole
+        "self_attn.q_proj": "columns 32-64",
+        "self_attn.k_proj": "columns 16-32",
+        "self_attn.v_proj": "columns 16-32",
+        "self_attn.o_proj": "rows 32-64",
+        "mlp.experts": "experts",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_layers_are_split_by_what_depends_on_them(kind: str, tmp_path: Path) -> None:
+    model, parts = split_for(make_kind(tmp_path / kind, kind), rank=1)
+    found = described(model, parts)
+    head = next((name for name, one in model.named_modules() if one is model.get_output_embeddings()), "")
+    vocab_size = len(model.get_output_embeddings().weight)
+    assert found.pop(head) == f"head {-(-vocab_size // 2)}-{vocab_size}"
+    assert found == SPLIT[kind]
+    assert all(one.gathered_by is None for one in parts.heads)
+
+
+def test_more_ranks_than_kv_heads_share_them(tmp_path: Path) -> None:
+    model, parts = split_for(make_kind(tmp_path / "phi3", "phi3"), rank=3, size=4)
+    assert described(model, parts)["self_attn.qkv_proj"] == "columns 48-64 80-96 112-128"
+    assert [(one.queries, one.keys) for one in parts.heads] == [(slice(3, 4), slice(1, 2))] * 3
+
+
+def test_attention_whose_heads_are_mixed_is_gathered(tmp_path: Path) -> None:
+    """DiffLlama subtracts the results of half of the heads from those of the others."""
+    model, parts = split_for(make_kind(tmp_path / "diffllama", "diffllama"))
+    assert all(one.gathered_by is not None for one in parts.heads)
+    found = described(model, parts)
+    assert "self_attn.o_proj" not in found
+    assert found["mlp.down_proj"] == "rows 0-48"
+
+
+def test_all_ranks_together_hold_each_weight(tmp_path: Path) -> None:
+    path = make_other(tmp_path / "llama", "llama", **LLAMA_LIKE)
+    both = [split_for(path, rank) for rank in range(2)]
+    for _, parts in both:
+        parts.cut_all()
+    whole = dict(load_weights(read_transformers_config(path), torch.float32).named_parameters())
+    first, second = (dict(model.named_parameters()) for model, _ in both)
+    for name, values in whole.items():
+        if first[name].shape == values.shape:  # norms and embeddings
+            assert torch.equal(first[name], values)
+        else:
+            dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+            assert torch.equal(torch.cat([first[name], second[name]], dim), values)
+
+
+def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(CannotSplit, match="3 ranks cannot share 4 heads and 4 key-value heads"):
+        split_for(path, size=3)
+    with pytest.raises(CannotSplit, match="2 ranks cannot share its recurrent states"):
+        split_for(path, has_states=True)

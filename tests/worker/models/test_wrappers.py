@@ -1,0 +1,130 @@
+"""The text of vision-language models by Quire's own decoder: the tokens are those of Transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import kernels
+from quire.shared.model.folder import WEIGHTS
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.choice import choose_model
+from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.errors import NotSupported
+from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.wrappers import text_tensor_name
+from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.worker.engine.test_engine_parity import prompts
+from tests.worker.models.test_transformers_parity import GREEDY, SMALL
+from tests.worker.vision_checkpoints import OWN, make_vision
+
+LIMITS: dict[str, Any] = SMALL | {"max_model_len": 256, "prefix_caching": True}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def answers(path: Path) -> list[list[int]]:
+    config = choose_model(path)
+    assert isinstance(config, ModelConfig)
+    model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    engine = Engine(model, EngineLimits(**LIMITS), config.eos_token_ids, None)
+    engine.checks_itself = True
+    found = [choices[0] for choices in generate(engine, prompts(), GREEDY)]
+    assert engine.groups.num_preemptions > 0
+    hits = engine.scheduler.blocks.counters.prefix_hits
+    assert [choices[0] for choices in generate(engine, prompts()[-2:] * 2, GREEDY)] == found[-2:] * 2
+    assert engine.scheduler.blocks.counters.prefix_hits > hits
+    return found
+
+
+def reference(path: Path) -> object:
+    from transformers import AutoModelForImageTextToText
+
+    return load_reference(path, AutoModelForImageTextToText)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    path = make_vision(tmp_path / kind, kind)
+    found = answers(path)
+    assert len({tuple(one) for one in found}) > len(found) // 4
+    assert_greedy(reference(path), prompts(), found)
+
+
+def test_a_configuration_without_a_part_for_text_is_read_as_on_the_hub(tmp_path: Path) -> None:
+    """Qwen2.5-VL on the Hugging Face Hub has the fields of its text model at the top, and RoPE of the type mrope."""
+    path = make_vision(tmp_path / "qwen2_5_vl", "qwen2_5_vl")
+    found = answers(path)
+    values = json.loads((path / "config.json").read_text())
+    inner = values.pop("text_config")
+    rope = inner.pop("rope_parameters")
+    inner |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    names = ("architectures", "model_type", "vision_config", "tie_word_embeddings")
+    (path / "config.json").write_text(json.dumps(inner | {name: values[name] for name in names if name in values}))
+    assert answers(path) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("language_model.model.norm.weight", "model.norm.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("model.text_model.norm.weight", "model.norm.weight"),
+        ("model.visual.norm.weight", "model.visual.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_names_of_tensors(name: str, plain: str) -> None:
+    assert text_tensor_name(name) == plain
+
+
+def test_all_prefixes_of_tensors_are_found(tmp_path: Path) -> None:
+    path = make_vision(tmp_path / "llava", "llava")
+    found = answers(path)
+    tensors = load_file(path / WEIGHTS)
+    for prefix in ("model.language_model.", "language_model.model.", "model.text_model."):
+        plain = {text_tensor_name(name): tensor for name, tensor in tensors.items()}
+        body = {name: one for name, one in plain.items() if name.startswith("model.") and "vision" not in name}
+        others = {name: one for name, one in plain.items() if name not in body}
+        renamed = {prefix + name.removeprefix("model."): one for name, one in body.items()}
+        save_file({name: one.clone() for name, one in (others | renamed).items()}, path / WEIGHTS, {"format": "pt"})
+        assert answers(path) == found
+
+
+def test_a_head_that_is_not_in_the_checkpoint_is_the_embedding(tmp_path: Path) -> None:
+    path = make_vision(tmp_path / "mistral3", "mistral3")
+    found = answers(path)
+    assert "language_model.lm_head.weight" not in load_file(path / WEIGHTS)
+    values = json.loads((path / "config.json").read_text())
+    del values["tie_word_embeddings"], values["text_config"]["tie_word_embeddings"]
+    (path / "config.json").write_text(json.dumps(values))
+    assert read_config(path).tie_word_embeddings
+    assert answers(path) == found
+
+
+@pytest.mark.parametrize("field", ["num_key_value_heads", "hidden_size", "rope_parameters"])
+def test_a_text_model_that_leaves_fields_to_defaults_goes_to_transformers(field: str, tmp_path: Path) -> None:
+    """Configurations on the Hugging Face Hub, such as that of LLaVA 1.5, leave out what is a default."""
+    path = make_vision(tmp_path / "llava", "llava")
+    values = json.loads((path / "config.json").read_text())
+    del values["text_config"][field]
+    (path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(NotSupported, match="is missing; supported: a number, as its default depends on the model"):
+        choose_model(path, "quire")
+    assert isinstance(choose_model(path), TransformersConfig)
+
+
+def test_a_text_model_of_another_family_goes_to_transformers(tmp_path: Path) -> None:
+    path = make_vision(tmp_path / "llava", "llava", model_type="gemma", head_dim=16)
+    with pytest.raises(NotSupported, match=r'model_type is "gemma"; supported: one of llama, .* in LlavaForCond'):
+        choose_model(path, "quire")
+    assert isinstance(choose_model(path), TransformersConfig)

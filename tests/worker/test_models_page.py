@@ -1,0 +1,51 @@
+"""The tables of architectures in docs/models.md are those that a measurement gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.ops.paths import PROJECT_ROOT
+from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
+from tests.worker.architectures import ARCHITECTURES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def rows(name: str) -> list[list[str]]:
+    """The cells of a table of the page, without its head."""
+    text = (PROJECT_ROOT / "docs" / PAGE).read_text()
+    table = text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    return [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+
+
+def on_the_page() -> dict[str, Served]:
+    """Each configuration as the page has it."""
+    found = {}
+    for name, is_served in (("served", True), ("refused", False)):
+        for architecture, kinds, last in rows(name):
+            for kind in kinds.split(", "):
+                by, why = (last, "") if is_served else (REFUSED, last)
+                found[kind] = Served(kind, architecture.strip("`"), by, why)
+    return found
+
+
+def test_each_configuration_is_on_the_page_once() -> None:
+    assert not set(ARCHITECTURES) & set(VISION)
+    assert sorted(on_the_page()) == sorted([*ARCHITECTURES, *VISION])
+    assert [kind for name in ("served", "refused") for row in rows(name) for kind in row[1].split(", ")].count(
+        "llama"
+    ) == 1
+
+
+def test_the_count_is_that_of_the_tables() -> None:
+    text = (PROJECT_ROOT / "docs" / PAGE).read_text()
+    assert tables(list(on_the_page().values()))["count"].strip() in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *VISION])
+def test_a_configuration_is_served_as_the_page_says(kind: str, tmp_path: Path) -> None:
+    """If this fails for a change that is right: `python -m tests.support.served_models` writes the page."""
+    assert measure(kind, tmp_path) == on_the_page()[kind]

@@ -1,0 +1,132 @@
+"""Expands the blocks of GGUF's quantised types to float32, with the arithmetic of the format's definition.
+
+Each function takes blocks as bytes, uint8 [B, bytes], and returns weights, float32 [B, weights]. A block holds one or
+two float16 scales and the integers that they multiply: one scale per 32 weights in the older types; in K-quants, scales
+of 6 or 4 bits per 16 or 32 weights, which the float16 scales multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GROUP = 32  # weights with one scale in the older types
+
+
+def half(blocks: Tensor, at: int) -> Tensor:
+    """Return the float16 number at a byte of each block, as float32 [B, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def signed(values: Tensor) -> Tensor:
+    """Return bytes as signed integers."""
+    return values.contiguous().view(torch.int8)
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """Return the low halves of bytes [..., n], and then the high halves: [..., 2 n]."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def int4_values(blocks: Tensor) -> Tensor:
+    """Return the integers of Q4_0, int8 [B, 32], in -8..7."""
+    return nibbles(blocks[:, 2:]).to(torch.int8) - 8
+
+
+def q4_0(blocks: Tensor) -> Tensor:
+    return half(blocks, 0) * int4_values(blocks)
+
+
+def q4_1(blocks: Tensor) -> Tensor:
+    return half(blocks, 0) * nibbles(blocks[:, 4:]) + half(blocks, 2)
+
+
+def q5_0(blocks: Tensor) -> Tensor:
+    values = nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
+    return half(blocks, 0) * (values.to(torch.int8) - 16)
+
+
+def q5_1(blocks: Tensor) -> Tensor:
+    return half(blocks, 0) * (nibbles(blocks[:, 8:]) | (_bits(blocks[:, 4:8]) << 4)) + half(blocks, 2)
+
+
+def q8_0(blocks: Tensor) -> Tensor:
+    return half(blocks, 0) * signed(blocks[:, 2:])
+
+
+def q2_k(blocks: Tensor) -> Tensor:
+    scales = blocks[:, :16]
+    factor = (half(blocks, 80) * (scales & 15))[..., None]  # [B, 16, 1]
+    offset = (half(blocks, 82) * (scales >> 4))[..., None]
+    values = _pairs_of_bits(blocks[:, 16:80]).reshape(-1, 16, 16)
+    return (factor * values - offset).flatten(1)
+
+
+def q3_k(blocks: Tensor) -> Tensor:
+    low = _pairs_of_bits(blocks[:, 32:96]).reshape(-1, 8, 32)
+    high = (blocks[:, None, :32] >> _shifts(1, 8)) & 1
+    values = (low | (high << 2)).to(torch.int8) - 4
+    packed = blocks[:, 96:108]
+    top = (packed[:, None, 8:] >> _shifts(2, 4)) & 3
+    scales = (nibbles(packed[:, :8]) | (top.flatten(1) << 4)).to(torch.int8) - 32
+    return (half(blocks, 108) * scales)[..., None].mul(values.reshape(-1, 16, 16)).flatten(1)
+
+
+def q4_k(blocks: Tensor) -> Tensor:
+    factor, offset = _factors(blocks)
+    values = nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return (factor * values - offset).flatten(1)
+
+
+def q5_k(blocks: Tensor) -> Tensor:
+    factor, offset = _factors(blocks)
+    low = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    high = (blocks[:, None, 16:48] >> _shifts(1, 8)) & 1
+    return (factor * (low | (high << 4)) - offset).flatten(1)
+
+
+def q6_k(blocks: Tensor) -> Tensor:
+    low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _shifts(2, 4)) & 3
+    values = (low | (high.reshape(-1, 8, 32) << 4)).to(torch.int8) - 32
+    factor = (half(blocks, 208) * signed(blocks[:, 192:208]))[..., None]
+    return (factor * values.reshape(-1, 16, 16)).flatten(1)
+
+
+EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q5_0": q5_0,
+    "Q5_1": q5_1,
+    "Q8_0": q8_0,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}
+
+
+def _shifts(width: int, count: int) -> Tensor:
+    """Return the shifts to `count` fields of `width` bits, as uint8 [count, 1]."""
+    return (torch.arange(count, dtype=torch.uint8) * width)[:, None]
+
+
+def _bits(packed: Tensor) -> Tensor:
+    """Return the bits of 4 bytes, the lowest of the first byte first: [B, 32]."""
+    return ((packed[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
+
+
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """Return the numbers of 2 bits of 64 bytes [B, 256]: of each 32 bytes, first all lowest pairs of bits."""
+    return ((packed.reshape(-1, 2, 1, 32) >> _shifts(2, 4)) & 3).flatten(1)
+
+
+def _factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factor and offset of each 32 weights in Q4_K and Q5_K, float32 [B, 8, 1]: 6 bits times float16."""
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1)
+    offsets = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1)
+    return (half(blocks, 0) * scales)[..., None], (half(blocks, 2) * offsets)[..., None]

@@ -1,0 +1,1 @@
+"""Reads LoRA adapters in the format of PEFT."""

@@ -1,0 +1,197 @@
+"""The tensors of a checkpoint whose linear layers are quantised. They can be read as if they were not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
+from quire.kernels.quantization import QuantizedWeight
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.loader import AGAIN, TORCH_DTYPES, Progress, Weights
+from quire.worker.models.quantized.layout import LayerLayout, Quantization, Stored, TensorFault
+from quire.worker.models.quantized.weight import ScaledWeight, joined, part_of
+
+# Tensors beside the weights that do not change them: the rounding of activations and of the KV cache.
+NEUTRAL_ENDS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
+                ".input_scale_ub", ".activation_scale")  # fmt: skip
+SAME_MODEL = "config.json and the weights must be of the same model"
+
+
+class QuantizedCheckpoint(Weights):
+    """Tensors by their canonical names. `check` finds the quantised layers.
+
+    dtypes: of weights that the kernels multiply by. Dequantised weights have the type of their scales if it is one of
+    these and of 16 bits; else `wide` if it is one of these; else the first of these. So they are rounded once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quantization: Quantization,
+        dtypes: Sequence[torch.dtype],
+        wide: torch.dtype = torch.bfloat16,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(folder, progress)
+        self.quantization = quantization
+        self._dtypes, self._wide = dtypes, wide if wide in dtypes else dtypes[0]
+        self._layers: dict[str, tuple[LayerLayout, int, int]] = {}  # name of the weight: layout, rows, columns
+        self._last: tuple[str, ScaledWeight] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        layer = name.removesuffix(".weight")
+        return super().__contains__(name) or any(
+            f"{layer}.{end}" in self._tensors for end in ("qweight", "weight_packed")
+        )
+
+    def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+        plain, used = {}, set(ignored)
+        used.update(name for name in self._tensors if name.endswith(NEUTRAL_ENDS))
+        for name, shape in expected.items():
+            layout = self._layout(name, shape)
+            if layout is None:
+                plain[name] = shape
+                continue
+            layer = name.removesuffix(".weight")
+            for end, stored in layout.tensors(shape[0], shape[1]).items():
+                self._check_stored(f"{layer}.{end}", stored)
+                used.add(f"{layer}.{end}")
+            used.update(f"{layer}.{end}" for end in ("weight_shape", "g_idx", "weight_g_idx", "weight_zero_point"))
+            self._layers[name] = layout, shape[0], shape[1]
+        super().check(plain, ignored=used)
+        self._total_bytes += sum(self._elements(name) * self.stored_dtype(name).itemsize for name in self._layers)
+
+    def layout(self, name: str) -> LayerLayout | None:
+        """Return the layout of a weight; None if it is not quantised."""
+        return self._layers[name][0] if name in self._layers else None
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        if name not in self._layers:
+            return super().stored_dtype(name)
+        scale = self._stored_type(f"{name.removesuffix('.weight')}.{self._layers[name][0].scale}")
+        dtype = TORCH_DTYPES.get(scale or "", torch.float32)
+        return dtype if dtype.itemsize == 2 and dtype in self._dtypes else self._wide
+
+    def exact(self, names: Sequence[str], bits: int, parts: Sequence[tuple[slice, ...]]) -> QuantizedWeight | None:
+        """Return quantised layers as one in a layout of the kernels; None if it cannot hold them without rounding."""
+        weights = []
+        for name, part in zip(names, parts, strict=True):
+            if name not in self._layers:
+                return None
+            exact = self._weight(name).exact(bits)
+            weight = None if exact is None else part_of(exact, part)
+            if weight is None:
+                return None
+            weights.append(weight)
+        for name in names:
+            self._count(name)
+        return joined(weights)
+
+    def grouped(self, names: Sequence[str], parts: Sequence[tuple[slice, ...]]) -> GroupedWeight | None:
+        """Return quantised layers as one, as codes with a scale per group; None if that would round them."""
+        weights = []
+        for name, part in zip(names, parts, strict=True):
+            whole = self._weight(name).grouped() if name in self._layers else None
+            weight = None if whole is None else grouped_part(whole, part)
+            if weight is None:
+                return None
+            weights.append(weight)
+        if len({weight.kind for weight in weights}) > 1:
+            return None
+        for name in names:
+            self._count(name)
+        return grouped_rows(weights)
+
+    def grouped_entry(self, name: str, index: int, part: tuple[slice, ...]) -> GroupedWeight | None:
+        """Return an entry of stacked experts, [N, K], or rows and columns of it; None if it has no groups."""
+
+    def _layout(self, name: str, shape: tuple[int, ...]) -> LayerLayout | None:
+        layer = name.removesuffix(".weight")
+        if layer == name or len(shape) != 2 or layer.endswith("embed_tokens"):
+            return None
+        layout = self.quantization.layer(layer, self._stored_type)
+        ends = [] if layout is None else list(layout.tensors(shape[0], shape[1]))
+        if ends and "weight" not in ends and name in self._tensors:
+            found = next((end for end in ends if f"{layer}.{end}" in self._tensors), "")
+            if found:
+                what = f"tensors {name} and {layer}.{found} are of the same layer, expected one of them"
+                raise CheckpointError(self._tensors[name][0], what, AGAIN)
+        return layout
+
+    def _check_stored(self, name: str, stored: Stored) -> None:
+        if name not in self._tensors:
+            if stored.optional:
+                return
+            what = f"tensor {name} is missing, expected with the shape {list(stored.shapes[0])}"
+            remedy = "quantization_config must describe these weights, and the checkpoint must be complete"
+            raise CheckpointError(self._folder, what, remedy)
+        path, header = self._header(name, stored.shapes[0])
+        found, kind = tuple(header.get_shape()), header.get_dtype()
+        if kind not in stored.types:
+            what = f"tensor {name} has the type {kind}, expected {' or '.join(stored.types)}"
+            raise CheckpointError(path, what, "quantization_config must describe these weights; " + AGAIN)
+        if found not in stored.shapes:
+            what = f"tensor {name} has the shape {list(found)}, expected {list(stored.shapes[0])}"
+            raise CheckpointError(path, what, SAME_MODEL)
+
+    def _stored_type(self, name: str) -> str | None:
+        if name not in self._tensors:
+            return None
+        _, handle, inside = self._tensors[name]
+        kind: str = handle.get_slice(inside).get_dtype()
+        return kind
+
+    def _stored(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        if name not in self._layers:
+            return super()._stored(name, part)
+        weight = self._weight(name).dequantized(self.stored_dtype(name))
+        return weight[part].contiguous() if part else weight
+
+    def _weight(self, name: str) -> ScaledWeight:
+        """Read a layer. The last one is kept: it is tried in several layouts."""
+        if self._last is not None and self._last[0] == name:
+            return self._last[1]
+        layout, n, k = self._layers[name]
+        layer = name.removesuffix(".weight")
+
+        def load(end: str) -> Tensor | None:
+            return self._finite(f"{layer}.{end}") if f"{layer}.{end}" in self._tensors else None
+
+        try:
+            weight = layout.weight(n, k, load)
+        except TensorFault as fault:
+            at = f"{layer}.{fault.end}"
+            raise CheckpointError(self._path(at), f"tensor {at} {fault.what}", fault.remedy) from None
+        self._last = name, weight
+        return weight
+
+    def _finite(self, name: str) -> Tensor:
+        """Read a tensor. Raises CheckpointError for values that are not finite."""
+        stored = super()._stored(name, ())
+        if not is_finite(stored):
+            raise CheckpointError(self._path(name), f"tensor {name} has values that are not finite", AGAIN)
+        return stored
+
+    def _path(self, name: str) -> Path:
+        if name not in self._layers:
+            return super()._path(name)
+        return super()._path(f"{name.removesuffix('.weight')}.{self._layers[name][0].scale}")
+
+    def _elements(self, name: str) -> int:
+        if name not in self._layers:
+            return super()._elements(name)
+        _, n, k = self._layers[name]
+        return n * k
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether all values are finite. Types of 8 bits have no infinity, and few values that are no numbers."""
+    if values.dtype is torch.float8_e4m3fn:
+        return not bool(((values.view(torch.uint8) & 127) == 127).any())
+    if values.dtype is torch.float8_e8m0fnu:
+        return not bool((values.view(torch.uint8) == 255).any())
+    return not values.is_floating_point() or bool(values.isfinite().all())

@@ -1,0 +1,90 @@
+"""What a quantised format says about its layers: which are quantised, and how their tensors are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.worker.models.fields import Fields
+from quire.worker.models.quantized.weight import ScaledWeight
+
+FLOATS = ("F16", "BF16", "F32")  # types of scales, as safetensors names them
+# Returns the type of a stored tensor, as safetensors names it; None if the checkpoint does not have the tensor.
+StoredType = Callable[[str], str | None]
+# Returns a tensor of the layer by the end of its name, such as "qweight"; None if it is optional and absent.
+Load = Callable[[str], Tensor | None]
+
+
+class TensorFault(Exception):
+    """A tensor of a layer that cannot be honoured: the end of its name, the fault and the remedy."""
+
+    def __init__(self, end: str, what: str, remedy: str) -> None:
+        super().__init__(end, what, remedy)
+        self.end, self.what, self.remedy = end, what, remedy
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a tensor must be. shapes: any of these."""
+
+    types: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    optional: bool = False
+
+
+class LayerLayout(Protocol):
+    """How one linear layer is stored."""
+
+    @property
+    def label(self) -> str:
+        """Bits and groups for the log, such as "4 bits in groups of 128"."""
+
+    @property
+    def scale(self) -> str:
+        """The end of the name of the tensor of scales."""
+
+    @property
+    def integer_bits(self) -> int:
+        """Bits of weights if the format multiplies them with activations that are rounded to 8 bits; else 0."""
+
+    def tensors(self, n: int, k: int) -> dict[str, Stored]:
+        """Return the tensors of a layer with weights [n, k] by the ends of their names."""
+
+    def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
+        """Read the weights. Raises TensorFault."""
+
+
+class Quantization(Protocol):
+    """A parsed `quantization_config`."""
+
+    @property
+    def label(self) -> str:
+        """The format for the log and for errors."""
+
+    @property
+    def rounds_activations(self) -> bool:
+        """True if activations are rounded to 8 bits, as the integer kernels do, for some layers."""
+
+    def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
+        """Return the layout of the linear layer `name`, such as `model.layers.0.mlp.up_proj`; None: not quantised.
+
+        Raises CheckpointError if the configuration contradicts the tensors.
+        """
+
+
+def refuse_unknown(fields: Fields, known: Collection[str]) -> None:
+    """Raise CheckpointError for a field that is neither known nor empty: it may change what the tensors mean."""
+    for name in fields.names():
+        value = fields.get(name)
+        if name not in known and not (value is None or value is False or value in ([], {}, "")):
+            raise fields.fault(name, "no such field; use a checkpoint without it, or the one it was made from")
+
+
+def required(load: Load, end: str) -> Tensor:
+    """Load a tensor that `tensors` does not call optional."""
+    tensor = load(end)
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,39 @@
+"""Attention to the keys that an index selects (DeepSeek-V3.2), in contexts so short that it selects all of them.
+
+The indexer of a layer scores all keys and selects `index_topk` of them for each query. A context of up to `index_topk`
+tokens is attended to as a whole, so the indexers are left out, and the attention is that of DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+TAKES_INDICES = "its attention takes indices"
+
+
+def leave_out_indexers(model: nn.Module, max_model_len: int) -> None:
+    """Have attention modules select no keys, if each indexer selects all keys of `max_model_len` tokens."""
+    modules: list[Any] = [
+        module for module in model.modules() if isinstance(getattr(module, "indexer", None), nn.Module)
+    ]
+    counts = [getattr(module.indexer, "index_topk", None) for module in modules]
+    if not all(type(count) is int and count >= max_model_len for count in counts):
+        return
+    for module in modules:
+        module.indexer.forward = _no_indices
+        module.register_forward_pre_hook(_with_mask, with_kwargs=True)
+
+
+def _no_indices(*_: Any, **__: Any) -> torch.Tensor:
+    """Stands for the forward of an indexer. Some layers check that an earlier one has given indices."""
+    return torch.zeros(0, dtype=torch.int32)
+
+
+def _with_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give the module a mask, which it reads for its indexer. Paged attention uses none."""
+    if "attention_mask" in kwargs and kwargs["attention_mask"] is None:
+        kwargs = kwargs | {"attention_mask": torch.zeros(1, 1, 1, 1)}
+    return args, kwargs
