@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +12,13 @@ import torch
 
 from quire import kernels
 from quire.shared.errors import StartError
+from quire.shared.model.adapter_names import parse_adapters
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
+from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
@@ -30,8 +34,9 @@ from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
+from quire.worker.queue.adapter_loader import why_no_adapters
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
-from quire.worker.ranks.leader import Followers, LeadingDecoder, reason, recorder
+from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, reason, recorder
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
 
@@ -42,25 +47,37 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     """Build and warm up the engine, and pin its prefixes. Raises StartError, CheckpointError."""
     device = devices.choose_device(settings.device)
     check_settings(settings, device)
-    if not Path(settings.model).is_dir():
+    if not Path(settings.model).exists():
         progress.phase(f"looking for {settings.model} in the cache and on the Hugging Face Hub")
     path = resolve(settings.model)
     progress.phase("reading the configuration")
     config = choose_model(path, settings.model_impl)
+    settings = devices.choose_ranks(settings, device, config)
     devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
-    dtype = devices.choose_dtype(settings.dtype, device)
-    ops = backend.make_ops(settings, device, dtype)
-    threads, ranks = backend.set_threads(settings, ops), settings.tensor_parallel_size
-    where = f"{threads} threads" if device.type == "cpu" else devices.describe(device)
+    devices.check_quantization(settings, device, config)
+    dtype = devices.choose_dtype(settings.dtype, device, devices.has_integers(settings, device, config))
+    stored = config.dtype if isinstance(config, ModelConfig) else None
+    ops = backend.make_ops(settings, device, dtype, stored)
+    ranks = settings.num_ranks
+    cpus = os.sched_getaffinity(0)  # of all ranks
+    placement = backend.place_threads(settings, ops)
+    where = str(placement) if device.type == "cpu" else devices.describe(device)
     where += f", as {ranks} ranks" if ranks > 1 else ""
-    log.info("loading %s as %s with %s kernels on %s", path, str(dtype)[6:], backend.kernels_name(ops), where)
-    check_weights(path, config, dtype, device, ranks)
+    where += f", with a KV cache in {str(ops.kv_dtype)[6:]}" if ops.kv_dtype is not dtype else ""
+    types = str(dtype)[6:] + ("" if settings.quantization == "none" else f" with {settings.quantization} weights")
+    log.info("loading %s as %s with %s kernels on %s", path, types, backend.kernels_name(ops), where)
+    check_weights(path, config, dtype, device, ranks, devices.quantized_bits(settings))
     progress.phase("loading weights")
     try:
-        model = load_model(settings, path, config, ops, device)
-        model.weights_digest = fingerprint.of_weights(path)
-        return make_engine(settings, name, model, texts, device)
+        model = load_model(settings, path, config, ops, device, cpus)
+        adapters = load_adapters(settings, name, model)
+        model.weights_digest = fingerprint.of_weights(path, settings.quantization)
+        engine = make_engine(settings, name, model, texts, device)
+        engine.adapters.limit = max(settings.max_loras, len(adapters))
+        for adapter in adapters:
+            engine.adapters.add(adapter)
+        return engine
     except Exception as error:
         raise_in_one_line(error)
         if isinstance(failed := reason(error), kernels.PinningFailed):
@@ -76,6 +93,24 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         ) from error
 
 
+def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> list[Adapter]:
+    """Load the adapters of --lora. Raises StartError, CheckpointError.
+
+    name: the served name of the model.
+    """
+    folders = parse_adapters(settings.lora, name)
+    if (folders or settings.lora_dir) and not model.supports_adapters:
+        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {why_no_adapters(model)}")
+    if settings.lora_dir and not Path(settings.lora_dir).is_dir():
+        raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
+    if len(folders) > settings.max_loras:
+        raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
+    adapters = [model.load_adapter(one, folder, settings.max_lora_rank) for one, folder in folders.items()]
+    for adapter in adapters:
+        log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
+    return adapters
+
+
 def raise_in_one_line(error: Exception) -> None:
     """Raise StartError if the error is one of Triton's, on any rank: kernel, cause and remedy. Else return."""
     if failure := kernels.triton_failure(reason(error)):
@@ -88,27 +123,44 @@ def load_model(
     config: ModelConfig | TransformersConfig,
     ops: kernels.Ops,
     device: torch.device,
+    cpus: Collection[int] = (),
 ) -> PagedModel:
-    """Load the model; with tensor parallelism this rank's part of it, and start the processes of the other ranks."""
+    """Load the model; with tensor parallelism this rank's part of it, and start the processes of the other ranks.
+
+    cpus: those that all ranks together may use; by default the CPUs of this process.
+    """
     if isinstance(config, TransformersConfig):
         logs = LoadingLog(), LoadingLog("packed", "packing weights")
-        return TransformersModel.load(config, ops, device, settings.max_model_len, *logs)
-    if settings.tensor_parallel_size == 1:
-        return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, LoadingLog())
-    followers = Followers(settings, path, ops)
-    return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, settings.max_model_len, LoadingLog())
+        if settings.num_ranks == 1:
+            return TransformersModel.load(config, ops, device, settings.max_model_len, *logs)
+        followers = Followers(settings, path, ops, cpus=cpus)
+        return LeadingTransformersModel.lead(followers, config, ops, device, settings.max_model_len, *logs)
+    limit_torch_threads(ops)
+    bits = devices.quantized_bits(settings)
+    if settings.num_ranks == 1:
+        return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits=bits)
+    followers = Followers(settings, path, ops, cpus=cpus)
+    return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits)
+
+
+def limit_torch_threads(ops: kernels.Ops) -> None:
+    """Leave the processors to the threads of the C++ kernels, if these compute.
+
+    Torch has little to do then. The threads of torch wait for each other actively and would compete with the kernels.
+    """
+    if isinstance(ops, kernels.CpuOps):
+        torch.set_num_threads(1)
 
 
 def make_engine(
     settings: WorkerSettings, name: str, model: PagedModel, texts: ModelTexts, device: torch.device
 ) -> Engine:
     """Make an engine for a loaded model, warmed up."""
-    if isinstance(model.ops, kernels.CpuOps) and not model.multiplies_in_torch:
-        # Torch has little left to do, and its idle threads would compete with those of the kernels.
-        torch.set_num_threads(1)
+    if not model.multiplies_in_torch:
+        limit_torch_threads(model.ops)
     progress.phase("sizing the KV cache")
     limits = choose_limits(settings, model, device)
-    log_limits(model, limits, settings.tensor_parallel_size)
+    log_limits(model, limits, settings.num_ranks)
     runner = (
         Runner
         if device.type == "cpu"

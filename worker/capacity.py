@@ -12,7 +12,7 @@ from quire.worker.device.memory import available_memory
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.paged import PagedModel
 from quire.worker.ranks.leader import recorder
-from quire.worker.settings import WorkerSettings
+from quire.worker.settings import SNAPSHOT_TOKENS, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ CPU_CACHE_LIMIT = 2 * GIB
 CPU_CACHE_SHARE = 0.3
 # Share of the memory that is free besides the KV cache for blocks that are swapped out.
 HOST_BLOCKS_SHARE = 0.2
+# Slots for recurrent states per running sequence, its own among them, unless --state-gb says how many.
+SLOTS_PER_SEQUENCE = 16
 
 
 def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
@@ -29,7 +31,7 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     max_model_len = model.max_model_len
     # A block takes this many bytes on each rank. All ranks share the host's memory; on a CPU it holds the KV cache.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
-    bytes_on_all_ranks = bytes_per_block * settings.tensor_parallel_size
+    bytes_on_all_ranks = bytes_per_block * settings.num_ranks
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
     sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
@@ -37,12 +39,18 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
         budget, free, tokens = memory_plan.plan_cuda_memory(settings, model, max_model_len, recorder(model))
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
         remedy = f"raise --gpu-memory-utilization, {fp8}lower --max-num-batched-tokens (now {tokens})"
+        num_state_slots = 0
     else:
         longest = -(-max_model_len // settings.block_size)
         free = available_memory()
-        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * free), sequences * longest * bytes_per_block)
-        remedy = "raise --kv-cache-gb"
+        budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * free))
+        sequences, num_state_slots = choose_state_slots(settings, model.state_bytes, sequences, budget, free)
+        budget -= min(budget // 2, num_state_slots * model.state_bytes)
+        budget = min(budget, sequences * longest * bytes_per_block)
+        int8 = ", take --kv-cache-dtype int8" if settings.kv_cache_dtype == "auto" else ""
+        remedy = f"raise --kv-cache-gb{int8}"
     num_blocks = choose_num_blocks(settings, bytes_per_block, max_model_len, budget, remedy)
+    free -= num_state_slots * model.state_bytes
     if num_blocks * bytes_per_block > free:
         asked = f"--num-blocks {num_blocks}" if settings.num_blocks else f"--kv-cache-gb {settings.kv_cache_gb:g}"
         raise StartError(
@@ -50,6 +58,7 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
             "lower it, or leave the setting out to have the size chosen"
         )
     num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
+    num_device_bytes += num_state_slots * model.state_bytes
     return EngineLimits(
         num_blocks=num_blocks,
         num_host_blocks=choose_num_host_blocks(
@@ -62,7 +71,46 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
         prefix_caching=settings.prefix_caching,
         max_prefill_tokens=settings.max_prefill_tokens,
         preemption=settings.preemption,
+        num_state_slots=num_state_slots,
+        snapshot_interval=settings.snapshot_tokens,
     )
+
+
+def choose_state_slots(
+    settings: WorkerSettings, state_bytes: int, sequences: int, budget: int, free: int
+) -> tuple[int, int]:
+    """Choose how many sequences run at once and the number of slots for their recurrent states.
+
+    state_bytes: memory of a slot; 0 if the model keeps no such states. budget, free: bytes for all caches, and free
+    bytes. At least half of the slots are left for snapshots. Raises StartError.
+    """
+    if not state_bytes:
+        if settings.state_gb:
+            raise StartError(f"--state-gb {settings.state_gb:g}: the model keeps no recurrent states; leave it out")
+        if settings.snapshot_tokens != SNAPSHOT_TOKENS:
+            what = f"--snapshot-tokens {settings.snapshot_tokens}"
+            raise StartError(f"{what}: the model keeps no recurrent states; leave it out")
+        return sequences, 0
+    if settings.snapshot_tokens % settings.block_size:
+        raise StartError(
+            f"--snapshot-tokens {settings.snapshot_tokens} must be a multiple of --block-size {settings.block_size}"
+        )
+    most = (int(settings.state_gb * GIB) or budget // 2) // state_bytes
+    rows = min(sequences, most if not settings.prefix_caching else max(1, most // 2))
+    asked = f"--state-gb {settings.state_gb:g}" if settings.state_gb else "half of the memory for caches"
+    if most < 1 or (settings.max_num_seqs and most < sequences):
+        raise StartError(
+            f"{asked} has room for the recurrent states of {most} sequences of {state_bytes / 2**20:.1f} MiB: raise "
+            "--state-gb" + (f", or lower --max-num-seqs to {most}" if most else "")
+        )
+    if settings.max_num_seqs:
+        rows = sequences
+    elif rows < sequences:
+        log.warning("%s has room for the recurrent states of %d sequences at once; raise --state-gb", asked, rows)
+    slots = most if settings.state_gb else min(most, rows * SLOTS_PER_SEQUENCE)
+    if slots * state_bytes > free:
+        raise StartError(f"--state-gb {settings.state_gb:g}: {free / GIB:.2f} GiB are free; lower it")
+    return rows, slots
 
 
 def choose_num_blocks(
@@ -124,3 +172,10 @@ def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
     )
+    if limits.num_state_slots:
+        log.info(
+            "recurrent states: %d slots, %.0f MiB, for running sequences and for snapshots every %d tokens of a prompt",
+            limits.num_state_slots,
+            limits.num_state_slots * model.state_bytes / 2**20,
+            limits.snapshot_interval,
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -34,6 +36,13 @@ def settle() -> None:
     # Objects that exist now never become garbage, so collections can skip them.
     gc.collect()
     gc.freeze()
+    release_free_memory()
+
+
+def release_free_memory() -> None:
+    """Return memory that malloc keeps free to the system: loading leaves copies of weights behind."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def leave(code: int) -> NoReturn:

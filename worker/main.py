@@ -7,18 +7,20 @@ import logging
 import os
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import NoReturn
 
 from redis.exceptions import RedisError
 
 from quire.shared.errors import StartError
-from quire.shared.model.naming import served_name
+from quire.shared.model.naming import read_aliases, served_name
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
 from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing
 from quire.worker.interpreter import leave, settle, without_collections
+from quire.worker.lean_torch import import_torch
 from quire.worker.progress import progress
 from quire.worker.settings import WorkerSettings
 
@@ -36,6 +38,7 @@ def run_to_the_end(settings: WorkerSettings) -> int:
     progress.begin()
     progress.phase("importing torch")
     with without_collections():
+        import_torch()
         # Imported here because they import torch, which takes seconds, and `quire worker --help` is to be quick.
         import quire.worker.service  # noqa: F401
         from quire.worker.ranks.leader import OutOfStep
@@ -72,11 +75,16 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.build import build_engine
     from quire.worker.device.backend import arithmetic_labels
     from quire.worker.inspect.fingerprint import of_results
+    from quire.worker.models.loader import resolve
+    from quire.worker.queue.adapter_loader import AdapterSettings
     from quire.worker.queue.leases import check_name
+    from quire.worker.queue.model_registrar import read_registration
+    from quire.worker.ranks.leader import num_ranks
     from quire.worker.service import LeaseTimes, WorkerService
 
     started = time.perf_counter()
     name = served_name(settings.model, settings.served_model_name)
+    aliases = read_aliases(settings.model_aliases, name)
     # Wrong settings are found before the weights are loaded, which can take minutes.
     tracer = start_tracing("worker", settings.name, settings.otlp_endpoint, os.environ)
     if tracer is not None:
@@ -97,7 +105,9 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=LeaseTimes(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic_labels(model, settings.tensor_parallel_size) | digests,
+        arithmetic=arithmetic_labels(model, num_ranks(model)) | digests,
+        adapters=AdapterSettings(Path(settings.lora_dir) if settings.lora_dir else None, settings.max_lora_rank),
+        registration=read_registration(resolve(settings.model), name, aliases),
     )
     settle()
     try:

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from quire.shared.errors import StartError
 from quire.shared.model.files import read_json
-from quire.shared.text.chat_template import load_chat_template
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
 from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes
 from quire.worker.settings import WorkerSettings
@@ -32,6 +31,9 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
     eos = eos_token_id(tokenizer, special_tokens)
     if not settings.pinned_prefixes:
         return ModelTexts(tokenizer, eos, [])
+    # Imported here because only pinned prefixes need it: Jinja takes a tenth of a second.
+    from quire.shared.text.chat_template import load_chat_template
+
     template = load_chat_template(path, config, special_tokens)
     declared = read_json(path / "config.json", required=True).get("vocab_size")
     vocab_size = declared if type(declared) is int else tokenizer.get_vocab_size()

@@ -8,7 +8,10 @@ import torch
 
 from quire.shared.errors import StartError
 from quire.worker.device import memory_plan
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.gguf.quantization import GGUFQuantization
 from quire.worker.models.paged import CheckpointConfig
+from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.settings import WorkerSettings
 
 GIB = 1024**3
@@ -33,17 +36,48 @@ def check_settings(settings: WorkerSettings, device: torch.device) -> None:
         )
 
 
+LEAST_QUANTIZED_BITS = 5  # of a weight of a quantised checkpoint as the kernels keep it, with its scale
+
+
 def check_weights(
-    path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1
+    path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1, bits: int | str = 0
 ) -> None:
-    """Raise StartError for weights that do not fit into memory, before loading them takes minutes."""
-    needed, free = config.least_weight_bytes(dtype), memory_plan.free_memory(device)
+    """Raise StartError for weights that do not fit into memory, before loading them takes minutes.
+
+    bits: of weights that are quantised on load, or FP8; 0: not quantised.
+    """
+    kept = dtype
+    quantization = config.quantization if isinstance(config, ModelConfig) else None
+    of_gguf = quantization if isinstance(quantization, GGUFQuantization) else None
+    if quantization is not None and of_gguf is None and quantization.rounds_activations and dtype is torch.float32:
+        bits = bits or 8
+    is_narrow = isinstance(config, ModelConfig) and (config.dtype in ("bfloat16", "float16") or quantization)
+    if device.type == "cpu" and is_narrow:
+        kept = torch.bfloat16  # of 16 bits, as stored: the kernels of a CPU multiply them with float32 activations
+    least_bits = 8 if isinstance(bits, str) else bits or 8 * kept.itemsize
+    expands_experts = device.type == "cuda" and isinstance(quantization, Mxfp4)
+    if quantization is not None and not bits and not expands_experts:
+        least_bits = LEAST_QUANTIZED_BITS
+    needed = config.least_weight_bytes(kept) * least_bits // (8 * kept.itemsize)
+    if of_gguf is not None:
+        needed = of_gguf.kept_bytes(has_integers=dtype is torch.float32)
+    free = memory_plan.free_memory(device)
     if device.type == "cuda":  # each rank has a GPU of its own
         needed //= ranks
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
-        narrower = ", take --dtype bfloat16 or float16" if dtype.itemsize > 2 else ""
+        narrower = ", take --dtype bfloat16 or float16" if kept.itemsize > 2 and not bits else ""
+        narrower += ", take --quantization int4" if device.type == "cpu" and bits != 4 and of_gguf is None else ""
+        types = (
+            of_gguf.label
+            if of_gguf
+            else str(bits)
+            if isinstance(bits, str)
+            else f"int{bits}"
+            if bits
+            else str(kept)[6:]
+        )
         raise StartError(
-            f"{path}: its weights take {needed / GIB:.2f} GiB as {str(dtype)[6:]}, and {free / GIB:.2f} GiB of the "
+            f"{path}: its weights take {needed / GIB:.2f} GiB as {types}, and {free / GIB:.2f} GiB of the "
             f"{where}'s memory are free: end what else uses it{narrower}, or take a smaller model or a larger {where}"
         )

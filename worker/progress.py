@@ -17,12 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TextIO
 
+from quire.shared.start_pipe import PIPE, READY
 from quire.shared.telemetry.logs import JsonFormatter
-
-# The environment variable with the descriptor of the pipe's writing end.
-PIPE = "_QUIRE_PROGRESS_FD"
-# The last phase: the worker takes requests.
-READY = "ready"
 
 _REDRAW_S = 0.1
 LOG_S = 2.0

@@ -24,10 +24,12 @@ from quire.worker.inspect.admin_server import WorkerAdminServer
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.publisher import ViewPublisher
 from quire.worker.progress import progress
+from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 from quire.worker.queue.engine_thread import EngineThread
 from quire.worker.queue.leases import NameTaken, home, is_gone, take_name
+from quire.worker.queue.model_registrar import ModelRegistrar, Registration
 from quire.worker.queue.orphans import Orphans
 from quire.worker.queue.watchdog import Watchdog
 
@@ -69,9 +71,16 @@ class WorkerService:
         leases: LeaseTimes = LeaseTimes(),
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
+        adapters: AdapterSettings | None = None,
+        registration: Registration | None = None,
     ) -> None:
-        """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`)."""
+        """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`).
+
+        registration: what gateways without the model folder need; None registers nothing.
+        """
+        self._registration = registration
         self._arithmetic = arithmetic
+        self._adapter_settings = adapters or AdapterSettings()
         self._leases = leases
         self._tracer = tracer
         self._model_name = model_name
@@ -120,7 +129,11 @@ class WorkerService:
 
         engine = EngineThread(self._engine, emit, ended)
         reader = QueueReader(blocking, self._model_name, self._worker_id)
-        consumer = Consumer(broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer)
+        loader = AdapterLoader(broker, self._engine, engine, self._adapter_settings, self._leases.beat_s)
+        self._loader = loader
+        consumer = Consumer(
+            broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer, loader
+        )
         watch = Watchdog(engine, self._leases.watchdog_s)
         lag = LoopLag()
         internal = None
@@ -130,6 +143,7 @@ class WorkerService:
             internal = WorkerAdminServer(engine, self._listener, metrics).server
         engine.start()
         watch.start()
+        await loader.refresh()  # a new worker claims requests only with all adapters
         consuming = asyncio.create_task(consumer.run(), name="consumer")
         reclaiming = asyncio.create_task(consumer.run_reclaim(), name="reclaim")
         committing = asyncio.create_task(committer.run(engine), name="committer")
@@ -139,8 +153,12 @@ class WorkerService:
             committing,
             asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
             asyncio.create_task(ViewPublisher(broker, engine, self._worker_id).run(self._ended), name="viewer"),
+            asyncio.create_task(loader.run(self._ended), name="adapters"),
             asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
         ]
+        if self._registration is not None:
+            registrar = ModelRegistrar(url, self._registration)
+            tasks.append(asyncio.create_task(registrar.run(self._ended), name="registrar"))
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         dead = asyncio.create_task(died.wait(), name="engine")
         try:
@@ -258,4 +276,7 @@ class WorkerService:
             running=status.running,
             waiting=status.waiting,
             steps=status.steps,
+            weights_digest=self._engine.runner.model.weights_digest,
+            adapters=tuple(f"{name}@{digest}" for name, digest in self._engine.adapters.held),
+            adapter_faults=self._loader.faults,
         )

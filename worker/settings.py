@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from quire.shared.service_settings import DeviceSettings, ServiceSettings
 from quire.shared.settings import option
 
+# Default of --snapshot-tokens: a multiple of every block size.
+SNAPSHOT_TOKENS = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(DeviceSettings, ServiceSettings):
@@ -19,16 +22,40 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         help="Implementation of the model; auto is Quire's own decoder if it knows the architecture, else "
         "Transformers.",
     )
+    quantization: str = option(
+        "none",
+        choices=("none", "int8", "int4", "fp8"),
+        help="Quantise the weights of linear layers on load. int8 and int4: activations are rounded to 8 bits per "
+        "token. fp8: e4m3 weights with a scale per output channel; activations are not rounded. GPUs: fp8 only.",
+    )
     kv_cache_dtype: str = option(
         "auto",
-        choices=("auto", "fp8"),
-        help="Type of the KV cache; auto is that of --dtype. fp8 (e4m3, CUDA only) needs half the memory.",
+        choices=("auto", "float32", "bfloat16", "int8", "fp8"),
+        help="Type of the KV cache; auto is that of --dtype, and bfloat16 if a CPU computes in float32 with weights of "
+        "16 bits. fp8 (e4m3) and int8 (with a scale for each token and head; CPU only) need half the memory of "
+        "bfloat16.",
     )
+    lora: str = option(
+        "",
+        metavar="NAME=FOLDER",
+        repeatable=True,
+        help="LoRA adapter in the format of PEFT, served under this name; give the flag once per adapter, or separate "
+        "adapters by commas. All workers of a model need the same adapters.",
+    )
+    lora_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Folder of adapters that /admin/adapters may load at run time; by default none. All workers of a model "
+        "need the same folder.",
+    )
+    max_lora_rank: int = option(64, minimum=1, maximum=512, help="Largest rank of an adapter.")
+    max_loras: int = option(64, minimum=1, maximum=1024, help="Largest number of adapters that are loaded at once.")
     tensor_parallel_size: int = option(
-        1,
-        minimum=1,
+        0,
+        minimum=0,
         maximum=64,
-        help="GPUs of this machine that share the model, each with a part of every layer; on a CPU, processes.",
+        help="GPUs of this machine that share the model, each with a part of every layer; on a CPU, processes. 0 is 1, "
+        "but on CPUs with several NUMA nodes one per node if the shape of the model allows it.",
     )
     max_model_len: int = option(0, minimum=0, help="Longest context in tokens; 0 is the model's own.")
     block_size: int = option(16, choices=(8, 16, 32, 64, 128), help="Tokens per block of the KV cache.")
@@ -47,6 +74,20 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         minimum=0,
         maximum=65536,
         help="Largest host memory in GiB for swapped-out blocks; less if little is free, 0 for no swapping.",
+    )
+    state_gb: float = option(
+        0.0,
+        minimum=0,
+        maximum=65536,
+        help="Memory in GiB for the recurrent states of models such as Mamba: those of running sequences and snapshots "
+        "of the prefix cache; 0 is half of the memory for the KV cache.",
+    )
+    snapshot_tokens: int = option(
+        SNAPSHOT_TOKENS,
+        minimum=8,
+        maximum=1_048_576,
+        help="Tokens of a prompt between two snapshots of recurrent states for the prefix cache, a multiple of "
+        "--block-size. One more is taken at the last full block.",
     )
     prefix_caching: bool = option(True, help="Prefix caching: reuse the KV blocks of identical prompt prefixes.")
     pinned_prefixes: str = option(
@@ -81,7 +122,19 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         maximum=60_000,
         help="Target inter-token latency in milliseconds; prefill per step is limited adaptively to meet it. 0 is off.",
     )
-    threads: int = option(0, minimum=0, maximum=1024, help="Compute threads; 0 is one per core.")
+    threads: int = option(
+        0,
+        minimum=0,
+        maximum=1024,
+        help="Compute threads; 0 is one per physical core, within the CPU quota of the container. Slow cores of hybrid "
+        "processors are left out.",
+    )
+    thread_binding: str = option(
+        "auto",
+        choices=("auto", "cores", "none"),
+        help="Binding of compute threads: cores binds each to its physical core, none leaves them to Linux; auto binds "
+        "them if they use all of at least 4 cores.",
+    )
     kernels: str = option(
         "auto", choices=("auto", "cpu", "triton", "reference"), help="Implementation of the model's operations."
     )
@@ -127,6 +180,11 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         help="Seconds after which a running request whose gateway is gone is cancelled, unless a client comes "
         "back for it.",
     )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share the model; 1 while --tensor-parallel-size 0 is not resolved."""
+        return max(1, self.tensor_parallel_size)
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from quire.worker.settings import WorkerSettings
 CPU = torch.device("cpu")
 MIB = 1 << 20
 # A block of 16 tokens takes 16 MiB.
-MODEL: Any = SimpleNamespace(max_model_len=1600, kv_bytes_per_block=lambda block_size: block_size * MIB)
+MODEL: Any = SimpleNamespace(max_model_len=1600, kv_bytes_per_block=lambda block_size: block_size * MIB, state_bytes=0)
 
 
 def limits(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:
@@ -34,7 +34,8 @@ def test_a_cpu_cache_is_bounded_by_a_constant_by_free_memory_and_by_need(monkeyp
 def test_a_cache_that_cannot_hold_one_sequence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartError, match=r"99 blocks is too small .* 100 blocks .*: raise --num-blocks, or lower"):
         limits(monkeypatch, 100 * GIB, num_blocks=99)
-    with pytest.raises(StartError, match="raise --kv-cache-gb, or lower --max-model-len to 1024"):
+    remedy = "raise --kv-cache-gb, take --kv-cache-dtype int8, or lower --max-model-len to 1024"
+    with pytest.raises(StartError, match=remedy):
         limits(monkeypatch, 100 * GIB, kv_cache_gb=1)
 
 
@@ -64,3 +65,48 @@ def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_mo
     assert blocks(0, swap_gb=4) == 0
     assert blocks(100 * GIB, swap_gb=0) == 0
     assert blocks(100 * GIB, preemption="recompute") == 0
+
+
+# A state takes 64 MiB, a block of 16 tokens 16 MiB.
+STATEFUL: Any = SimpleNamespace(
+    max_model_len=160, kv_bytes_per_block=lambda block_size: block_size * MIB, state_bytes=64 * MIB
+)
+
+
+def stateful(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:
+    monkeypatch.setattr(capacity, "available_memory", lambda: free)
+    return choose_limits(WorkerSettings(**settings), STATEFUL, CPU)
+
+
+def test_states_take_half_of_the_memory_for_caches_and_bound_the_sequences(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = stateful(monkeypatch, 100 * GIB)
+    assert (found.num_state_slots, found.max_num_seqs, found.num_blocks) == (16, 8, 64)
+    assert "half of the memory for caches has room for the recurrent states of 8 sequences at once" in caplog.text
+    assert stateful(monkeypatch, 100 * GIB, prefix_caching=False).max_num_seqs == 16
+    few = stateful(monkeypatch, 100 * GIB, max_num_seqs=1, state_gb=8)
+    assert (few.max_num_seqs, few.num_state_slots) == (1, 128)
+    many = stateful(monkeypatch, 100 * GIB, state_gb=8)
+    assert (many.max_num_seqs, many.num_state_slots) == (64, 128)
+    assert stateful(monkeypatch, 100 * GIB, max_num_seqs=16).max_num_seqs == 16, "no slots for snapshots"
+
+
+def test_settings_of_states_that_cannot_be_honoured_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        StartError, match=r"room for the recurrent states of 16 .* of 64.0 MiB: raise --state-gb, or lo"
+    ):
+        stateful(monkeypatch, 100 * GIB, max_num_seqs=17)
+    with pytest.raises(
+        StartError, match=r"--state-gb 0.01 has room for the recurrent states of 0 .*: raise --state-gb$"
+    ):
+        stateful(monkeypatch, 100 * GIB, state_gb=0.01)
+    with pytest.raises(StartError, match=r"--state-gb 8: 4\.00 GiB are free; lower it"):
+        stateful(monkeypatch, 4 * GIB, state_gb=8)
+    with pytest.raises(StartError, match="--snapshot-tokens 40 must be a multiple of --block-size 16"):
+        stateful(monkeypatch, 100 * GIB, snapshot_tokens=40)
+    for name, value in (("state_gb", 1), ("snapshot_tokens", 128)):
+        with pytest.raises(
+            StartError, match=f"--{name.replace('_', '-')} {value}: the model keeps no recurrent states"
+        ):
+            limits(monkeypatch, 100 * GIB, **{name: value})

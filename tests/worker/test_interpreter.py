@@ -29,3 +29,24 @@ def test_a_thread_inside_of_torch_does_not_abort_the_process_at_its_end(code: in
     command = [sys.executable, "-c", f"{BUSY}\nleave({code})"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stdout, done.stderr) == (code, "the last line\n", "")
+
+
+RELEASE = """
+from pathlib import Path
+from quire.worker.interpreter import release_free_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+blocks = [bytearray(60_000) for _ in range(2000)]  # below the size that malloc maps
+keep = blocks[-1]
+blocks = None
+before = resident()
+release_free_memory()
+print(before - resident() > 80)
+"""
+
+
+def test_memory_that_malloc_keeps_goes_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", RELEASE], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\n", "")

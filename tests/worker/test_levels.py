@@ -26,7 +26,9 @@ print(json.dumps([torch.backends.cpu.get_cpu_capability(), *levels]))
 """
 # By level: what ATen uses, and what computes bfloat16 and float32.
 EXPECTED = {
-    "avx512bf16": ["AVX512", "avx512bf16", "avx512"],
+    "amxint8": ["AVX512", "avx512bf16", "amxint8"],
+    "avx512bf16": ["AVX512", "avx512bf16", "avx512vnni"],
+    "avx512vnni": ["AVX512", "reference", "avx512vnni"],
     "avx512": ["AVX512", "reference", "avx512"],
     "avx2": ["AVX2", "reference", "avx2"],
     levels.NONE: ["DEFAULT", "reference", "reference"],

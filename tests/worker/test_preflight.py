@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from quire.shared.errors import StartError
-from quire.worker.preflight import check_settings
+from quire.worker.device import memory_plan
+from quire.worker.models.config import read_config
+from quire.worker.preflight import check_settings, check_weights
 from quire.worker.settings import WorkerSettings
+from tests.worker.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -35,3 +39,24 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_the_defaults_pass() -> None:
     check_settings(WorkerSettings(), CPU)
     check_settings(WorkerSettings(max_num_seqs=4096), CPU)
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("Q4_0", 0.5, 0.6), ("Q8_0", 2.0, 2.0)])
+def test_the_memory_of_a_gguf_file_is_that_of_its_types(
+    kind: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """least, most: bytes per weight. Q4_0 stays 4 bits with a scale for 32 of them; Q8_0 becomes 16 bits."""
+    from quire.ops.tools.gguf_writer import write_gguf
+
+    folder = make_checkpoint(tmp_path / "model", "qwen2", hidden_size=64, intermediate_size=96)
+    file = write_gguf(folder, tmp_path / "a.gguf", kind)
+    config = read_config(file)
+    weights = sum(count for _, count in config.quantization.weights)  # type: ignore[union-attr]
+    monkeypatch.setattr(memory_plan, "free_memory", lambda device: int(weights * most) + 1)
+    check_weights(file, config, torch.float32, CPU)
+    monkeypatch.setattr(memory_plan, "free_memory", lambda device: int(weights * least) - 1)
+    with pytest.raises(
+        StartError, match=rf"a\.gguf: its weights take .* as GGUF, {kind}, .*take a smaller model"
+    ) as caught:
+        check_weights(file, config, torch.float32, CPU)
+    assert "--quantization" not in str(caught.value)

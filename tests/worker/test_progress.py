@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.worker.progress import PIPE, StartProgress
+from quire.shared.start_pipe import PIPE
+from quire.worker.progress import StartProgress
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 
 PHASES = ["importing torch", "reading the configuration", "loading weights", "sizing the KV cache", "warming up"]

@@ -25,7 +25,12 @@ def test_the_defaults_leave_sizes_to_the_worker() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--block-size", "24"), ("--gpu-memory-utilization", "1.5"), ("--tensor-parallel-size", "0"), ("--swap-gb", "-1")],
+    [
+        ("--block-size", "24"),
+        ("--gpu-memory-utilization", "1.5"),
+        ("--tensor-parallel-size", "-1"),
+        ("--swap-gb", "-1"),
+    ],
 )
 def test_a_value_out_of_bounds_is_refused_with_its_name(flag: str, value: str) -> None:
     with pytest.raises(SettingError, match=flag.removeprefix("--").replace("-", "[-_]")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -9,40 +10,101 @@ import torch
 from quire import kernels
 from quire.shared.errors import StartError
 from quire.worker.device import devices
+from quire.worker.device.placement import Placement, place
+from quire.worker.device.topology import Topology, read_topology
 from quire.worker.models.paged import PagedModel
 from quire.worker.settings import WorkerSettings
 
+log = logging.getLogger(__name__)
 
-def make_ops(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> kernels.Ops:
-    """Return the operations of --kernels for a device. Raises StartError."""
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+_NARROW = ("bfloat16", "float16")  # types of 16 bits that a checkpoint may declare
+
+
+def choose_kv_dtype(
+    settings: WorkerSettings, device: torch.device, dtype: torch.dtype, stored: str | None
+) -> torch.dtype:
+    """Return the type of the KV cache. Raises StartError if the kernels of the device have none of --kv-cache-dtype.
+
+    dtype: of the activations. stored: the type of the weights that the checkpoint declares.
+    """
+    name = settings.kv_cache_dtype
+    if name == "auto":
+        # A CPU without 16-bit products chooses float32 for a checkpoint of 16 bits: a wider cache would only be slower.
+        narrow = device.type == "cpu" and dtype is torch.float32 and settings.dtype == "auto" and stored in _NARROW
+        return torch.bfloat16 if narrow else dtype
+    wanted = KV_DTYPES[name]
+    if wanted is dtype:
+        return wanted
+    if device.type == "cuda":
+        if name != "fp8":
+            raise StartError(
+                f"--kv-cache-dtype {name}: a GPU keeps the cache in the type of the activations, {str(dtype)[6:]}, or "
+                "in fp8; use --kv-cache-dtype auto or fp8"
+            )
+        if not devices.has_fp8(device):
+            raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
+    elif name == "float32":
+        raise StartError(f"--kv-cache-dtype float32 is wider than the activations, {str(dtype)[6:]}; use auto")
+    return wanted
+
+
+def make_ops(
+    settings: WorkerSettings, device: torch.device, dtype: torch.dtype, stored: str | None = None
+) -> kernels.Ops:
+    """Return the operations of --kernels for a device. Raises StartError.
+
+    stored: the type of the weights that the checkpoint declares; it affects --kv-cache-dtype auto.
+    """
     prefer, is_cuda = settings.kernels, device.type == "cuda"
     if is_cuda != (prefer == "triton") and prefer in ("cpu", "triton"):
         raise StartError(f"--kernels {prefer} do not run on the {device.type} device; use --kernels auto")
     if settings.batch_invariant and prefer == "reference":
         raise StartError("--batch-invariant: the reference kernels are not; use --kernels auto")
-    if settings.kv_cache_dtype == "fp8":
-        if not is_cuda:
-            raise StartError("--kv-cache-dtype fp8 needs a CUDA device; use --kv-cache-dtype auto")
-        if not devices.has_fp8(device):
-            raise StartError("--kv-cache-dtype fp8 needs compute capability 8.9 or higher; use --kv-cache-dtype auto")
+    kv_dtype = choose_kv_dtype(settings, device, dtype, stored)
     if is_cuda and prefer != "reference" and (fault := kernels.outdated_triton()):
         raise StartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
     try:
         if is_cuda and prefer != "reference":
-            return kernels.triton_ops(device, dtype, settings.kv_cache_dtype == "fp8", settings.batch_invariant)
-        return kernels.select_ops(str(device), dtype, prefer)
+            return kernels.triton_ops(device, dtype, kv_dtype is torch.float8_e4m3fn, settings.batch_invariant)
+        return kernels.select_ops(str(device), dtype, prefer, kv_dtype)
     except kernels.KernelsUnavailable as error:
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error
 
 
-def set_threads(settings: WorkerSettings, ops: kernels.Ops) -> int:
-    """Set the number of compute threads of this process, and return it. The ranks of a worker share --threads."""
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    threads = max(1, threads // settings.tensor_parallel_size)
-    torch.set_num_threads(threads)
-    if isinstance(ops, kernels.CpuOps):
-        kernels.set_num_threads(threads)
-    return threads
+def kv_cache_name(ops: kernels.Ops) -> str:
+    """Return --kv-cache-dtype for other processes with the dtype of `ops`."""
+    return next((name for name, dtype in KV_DTYPES.items() if dtype is ops.kv_dtype is not ops.dtype), "auto")
+
+
+def place_threads(
+    settings: WorkerSettings, ops: kernels.Ops, rank: int = 0, topology: Topology | None = None
+) -> Placement:
+    """Set the number of compute threads of this process and their cores, for a rank of a worker.
+
+    Call it before the process starts other threads that are to stay on these cores. topology: by default the machine's.
+    """
+    placement = place(topology or read_topology(), settings.threads, settings.num_ranks, rank, settings.thread_binding)
+    torch.set_num_threads(placement.threads)
+    if not isinstance(ops, kernels.CpuOps):
+        return placement
+    kernels.set_num_threads(placement.threads)
+    try:
+        if placement.cpus:
+            os.sched_setaffinity(0, placement.cpus)
+        if placement.nodes:
+            kernels.interleave_memory(placement.nodes)
+    except OSError as error:
+        log.warning("threads and memory stay where the system puts them: %s", error.strerror)
+        return Placement(placement.threads)
+    if placement.bound:
+        kernels.bind_threads(placement.bound)
+    return placement
 
 
 def kernels_name(ops: kernels.Ops) -> str:
@@ -50,6 +112,13 @@ def kernels_name(ops: kernels.Ops) -> str:
     if isinstance(ops, kernels.CpuOps):
         return f"{ops.name}-{ops.level.name}"
     return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
+
+
+def arithmetic_name(ops: kernels.Ops) -> str:
+    """Return a name that kernels with equal results share: all C++ levels with float32 activations give equal bits."""
+    if isinstance(ops, kernels.CpuOps) and ops.dtype is torch.float32:
+        return f"{ops.name}-float32"
+    return kernels_name(ops)
 
 
 def arithmetic_labels(model: PagedModel, ranks: int = 1) -> dict[str, str]:
@@ -64,7 +133,7 @@ def arithmetic_labels(model: PagedModel, ranks: int = 1) -> dict[str, str]:
         "model_impl": model.implementation,
         "dtype": str(ops.dtype)[6:],
         "cache_dtype": str(ops.kv_dtype)[6:],
-        "kernels": kernels_name(ops),
+        "kernels": arithmetic_name(ops),
         "device": torch.cuda.get_device_properties(ops.device).name if is_cuda else "CPU",
         "tensor_parallel_size": str(ranks),
     }

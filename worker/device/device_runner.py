@@ -14,15 +14,18 @@ uses it has been launched, before it has run. No call here waits for the device:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from quire.kernels.lora import AdapterBatch
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.runner import NOWHERE, Inputs, Runner
+from quire.worker.device.runner import NOWHERE, Inputs, Runner, StepOutput
 from quire.worker.device.staging import Number, SampledTokens, Staging, StagingField, padded, pinned_buffers
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.sequence import PENDING
 from quire.worker.engine.step import Step
@@ -47,11 +50,11 @@ def decode_fields(count: int) -> list[StagingField]:
     return [StagingField(name, one, count) for name, one in types.items()]
 
 
-def input_fields(tokens: int, sequences: int) -> list[StagingField]:
+def input_fields(tokens: int, sequences: int, sampled: int) -> list[StagingField]:
     """Return the columns of `Inputs`, for steps of any kind."""
     return [
         StagingField("rows", np.int64, sequences),
-        StagingField("sampled", np.int64, sequences),
+        StagingField("sampled", np.int64, sampled),
         StagingField("lengths", np.int32, sequences),
         StagingField("starts", np.int32, sequences + 1),
         StagingField("token_ids", np.int32, tokens),
@@ -86,7 +89,7 @@ class DeviceRunner(Runner):
         self._staging = Staging(decode_fields(count + 1), self.device)
         buckets = list(graph_buckets)
         max_tokens = max([limits.max_num_batched_tokens, *(bucket.num_tokens for bucket in buckets)])
-        self._inputs_staging = Staging(input_fields(max_tokens, count), self.device)
+        self._inputs_staging = Staging(input_fields(max_tokens, count, count + MAX_SCORED_POSITIONS), self.device)
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
         self._all_rows = torch.arange(count + 1, dtype=torch.int64, device=self.device)
         self._sampled = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
@@ -102,9 +105,9 @@ class DeviceRunner(Runner):
     def decode(self, step: Step) -> SampledTokens | None:
         """Launch a step that only decodes, including sampling.
 
-        Returns None for any other step, and launches nothing.
+        Returns None for any other step, and for one with adapters, and launches nothing.
         """
-        if step.chunks or not step.decodes:
+        if step.chunks or not step.decodes or self._has_adapters(step):
             return None
         self.move_blocks(step)
         self._send_tables()
@@ -122,6 +125,10 @@ class DeviceRunner(Runner):
             with torch.inference_mode():
                 self._decode(count, draws)
         return self._fetch(count)
+
+    def _has_adapters(self, step: Step) -> bool:
+        batch = self.input_batch
+        return bool(batch.num_adapted) and any(batch.adapters[row] is not None for row in step.decodes.rows.tolist())
 
     def _decode_columns(self, rows: np.ndarray, width: int, draws: bool) -> dict[str, np.ndarray]:
         """Return the columns of a decode step, padded to `width` sequences."""
@@ -191,35 +198,40 @@ class DeviceRunner(Runner):
 
     # --- any step -----------------------------------------------------------------------------------------------------
 
-    def execute(self, step: Step) -> torch.Tensor | None:
-        """Launch a step of any kind. Returns the logits of its sampled rows, decodes first: float32 [R, V].
+    def execute(self, step: Step) -> StepOutput | None:
+        """Launch a step of any kind. A step with adapters, or whose hidden states are wanted, is launched
+        without a graph.
 
-        The logits are on the device, and valid until the next step. Returns None if the step does not fit into device
+        The output is on the device, and valid until the next step. Returns None if the step does not fit into device
         memory; then only the blocks have moved.
         """
         self.move_blocks(step)
         self._send_tables()
         inputs = self._inputs(step)
         tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
-        if found := self.graphs.find(MIXED, tokens, sequences):
+        graph_rows = max(sequences, sampled)
+        adapters = self._adapters(inputs)
+        if not len(inputs.pooled) and adapters is None and (found := self.graphs.find(MIXED, tokens, graph_rows)):
             bucket, graph = found
             self._stage(inputs, bucket)
             with torch.inference_mode():
                 graph.replay()
-            return self._logits[:sampled]
+            return StepOutput(self._logits[:sampled])
         try:
-            return self._forward(inputs)
+            return self._forward(inputs, adapters)
         except torch.OutOfMemoryError:
             if step.num_tokens <= self.limits.max_num_seqs:
                 raise
         torch.cuda.empty_cache()  # not in the except block: the error's traceback still holds activations
         return None
 
-    def _forward(self, inputs: Inputs) -> torch.Tensor:
+    def _forward(self, inputs: Inputs, adapters: AdapterBatch | None) -> StepOutput:
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)
         self._stage(inputs, GraphBucket(MIXED, tokens, sequences))
+        pooled_rows = self._send(inputs.pooled) if len(inputs.pooled) else None
         with torch.inference_mode():
-            return self._mixed(tokens, sequences, len(inputs.sampled))
+            batch = self._mixed_batch(tokens, sequences, len(inputs.sampled))
+        return self._run_model(replace(batch, pooled_rows=pooled_rows, adapters=adapters))
 
     def _stage(self, inputs: Inputs, bucket: GraphBucket) -> None:
         """Send the inputs of a step, padded to a bucket.
@@ -230,7 +242,7 @@ class DeviceRunner(Runner):
         self._inputs_staging.send(
             {
                 "rows": padded(inputs.rows, sequences, self._padding),
-                "sampled": padded(inputs.sampled, sequences, 0),
+                "sampled": padded(inputs.sampled, max(sequences, len(inputs.sampled)), 0),
                 "lengths": padded(inputs.lengths, sequences, 0),
                 "starts": padded(inputs.starts, sequences + 1, inputs.starts[-1]),
                 "token_ids": padded(inputs.token_ids, tokens, 0),
@@ -239,17 +251,14 @@ class DeviceRunner(Runner):
             }
         )
 
-    def _mixed(self, tokens: int, sequences: int, sampled: int) -> torch.Tensor:
-        """Launch a step from the staged inputs, with these numbers of tokens, sequences and sampled rows.
-
-        Returns logits.
-        """
+    def _mixed_batch(self, tokens: int, sequences: int, sampled: int) -> ForwardBatch:
+        """Return the batch of the staged inputs, with these numbers of tokens, sequences and sampled rows."""
         staged = self._inputs_staging.on_device
         rows, token_ids = staged["rows"][:sequences], staged["token_ids"][:tokens]
         # Decodes come first, with one token each, so token i belongs to row i wherever it is pending.
         first = token_ids[:sequences]
         known = torch.where(first == PENDING, self._last_tokens[rows], first)
-        batch = ForwardBatch(
+        return ForwardBatch(
             token_ids=torch.cat([known, token_ids[sequences:]]),
             positions=staged["positions"][:tokens],
             slot_mapping=staged["slots"][:tokens],
@@ -258,7 +267,6 @@ class DeviceRunner(Runner):
             query_start_loc=staged["starts"][: sequences + 1],
             logits_rows=staged["sampled"][:sampled],
         )
-        return self.model.forward(batch, self.kv_cache)
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
         """Sample one token for each row of logits, by the parameters of these rows of the input batch.
@@ -284,7 +292,8 @@ class DeviceRunner(Runner):
     def _launch(self, bucket: GraphBucket) -> None:
         """Launch what the graph of a bucket records."""
         if bucket.kind == MIXED:
-            logits = self._mixed(bucket.num_tokens, bucket.num_sequences, bucket.num_sequences)
+            batch = self._mixed_batch(bucket.num_tokens, bucket.num_sequences, bucket.num_sequences)
+            logits = self.model.forward(batch, self.kv_cache)
             self._logits[: bucket.num_sequences].copy_(logits)
         else:
             self._decode(bucket.num_sequences, bucket.kind == DRAWN)

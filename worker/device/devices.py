@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 import torch
 
 from quire import kernels
+from quire.kernels.grouped_weight import FP8
 from quire.shared.errors import StartError
+from quire.worker.device.placement import default_ranks
+from quire.worker.device.topology import read_topology
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.sharding import NotDivisible, Shard
+from quire.worker.models.gguf.quantization import GGUFQuantization
+from quire.worker.models.sharding import NotDivisible, Shard, can_share
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Compute capabilities from which on a GPU computes in bfloat16, and converts 8-bit floats.
@@ -31,10 +40,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device, quantized: bool = False) -> torch.dtype:
     """Return the dtype of --dtype. `auto` is bfloat16 if the device supports it, else the next best.
 
-    Raises StartError.
+    quantized: weights are quantised, so that activations are float32. Raises StartError.
     """
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -47,13 +56,60 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES.get(name, torch.bfloat16 if has_bfloat16 else torch.float16)
     if name == "float16":
         raise StartError("--dtype float16 is for GPUs: on a CPU use --dtype bfloat16 or float32, or auto")
-    if name != "auto":
-        return DTYPES[name]
+    if quantized:
+        if name == "bfloat16":
+            raise StartError(
+                "--dtype bfloat16 does not go with --quantization int8 and int4, whose activations are float32 on "
+                "every processor; use --dtype auto"
+            )
+        return torch.float32
+    if name == "float32":
+        return torch.float32
     try:
         kernels.CpuOps(torch.bfloat16)
-        return torch.bfloat16
-    except kernels.KernelsUnavailable:
-        return torch.float32
+    except kernels.KernelsUnavailable as error:
+        if name == "auto":
+            log.info("--dtype auto: activations are float32, and 16-bit weights stay as they are stored (%s)", error)
+            return torch.float32
+        log.warning("--dtype bfloat16 is slow here: plain torch computes; --dtype auto is faster (%s)", error)
+    return torch.bfloat16
+
+
+def check_quantization(settings: WorkerSettings, device: torch.device, config: object) -> None:
+    """Raise StartError if --quantization does not go with the device or with the implementation of the model."""
+    if settings.quantization == "none":
+        return
+    given = f"--quantization {settings.quantization}"
+    if device.type == "cuda" and settings.quantization != FP8:
+        raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
+    if isinstance(config, ModelConfig) and isinstance(config.quantization, GGUFQuantization):
+        raise StartError(
+            f"{given}: the weights of the model are quantised already ({config.quantization.label}); leave it out, or "
+            "give a file with F16, BF16 or F32 weights"
+        )
+    if isinstance(config, TransformersConfig):
+        raise StartError(
+            f"{given}: {config.architecture} is computed by Transformers, whose layers are not quantised; leave it "
+            "out, or give a model that Quire's own decoder knows (docs/quickstart.md)"
+        )
+
+
+def has_integers(settings: WorkerSettings, device: torch.device, config: object) -> bool:
+    """True if weights are integers, so that activations are float32: by --quantization, or as the checkpoint says.
+
+    With --dtype bfloat16 the integers of a checkpoint are dequantised instead.
+    """
+    of_checkpoint = isinstance(config, ModelConfig) and config.quantization and config.quantization.rounds_activations
+    by_default = device.type == "cpu" and settings.dtype != "bfloat16"
+    if settings.quantization == FP8:
+        return False
+    return settings.quantization != "none" or bool(of_checkpoint and by_default)
+
+
+def quantized_bits(settings: WorkerSettings) -> int | str:
+    """Return what weights are quantised to on load: integers of 8 or 4 bits, or FP8; 0: they are not."""
+    kinds: dict[str, int | str] = {"none": 0, "int8": 8, "int4": 4, FP8: FP8}
+    return kinds[settings.quantization]
 
 
 def has_fp8(device: torch.device) -> bool:
@@ -69,21 +125,37 @@ def describe(device: torch.device) -> str:
     return f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)"
 
 
+def choose_ranks(
+    settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig
+) -> WorkerSettings:
+    """Return the settings with the number of ranks that --tensor-parallel-size 0 stands for."""
+    if settings.tensor_parallel_size:
+        return settings
+    can_be_shared = device.type == "cpu" and isinstance(config, ModelConfig) and settings.thread_binding != "none"
+
+    def fits(size: int) -> bool:
+        return isinstance(config, ModelConfig) and can_share(config, size)
+
+    ranks = default_ranks(read_topology(), fits) if can_be_shared and not settings.threads else 1
+    if ranks > 1:
+        log.info("%d ranks share the model, one per NUMA node; --tensor-parallel-size sets the number", ranks)
+    return replace(settings, tensor_parallel_size=ranks)
+
+
 def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig) -> None:
     """Raise StartError if --tensor-parallel-size ranks cannot share the model, or exceed the number of GPUs."""
-    size = settings.tensor_parallel_size
+    size = settings.num_ranks
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise StartError(
             f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
             "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
     if isinstance(config, TransformersConfig):
-        if size > 1:
-            raise StartError(
-                f"--tensor-parallel-size {size}: {config.architecture} is computed by Transformers, by one process; "
-                "lower it to 1, or give a model that Quire's own decoder knows (docs/quickstart.md)"
-            )
-        return
+        heads = config.num_heads
+        if heads is not None and heads % size:
+            possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
+            raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
+        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers_split`)
     try:
         Shard(config, 0, size)
     except NotDivisible as error:

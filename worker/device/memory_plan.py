@@ -13,6 +13,7 @@ from quire.worker.device.graphs import Record, record_on_cuda
 from quire.worker.device.memory import available_memory
 from quire.worker.device.runner import NOWHERE
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.paged import PagedModel
 from quire.worker.settings import WorkerSettings
@@ -106,7 +107,7 @@ def plan_cuda_memory(
     while True:
         release()  # not in the except block, where the error's traceback still holds the memory of the failed step
         try:
-            step = measure_step(model, tokens, rows, max_model_len, settings.block_size)
+            step = measure_step(model, tokens, rows + MAX_SCORED_POSITIONS, max_model_len, settings.block_size)
             break
         except torch.OutOfMemoryError:
             if tokens // 2 < max(LEAST_TOKENS, rows):

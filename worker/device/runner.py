@@ -5,11 +5,14 @@ Decoding sequences are gathered from the input batch with a few vector operation
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from quire.kernels.lora import AdapterBatch
+from quire.worker.device.adapter_rows import adapter_batch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
@@ -18,6 +21,7 @@ from quire.worker.models.paged import PagedModel
 
 # Slot of a token whose K and V are not written.
 NOWHERE = -1
+NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 class Inputs(NamedTuple):
@@ -29,7 +33,18 @@ class Inputs(NamedTuple):
     rows: np.ndarray  # int64 [S], rows of the input batch
     lengths: np.ndarray  # int32 [S]
     starts: np.ndarray  # int32 [S + 1]
-    sampled: np.ndarray  # int64 [R], tokens whose logits are wanted
+    # int64 [R], tokens whose logits are wanted: first those that are sampled, then those that score
+    sampled: np.ndarray
+    pooled: np.ndarray = NO_ROWS  # int64 [P], tokens whose hidden states are wanted
+
+
+class StepOutput(NamedTuple):
+    """The results of the model for one step."""
+
+    # float32 [R, V], of the sampled rows, decodes first, then of the scored positions.
+    logits: torch.Tensor
+    # [P, H], hidden states of the last `num_pooled` tokens of each chunk, in the order of the chunks.
+    hidden: torch.Tensor | None = None
 
 
 class Runner:
@@ -45,19 +60,26 @@ class Runner:
         self.limits = limits
         self.input_batch = input_batch
         self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size, limits.num_host_blocks)
+        if limits.num_state_slots:
+            self.kv_cache = model.alloc_states(self.kv_cache, limits.num_state_slots)
         self._token_ids = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
 
-    def execute(self, step: Step) -> torch.Tensor | None:
-        """Compute a step. Returns the logits of its sampled rows, decodes first: float32 [R, V].
+    def execute(self, step: Step) -> StepOutput | None:
+        """Compute a step.
 
-        Returns None if the step does not fit into device memory (`DeviceRunner`); then only the blocks have moved.
+        The logits are float32 [R, V]. Returns None if the step does not fit into device memory (`DeviceRunner`); then
+        only the blocks have moved.
         """
         self.move_blocks(step)
-        batch = self._build(step)
+        return self._run_model(self._build(step))
+
+    def _run_model(self, batch: ForwardBatch) -> StepOutput:
         with torch.inference_mode():
-            return self.model.forward(batch, self.kv_cache)
+            if batch.pooled_rows is None:
+                return StepOutput(self.model.forward(batch, self.kv_cache))
+            return StepOutput(*self.model.forward_pooled(batch, self.kv_cache))
 
     def move_blocks(self, step: Step) -> None:
         """Move blocks: one call for all blocks swapped out, one for all swapped in, one for all copies."""
@@ -68,11 +90,14 @@ class Runner:
         ):
             if copies:
                 move([copy.source for copy in copies], [copy.target for copy in copies])
+        for source, target in step.state_copies:
+            assert self.kv_cache.states is not None
+            self.kv_cache.states.copy(source, target)
 
     def _build(self, step: Step) -> ForwardBatch:
         inputs = self._inputs(step)
         max_blocks = -(-int(inputs.lengths.max()) // self.limits.block_size)
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
             slot_mapping=torch.from_numpy(inputs.slots),
@@ -80,13 +105,30 @@ class Runner:
             seq_lens=torch.from_numpy(inputs.lengths),
             query_start_loc=torch.from_numpy(inputs.starts),
             logits_rows=torch.from_numpy(inputs.sampled),
+            pooled_rows=torch.from_numpy(inputs.pooled) if len(inputs.pooled) else None,
+            adapters=self._adapters(inputs),
         )
+        if not self.model.state_bytes:
+            return batch
+        snapshots = [(index, 1, slot) for index, slot in step.decode_snapshots]
+        for index, chunk in enumerate(step.chunks, len(step.decodes)):
+            snapshots += [(index, count, slot) for count, slot in chunk.snapshots]
+        return replace(
+            batch.to(self.model.ops.device),
+            state_slots=torch.from_numpy(inputs.rows),
+            snapshots=torch.tensor(snapshots, dtype=torch.int64).view(-1, 3),
+        )
+
+    def _adapters(self, inputs: Inputs) -> AdapterBatch | None:
+        """Return the adapters of the tokens of a step, or None if no token uses one."""
+        wanted = np.concatenate([inputs.sampled, inputs.pooled])
+        return adapter_batch(self.input_batch, inputs.rows, inputs.starts, wanted)
 
     def _inputs(self, step: Step) -> Inputs:
         """Gather the inputs of a step. The arrays of tokens are overwritten by the next call."""
         batch, size = self.input_batch, self.limits.block_size
         at, decoding = len(step.decodes), step.decodes.rows
-        lengths = batch.lengths[decoding]
+        lengths, pooled = batch.lengths[decoding], NO_ROWS
         positions = lengths - 1
         self._token_ids[:at] = batch.last_tokens[decoding]
         self._positions[:at] = positions
@@ -95,7 +137,10 @@ class Runner:
             rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
-            for sequence, count, is_sampled in ((c.sequence, c.num_tokens, c.is_sampled) for c in step.chunks):
+            scored: list[int] = []
+            chunk_pooled: list[np.ndarray] = []
+            for one in step.chunks:
+                sequence, count = one.sequence, one.num_tokens
                 first, end = sequence.num_computed, at + count
                 chunk = np.arange(first, first + count, dtype=np.int32)
                 self._token_ids[at:end] = sequence.token_ids[first : first + count]
@@ -106,16 +151,23 @@ class Runner:
                 chunk_rows.append(sequence.row)
                 chunk_lengths.append(first + count)
                 ends.append(end)
-                if is_sampled:
+                if one.num_scored:
+                    assert sequence.group.prompt_scores is not None
+                    start = at + sequence.group.prompt_scores.num_scored - first
+                    scored.extend(range(start, start + one.num_scored))
+                if one.is_sampled:
                     chunk_sampled.append(end - 1)
+                if sequence.group.pooling:
+                    chunk_pooled.append(np.arange(end - one.num_pooled, end))
                 at = end
             decodes = len(decoding)
             rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
             lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
             starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
-            sampled = np.concatenate([np.arange(decodes), chunk_sampled]).astype(np.int64)
+            sampled = np.concatenate([np.arange(decodes), chunk_sampled, scored]).astype(np.int64)
+            pooled = np.concatenate([NO_ROWS, *chunk_pooled])
         token_ids, positions, slots = self._token_ids[:at], self._positions[:at], self._slots[:at]
-        return Inputs(token_ids, positions, slots, rows, lengths, starts, sampled)
+        return Inputs(token_ids, positions, slots, rows, lengths, starts, sampled, pooled)
 
     def check(self) -> None:
         """Raise if the device is lost: after some errors all later calls fail until the process ends."""

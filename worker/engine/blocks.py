@@ -78,10 +78,13 @@ class _Tail:
     block: int
 
 
-def cache_root(model: str, salt: str = "") -> bytes:
-    """Return the root of a hash chain. Sequences share cached blocks only if model and salt are equal."""
+def cache_root(model: str, salt: str = "", adapter: str = "") -> bytes:
+    """Return the root of a hash chain. Sequences share cached blocks only if all arguments are equal.
+
+    adapter: the digest of the LoRA adapter; empty without one.
+    """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
-    for part in (model, salt):
+    for part in (model, salt, adapter) if adapter else (model, salt):
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()

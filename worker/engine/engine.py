@@ -22,7 +22,8 @@ import torch
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner
+from quire.worker.device.runner import Runner, StepOutput
+from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root
 from quire.worker.engine.grammars import DEAD_END, Grammars
@@ -32,10 +33,12 @@ from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.engine.pooling import Embedding, pool
 from quire.worker.engine.results import Results, best_beams
-from quire.worker.engine.sampler import Sampler, bad_word_tokens
+from quire.worker.engine.sampler import Sampler, bad_word_tokens, token_mask
 from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
+from quire.worker.engine.scoring import score_prompts
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from quire.worker.engine.step import Step
 from quire.worker.engine.timing import StepTimes
@@ -51,7 +54,7 @@ class Engine:
     name: the name of the model; it is part of the hashes of cached prefixes.
     blocks: a block manager to use instead of the paged one, for comparisons.
     runner: makes the runner; a DeviceRunner lets the engine run one step ahead.
-    grammars: matchers for JSON schemas; without them requests with a schema are refused.
+    grammars: matchers for grammars; without them requests with a grammar are refused.
     """
 
     def __init__(
@@ -69,11 +72,14 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size = model.vocab_size
         self.name = name
+        if model.state_bytes and limits.num_state_slots < limits.max_num_seqs:
+            raise ValueError(f"num_state_slots ({limits.num_state_slots}) must be at least max_num_seqs")
         self.scheduler = Scheduler(limits, blocks)
         self.groups = self.scheduler.groups
         self.input_batch = self.groups.input_batch
         self.runner = runner(model, limits, self.input_batch)
         self.sampler = Sampler(model.ops, eos_token_ids, self.input_batch)
+        self.adapters = Adapters()
         self.grammars = grammars or Grammars(None, self.vocab_size, eos_token_ids)
         # Unfinished requests by id.
         self.requests: dict[str, SequenceGroup] = {}
@@ -109,16 +115,24 @@ class Engine:
         priority: 0 is the highest class.
         Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
-        sampling, root = request.sampling, cache_root(self.name, request.cache_salt)
+        adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
+        sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
+        group.pooling, group.adapter = request.pooling, adapter
+        if request.pooling and not self.runner.model.hidden_size:
+            raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
         group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
+        if sampling.allowed_token_ids:
+            group.allowed_tokens = token_mask(sampling.allowed_token_ids, self.vocab_size)
+        group.is_reported = bool(earlier)
         outputs: dict[int, list[int]] = {}
         finished: dict[int, Delta] = {}
         for delta in (delta for item in earlier for delta in item.deltas):
             outputs.setdefault(delta.choice, []).extend(delta.token_ids)
             if delta.finish_reason:
                 finished[delta.choice] = delta
-        self._check_tokens(request.prompt, *outputs.values(), [token for token, _ in sampling.logit_bias])
+        biased = [token for token, _ in sampling.logit_bias]
+        self._check_tokens(request.prompt, *outputs.values(), biased, sampling.allowed_token_ids)
         self.scheduler.check_fits(group)
         matchers = self.grammars.resume(sampling, outputs)
         self._num_arrivals += 1
@@ -179,6 +193,13 @@ class Engine:
 
         Raises RequestRefused, naming the prefix, if the prefix cannot fit.
         """
+        states = self.groups.states
+        if states is not None and not (self.limits.prefix_caching and states.can_take(1)):
+            raise RequestRefused(f"pinned prefix {name!r}: no slot is left for a snapshot of its state")
+        if states is not None and len(token_ids) < self.limits.block_size:
+            raise RequestRefused(
+                f"pinned prefix {name!r}: it is shorter than a block of {self.limits.block_size} tokens"
+            )
         request = GenerationRequest(f"pin-{name}", self.name, token_ids, SamplingParams(1, temperature=0), cache_salt)
         try:
             self.add(request)
@@ -212,10 +233,34 @@ class Engine:
         """Schedule, execute and sample one step."""
         step = self._schedule()
         if step.num_tokens:
-            step, logits = self._execute(step)
+            step, output = self._execute(step)
             self.times.end_execute()
+            logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits
+            embeddings = [] if output.hidden is None else pool(step.chunks, output.hidden)
             self._ready += self._sample(self._sampling_inputs(step, logits))
+            for chunk in step.chunks:
+                group = chunk.sequence.group
+                if group.pooling:
+                    continue
+                if not group.sampling.max_tokens:
+                    self._end_prompt(chunk.sequence)
+                elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
+                    self._synchronous.discard(group.request_id)  # its prompt is scored
+            self._ready += map(self._end_embedding, embeddings)
         return step
+
+    def _score_prompts(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
+        """Score the prompt tokens of a step. Returns the logits without those of the scored positions."""
+        sampled = len(logits) - step.num_scored
+        parts = [(one.sequence.group.prompt_scores, one.num_scored) for one in step.chunks if one.num_scored]
+        score_prompts(self.sampler.ops, logits[sampled:], [(scores, count) for scores, count in parts if scores])
+        return logits[:sampled]
+
+    def _end_prompt(self, sequence: Sequence) -> None:
+        """End a group without tokens to generate, if its prompt is computed."""
+        if sequence.num_computed >= sequence.num_prompt_tokens:
+            sequence.finish_reason = "length"
+            self._ready.append(self._results.item(sequence.group, []))
 
     def _step_ahead(self, previous: InFlightStep | None) -> tuple[Step, InFlightStep | None]:
         """Schedule and launch one step, then collect the previous one while the device computes."""
@@ -255,17 +300,22 @@ class Engine:
             self.runner.move_blocks(step)  # a group was swapped in, and decodes from the next step on
         return step
 
-    def _execute(self, step: Step) -> tuple[Step, torch.Tensor]:
+    def _end_embedding(self, embedding: Embedding) -> StepItem:
+        """End a request with the embedding of its prompt."""
+        self._forget(embedding.group)
+        return StepItem(embedding.group.request_id, 0, (), Outcome("stop", embedding=embedding.data))
+
+    def _execute(self, step: Step) -> tuple[Step, StepOutput]:
         """Compute a step; if device memory runs out, schedule and compute a smaller one.
 
-        Returns the step that was computed, and its logits.
+        Returns the step that was computed, and its output.
         """
-        while (logits := self.runner.execute(step)) is None:
+        while (output := self.runner.execute(step)) is None:
             tokens = max(step.num_tokens // 2, self.limits.max_num_seqs)
             log.warning("out of device memory in a step of %d tokens: from now on %d at most", step.num_tokens, tokens)
             self.scheduler.max_num_batched_tokens = tokens
             step = self.scheduler.schedule()
-        return step, logits
+        return step, output
 
     def _sampling_inputs(self, step: Step, logits: torch.Tensor) -> SamplingInputs:
         """Record what the step has computed. Returns the sequences that get a token, with their logits."""
@@ -290,8 +340,8 @@ class Engine:
             self.num_steps += 1
             self.num_decode_tokens += len(batch)
         else:
-            step, logits = self._execute(step)
-            batch, logits = self._sampling_inputs(step, logits)
+            step, output = self._execute(step)
+            batch, logits = self._sampling_inputs(step, output.logits)
             if not batch:
                 return step, None
             tokens = runner.sample(logits, batch.rows)

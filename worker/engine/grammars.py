@@ -1,4 +1,4 @@
-"""Grammars of answers that follow a JSON schema: which tokens are allowed next in each sequence.
+"""Grammars of answers: which tokens are allowed next in each sequence.
 
 The allowed tokens depend on the tokens so far and nothing else. So an answer that is interrupted and resumed continues
 as it would have without the interruption.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Maximum number of schemas whose matchers or errors are cached.
+# Maximum number of grammars whose matchers or errors are cached.
 KEPT = 64
-DEAD_END = "the answer cannot follow its JSON schema any more"
+DEAD_END = "the answer cannot follow its grammar any more"
 
 
 class Matcher:
@@ -59,9 +59,9 @@ class Matcher:
 
 
 class Grammars:
-    """Matchers for the JSON schemas of requests, cached by schema. Safe to use from several threads.
+    """Matchers for the grammars of requests, cached by grammar. Safe to use from several threads.
 
-    tokenizer: the one of the model. Without it requests with a schema are refused.
+    tokenizer: the one of the model. Without it requests with a grammar are refused.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
@@ -80,28 +80,31 @@ class Grammars:
             # Imported here, because an engine without grammars works without the package.
             from llguidance import LLTokenizer
 
+            from quire.shared.text.grammar import special_tokens
+
             self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
+            self._special_tokens = special_tokens(tokenizer)
         except ImportError:
             self._why_none = "the package llguidance is not installed"
         except ValueError as error:
-            log.warning("answers cannot be made to follow a JSON schema: %s", error)
+            log.warning("answers cannot be made to follow a grammar: %s", error)
             self._why_none = f"the tokenizer of the model is of a kind that allows none ({str(error)[:200]})"
 
-    def matcher(self, schema: str) -> Matcher:
-        """Return a matcher at the beginning of an answer. Raises RequestRefused if the schema cannot be followed.
+    def matcher(self, grammar: str) -> Matcher:
+        """Return a matcher at the beginning of an answer. Raises RequestRefused if the grammar cannot be followed.
 
-        The first call for a schema can last a second; later calls for the same schema last microseconds.
+        The first call for a grammar can last a second; later calls for the same grammar last microseconds.
         """
         if self._tokenizer is None:
-            raise RequestRefused(f"an answer cannot be made to follow a JSON schema: {self._why_none}")
+            raise RequestRefused(f"an answer cannot be made to follow a grammar: {self._why_none}")
         with self._lock:
-            if (found := self._matchers.get(schema)) is not None:
-                self._matchers.move_to_end(schema)
+            if (found := self._matchers.get(grammar)) is not None:
+                self._matchers.move_to_end(grammar)
         if found is None:
             # Outside the lock, so that the engine's thread can get another matcher meanwhile.
-            found = self._make(schema)
+            found = self._make(grammar)
             with self._lock:
-                self._matchers[schema] = found
+                self._matchers[grammar] = found
                 if len(self._matchers) > KEPT:
                     self._matchers.popitem(last=False)
         if isinstance(found, str):
@@ -109,28 +112,29 @@ class Grammars:
         return found.copy()
 
     def resume(self, sampling: SamplingParams, outputs: dict[int, list[int]]) -> dict[int, Matcher]:
-        """Return a matcher for each choice of a request, advanced by its output so far; empty without a schema.
+        """Return a matcher for each choice of a request, advanced by its output so far; empty without a grammar.
 
         outputs: tokens of an earlier attempt, by choice. Raises RequestRefused.
         """
-        if not sampling.json_schema:
+        if not sampling.grammar:
             return {}
         if sampling.beam_width:
-            raise RequestRefused("a beam search does not follow a JSON schema")
-        matchers = {choice: self.matcher(sampling.json_schema) for choice in range(sampling.num_sequences)}
+            raise RequestRefused("a beam search does not follow a grammar")
+        matchers = {choice: self.matcher(sampling.grammar) for choice in range(sampling.num_sequences)}
         for choice, token_ids in outputs.items():
             matchers[choice].consume(token_ids)
             if error := matchers[choice].error:
                 raise RequestRefused(f"{DEAD_END}: {error}")
         return matchers
 
-    def _make(self, schema: str) -> Matcher | str:
-        """Return a matcher, or the reason why the schema has no matcher."""
-        from quire.shared.text import json_schema
+    def _make(self, text: str) -> Matcher | str:
+        """Return a matcher, or the reason why the grammar has no matcher."""
+        from quire.shared.text import grammar
+        from quire.shared.text.grammar_error import GrammarError
 
         assert self._tokenizer is not None
         try:
-            made = json_schema.matcher(schema, self._tokenizer)
-        except json_schema.SchemaError as error:
-            return f"the JSON schema cannot be followed: {error}"
+            made = grammar.matcher(text, self._tokenizer, self._special_tokens)
+        except GrammarError as error:
+            return f"the grammar cannot be followed: {error}"
         return Matcher(made, self._words)

@@ -24,6 +24,8 @@ from quire.worker.engine.blocks import BlockManager
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.state_slots import StateSlots
+from quire.worker.engine.stateful_blocks import StatefulBlockManager
 from quire.worker.engine.step import DecodeBatch, Step
 
 # A priority is an index into PRIORITY_CLASSES: 0 is the highest class.
@@ -50,9 +52,13 @@ class Groups:
 
     def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
         self.limits = limits
-        self.blocks = blocks or BlockManager(
-            limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
-        )
+        sizes = limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
+        # Slots of recurrent states, for a model with such.
+        self.states: StateSlots | None = None
+        if limits.num_state_slots:
+            self.states = StateSlots(limits.max_num_seqs, limits.num_state_slots, limits.snapshot_interval)
+            blocks = StatefulBlockManager(*sizes, states=self.states)
+        self.blocks = blocks or BlockManager(*sizes)
         self.input_batch = InputBatch(limits)
         self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
         self.running: list[SequenceGroup] = []
@@ -184,6 +190,8 @@ class Groups:
         self.run(group, live)
         for sequence in live:
             self.input_batch.shares_tail[sequence.row] = sequence.num_computed % self.limits.block_size != 0
+            if self.states is not None:
+                self.states.unpark(sequence)
 
     def preempt(self, step: Step, group: SequenceGroup) -> None:
         """Take rows and blocks from a running group, for all its sequences together.
@@ -193,14 +201,18 @@ class Groups:
         live = [sequence for sequence in group.sequences if sequence.row >= 0]
         mode = self.limits.preemption
         swaps = mode == "swap" or (mode == "auto" and len(group.unfinished) > 1)
+        rows = [sequence.row for sequence in live]
         for sequence in live:
             self.input_batch.release(sequence)
             self._cache_full_blocks(sequence)
         self.input_batch.reserve(group, -group.num_reserved_rows)
         self.running.remove(group)
         self._is_stale = True
-        if swaps and self.blocks.can_swap_out(live):
+        states = self.states
+        if swaps and self.blocks.can_swap_out(live) and (states is None or states.can_take(len(live))):
             step.swap_out += self.blocks.swap_out(live)
+            if states is not None:
+                states.park(live, rows)
             group.state = GroupState.SWAPPED
             insort(self.swapped, group, key=in_order)
             self.counters.swapped += 1
@@ -229,10 +241,15 @@ class Groups:
         for child in others:
             self.blocks.fork(leader, child, count)
             self.input_batch.assign(child)
+            self._copy_state(leader, child)
         for sequence in (leader, *others):
             self.input_batch.shares_tail[sequence.row] = is_partial
         group.is_forked = True
         self._is_stale = True
+
+    def _copy_state(self, parent: Sequence, child: Sequence) -> None:
+        if self.states is not None:
+            self.states.copy(parent.row, child.row)
 
     def branch(self, group: SequenceGroup, parents: list[int]) -> None:
         """Replace the beams of a group: new beam i continues beam `parents[i]`. Beams without a child are freed.
@@ -251,6 +268,7 @@ class Groups:
                 child, count = parent.copy(choice), len(parent.token_ids)
                 self.blocks.fork(parent, child, count)
                 self.input_batch.assign(child)
+                self._copy_state(parent, child)
                 child.is_decoding = True
                 for sequence in (parent, child):
                     self.input_batch.shares_tail[sequence.row] = count % self.limits.block_size != 0

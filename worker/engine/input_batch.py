@@ -13,6 +13,7 @@ import numpy as np
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
+    from quire.worker.engine.adapters import Adapter
     from quire.worker.engine.limits import EngineLimits
 
 # The value of `InputBatch.top_logprobs` for a request that does not ask for log-probabilities.
@@ -49,6 +50,8 @@ class InputBatch:
         self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # tokens with log-probabilities per position
         self.is_beam = np.zeros(count, dtype=np.bool_)
         self.ignores_eos = np.zeros(count, dtype=np.bool_)
+        self.adapters: list[Adapter | None] = [None] * count
+        self.num_adapted = 0  # rows with an adapter
         # Changed entries of block_tables, as rows and columns. None unless a runner keeps a copy of the tables: it sets
         # the list, and clears it after each update of its copy.
         self.changes: list[tuple[np.ndarray, np.ndarray]] | None = None
@@ -88,10 +91,14 @@ class InputBatch:
         self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS
         self.is_beam[row] = bool(params.beam_width)
         self.ignores_eos[row] = params.ignore_eos
+        self.adapters[row] = group.adapter
+        self.num_adapted += group.adapter is not None
 
     def release(self, sequence: Sequence, keep: bool = False) -> None:
         """Free the row of a sequence. keep: reserve it for another sequence of the group."""
         self._free.append(sequence.row)
+        self.num_adapted -= self.adapters[sequence.row] is not None
+        self.adapters[sequence.row] = None
         sequence.row = -1
         if keep:
             self.reserve(sequence.group, 1)

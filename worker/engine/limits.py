@@ -11,6 +11,9 @@ class EngineLimits:
 
     max_prefill_tokens: prompt tokens of a step that also decodes; 0: no limit but the token budget. This limit bounds
     the time between two tokens of a running stream.
+    num_state_slots: slots for recurrent states: one for each of max_num_seqs, and more for snapshots of the prefix
+    cache and for states that are swapped out; 0 for a model without such states. snapshot_interval: tokens between two
+    snapshots of a prompt, a multiple of the block size.
     preemption: "recompute", "swap", or "auto", which swaps groups and recomputes single sequences (paper section 4.5).
     """
 
@@ -23,6 +26,8 @@ class EngineLimits:
     prefix_caching: bool = True
     max_prefill_tokens: int = 0
     preemption: str = "auto"
+    num_state_slots: int = 0
+    snapshot_interval: int = 256
 
 
 class RequestRefused(ValueError):

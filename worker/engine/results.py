@@ -52,7 +52,8 @@ class Results:
         """Look for the sequence's stop strings, if it has any, from its first output token on."""
         stop = sequence.group.sampling.stop
         if stop and self._tokenizer is not None:
-            matcher = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop)
+            skips = sequence.group.sampling.skip_special_tokens
+            matcher = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop, skips)
             matcher.push(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
@@ -76,10 +77,11 @@ class Results:
         if batch.are_single:
             # The loop runs in C, since its cost grows with the number of sequences.
             deltas = map(self._deltas.__getitem__, token_ids)
-            fields = zip(batch.request_ids, outputs.tolist(), deltas, repeat(None))
+            fields = zip(batch.request_ids, outputs.tolist(), deltas, repeat(None), repeat(None))
             items: list[StepItem] = list(map(_new, repeat(StepItem), fields))
-            for index in {*ended, *batch.with_logprobs}:
+            for index in {*ended, *batch.with_logprobs, *batch.without_report}:
                 items[index] = self.item(sequences[index].group, [_delta(sequences[index], token_ids[index])])
+            batch.without_report.clear()
             return items
         new: dict[SequenceGroup, list[Delta]] = {}
         for sequence, token in zip(sequences, token_ids, strict=True):
@@ -96,7 +98,7 @@ class Results:
         start = group.num_emitted - len(deltas) if group.is_streamed else 0
         if outcome is not None:
             self._forget_group(group)
-        return StepItem(group.request_id, start, tuple(deltas), outcome)
+        return StepItem(group.request_id, start, tuple(deltas), outcome, group.take_report())
 
     def _ends(self, sequence: Sequence, token: int, count: int) -> bool:
         """End the sequence if `token`, its output token number `count`, is its last one. Returns whether it is."""
@@ -120,8 +122,8 @@ class Results:
 class StopStringMatcher:
     """Looks for the stop strings of one sequence in its text, in the same way as the gateway does."""
 
-    def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...]) -> None:
-        self._text = IncrementalDetokenizer(tokenizer, context_of(tokenizer))
+    def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...], skip_special_tokens: bool = True) -> None:
+        self._text = IncrementalDetokenizer(tokenizer, context_of(tokenizer), skip_special_tokens)
         self._filter = StopStringFilter(stop)
 
     def push(self, token_ids: list[int]) -> str | None:

@@ -2,9 +2,9 @@
 
 Order and definitions: repetition penalty over prompt and output (Hugging Face), presence and frequency penalty over the
 output (OpenAI), `logit_bias` (OpenAI), `min_tokens` by banning the end tokens, a grammar by banning all tokens that it
-does not allow, `bad_words` (vLLM) by banning the last token of a word after its other tokens, then temperature, top-k,
-top-p and min-p (`quire.kernels.ops.Ops.sample`). The result of a row depends on its own logits, parameters and random
-number only.
+does not allow, `allowed_token_ids` (vLLM) by banning all others, `bad_words` (vLLM) by banning the last token of a word
+after its other tokens, then temperature, top-k, top-p and min-p (`quire.kernels.ops.Ops.sample`). The result of a row
+depends on its own logits, parameters and random number only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from quire.worker.engine.sequence import Sequence
 from quire.worker.models.batch import send
 
 NEVER = float("-inf")
+# A mask is sparse if at most one in SPARSE of its words of 32 bits has a set bit.
+SPARSE = 4
 
 
 class Sampler:
     """Samples with the operations of a backend, by the parameters in the input batch."""
 
     def __init__(self, ops: Ops, eos_token_ids: Iterable[int], input_batch: InputBatch) -> None:
-        self._ops = ops
+        self.ops = ops
         self._eos = sorted(eos_token_ids)
         self._input_batch = input_batch
 
@@ -50,12 +52,12 @@ class Sampler:
         if len(drawn) == len(rows):
             tokens = self._draw(logits, rows)
         else:
-            tokens = self._ops.argmax(logits)
+            tokens = self.ops.argmax(logits)
             if len(drawn):
                 tokens.index_copy_(0, self._send(drawn), self._draw(self._select(logits, drawn), rows[drawn]))
         if unadjusted is not None:
             sampled, owners = self._select(tokens, scored), [sequences[i] for i in scored.tolist()]
-            score(self._ops, unadjusted, sampled, owners, batch.top_logprobs[rows[scored]])
+            score(self.ops, unadjusted, sampled, owners, batch.top_logprobs[rows[scored]])
         # The host waits only here, once everything has been launched.
         result: np.ndarray = tokens.cpu().numpy()
         return result
@@ -64,7 +66,7 @@ class Sampler:
         """Draw one token at random for each row of logits."""
         batch = self._input_batch
         positions = batch.lengths[rows].astype(np.uint64)
-        return self._ops.sample(
+        return self.ops.sample(
             logits,
             self._send(batch.temperatures[rows]),
             self._send(batch.top_ks[rows]),
@@ -74,7 +76,7 @@ class Sampler:
         )
 
     def _send(self, values: np.ndarray) -> torch.Tensor:
-        return send(torch.from_numpy(values), self._ops.device)
+        return send(torch.from_numpy(values), self.ops.device)
 
     def _select(self, values: torch.Tensor, at: np.ndarray) -> torch.Tensor:
         return values.index_select(0, self._send(at))
@@ -89,7 +91,7 @@ class Sampler:
         """
         with torch.inference_mode():
             if not self._input_batch.is_adjusted[rows].any():
-                values, token_ids = self._ops.top_logprobs(logits, count)
+                values, token_ids = self.ops.top_logprobs(logits, count)
                 return values.cpu().numpy(), token_ids.cpu().numpy()
             logprobs = torch.log_softmax(logits, dim=-1)
             self.adjust(logprobs, np.arange(len(sequences)), sequences)
@@ -127,13 +129,15 @@ class Sampler:
                 start = len(sequence.token_ids) - len(word) + 1
                 if start >= sequence.num_prompt_tokens and sequence.token_ids[start:] == [*word[:-1]]:
                     bans.append(row * vocabulary + word[-1])
+            if sequence.group.allowed_tokens is not None:
+                allowed[row] = sequence.group.allowed_tokens
             if sequence.matcher is not None:
                 allowed[row] = sequence.matcher.allowed()
         ids = np.array([token for counts in seen for token in counts], dtype=np.int32)
         if len(ids):
             starts = np.cumsum([0, *map(len, seen)]).astype(np.int32)
             times = np.array([count for counts in seen for count in counts.values()], dtype=np.int32)
-            self._ops.penalise(
+            self.ops.penalise(
                 logits,
                 self._send(starts),
                 self._send(ids),
@@ -147,8 +151,7 @@ class Sampler:
             logits.view(-1).index_add_(0, where, self._send(np.array(list(biases.values()), dtype=np.float32)))
         if bans:
             logits.view(-1).index_fill_(0, self._send(np.array(bans)), NEVER)
-        for row, words in allowed.items():
-            restrict(logits[row], words)
+        restrict(logits, allowed)
 
 
 def bad_word_tokens(
@@ -170,7 +173,45 @@ def bad_word_tokens(
     return tuple(token_ids for token_ids in sequences if token_ids and max(token_ids) < vocab_size)
 
 
-def restrict(logits: torch.Tensor, words: np.ndarray) -> None:
-    """Ban the tokens without a bit. logits: [V], changed in place. words: int32 [V / 32 or more], lowest bit first."""
-    has_none = np.unpackbits(~words.view(np.uint8), count=len(logits), bitorder="little").view(np.bool_)
-    logits.masked_fill_(send(torch.from_numpy(has_none), logits.device), NEVER)
+def token_mask(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    """Return a mask with a bit for each of the tokens, as `restrict` takes it: int32 [V / 32, rounded up]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[[token for token in token_ids if token < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def restrict(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
+    """Ban the tokens without a bit. logits: [R, V], contiguous, changed in place.
+
+    masks: the mask of each row that has one, int32 [V / 32 or more], lowest bit first. In free text nearly all tokens
+    are allowed, and in a structure few: then only the banned or the allowed ones are written one by one.
+    """
+    vocabulary = logits.shape[1]
+    few = vocabulary // 32 // SPARSE
+    banned: list[np.ndarray] = []
+    for row, words in masks.items():
+        if (tokens := positions(~words, vocabulary, few)) is not None:
+            banned.append(tokens + row * vocabulary)
+        elif (tokens := positions(words, vocabulary, few)) is not None:
+            at = send(torch.from_numpy(tokens), logits.device)
+            kept = logits[row].index_select(0, at)
+            logits[row].fill_(NEVER).index_copy_(0, at, kept)
+        else:
+            has_none = np.unpackbits(~words.view(np.uint8), count=vocabulary, bitorder="little").view(np.bool_)
+            logits[row].masked_fill_(send(torch.from_numpy(has_none), logits.device), NEVER)
+    if banned:
+        logits.view(-1).index_fill_(0, send(torch.from_numpy(np.concatenate(banned)), logits.device), NEVER)
+
+
+def positions(words: np.ndarray, count: int, most: int) -> np.ndarray | None:
+    """Return the positions of the set bits among the first `count`, int64 ascending; None if more words have any.
+
+    words: int32, lowest bit first. most: the number of words.
+    """
+    words = words[: -(-count // 32)]
+    at = np.flatnonzero(words)
+    if len(at) > most:
+        return None
+    bits = np.flatnonzero(np.unpackbits(words[at].view(np.uint8), bitorder="little"))
+    found: np.ndarray = at[bits >> 5] * 32 + (bits & 31)
+    return found[: np.searchsorted(found, count)]

@@ -20,7 +20,10 @@ import numpy as np
 from quire.worker.engine.blocks import BlockManager, CachedPrefix
 from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.state_slots import StateSlots
+from quire.worker.engine.stateful_blocks import StatefulBlockManager
 from quire.worker.engine.step import PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
@@ -50,7 +53,9 @@ class Scheduler:
 
     def check_fits(self, group: SequenceGroup) -> None:
         """Raise RequestRefused if the group could not run to its end even in an empty engine."""
-        tokens, count = len(group.prompt) + group.sampling.max_tokens, group.sampling.num_sequences
+        tokens, count = len(group.prompt) + group.max_tokens, group.sampling.num_sequences
+        if tokens > self.limits.max_model_len and group.pooling:
+            raise RequestRefused(f"{tokens} prompt tokens exceed the context of {self.limits.max_model_len} tokens")
         if tokens > self.limits.max_model_len:
             raise RequestRefused(
                 f"{len(group.prompt)} prompt tokens and max_tokens {group.sampling.max_tokens} exceed the context of "
@@ -71,14 +76,14 @@ class Scheduler:
 
     def _max_blocks(self, group: SequenceGroup) -> int:
         """Blocks of the group when all its sequences have their maximum length and share nothing but the prompt."""
-        tokens = len(group.prompt) + group.sampling.max_tokens
+        tokens = len(group.prompt) + group.max_tokens
         shared = len(group.prompt) // self.blocks.block_size
         return shared + group.sampling.num_sequences * (self.blocks.blocks_for(tokens) - shared)
 
     def _num_pinned_blocks(self, group: SequenceGroup) -> int:
         """Full blocks of the group's prompt that are pinned."""
         pinned = {block for prefix in self.blocks.pinned for block in prefix.blocks}
-        found = self.blocks.find_prefix(Sequence(group, 0, group.prompt), len(group.prompt))
+        found = self._find_prefix(group, Sequence(group, 0, group.prompt), len(group.prompt))
         return sum(1 for block in found.blocks[: found.num_tokens // self.blocks.block_size] if block in pinned)
 
     # --- the next step ------------------------------------------------------------------------------------------------
@@ -107,17 +112,44 @@ class Scheduler:
                     budget -= self._add_chunk(step, sequence, budget)
             if admits:
                 budget, admits = self._admit(step, priority, budget)
+        if self.groups.states is not None:
+            self._plan_states(step, self.groups.states)
         return step
+
+    def _plan_states(self, step: Step, states: StateSlots) -> None:
+        """Add the copies of recurrent states to the step. A decode that fills a block leaves a snapshot there."""
+        if self.blocks.prefix_caching:
+            rows = step.decodes.rows
+            fills = (self.input_batch.lengths[rows] % self.limits.block_size == 0) & ~self.input_batch.is_beam[rows]
+            for index in np.flatnonzero(fills).tolist():
+                sequence = step.decodes.sequences[index]
+                slot = states.hold_last(sequence, len(sequence.token_ids))
+                if slot is not None:
+                    step.decode_snapshots.append((index, slot))
+        step.state_copies = states.take_copies()
 
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
-        count = min(left, budget)
+        count, scores, num_scored = min(left, budget), sequence.group.prompt_scores, 0
+        if scores is not None:
+            count = min(count, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
+            num_scored = scores.num_positions(sequence.num_computed + count)
         if count:
             # The last chunk of a leader lets the other sequences fork, also those of beams that are sampled later.
-            samples = sequence.group.needs_fork or not _is_resumed_beam(sequence)
-            step.chunks.append(PrefillChunk(sequence, count, is_sampled=count == left and samples))
+            samples = sequence.group.max_tokens and (sequence.group.needs_fork or not _is_resumed_beam(sequence))
+            snapshots = self._plan_snapshots(sequence, count)
+            step.chunks.append(PrefillChunk(sequence, count, count == left and bool(samples), num_scored, snapshots))
+            step.num_scored += num_scored
         return count
+
+    def _plan_snapshots(self, sequence: Sequence, count: int) -> tuple[tuple[int, int], ...]:
+        """Take slots for copies of the recurrent state in the sequence's next `count` tokens."""
+        if not isinstance(self.blocks, StatefulBlockManager) or _is_resumed_beam(sequence):
+            return ()
+        first = sequence.num_computed
+        taken = self.blocks.plan_snapshots(sequence, first, first + count, self._prefill_end(sequence))
+        return tuple((end - first, slot) for end, slot in taken)
 
     @staticmethod
     def _prefill_end(sequence: Sequence) -> int:
@@ -228,8 +260,19 @@ class Scheduler:
         if _has_pending_tokens(group):
             return None
         leader = group.unfinished[0]
-        prefix = self.blocks.find_prefix(leader, self._prefill_end(leader))
+        prefix = self._cached_prefix(leader)
         return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._num_reserved(group)) else None
+
+    def _cached_prefix(self, leader: Sequence) -> CachedPrefix:
+        """Return the cached prefix that a group may start with. A prompt to score may use only its scored positions."""
+        end, scores = self._prefill_end(leader), leader.group.prompt_scores
+        if scores is not None and not scores.is_complete:
+            end = min(end, scores.num_scored)
+        return self._find_prefix(leader.group, leader, end)
+
+    def _find_prefix(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> CachedPrefix:
+        """Return the cached prefix that the group may use. The mean of hidden states needs all tokens computed."""
+        return CachedPrefix([], 0) if group.pooling == "mean" else self.blocks.find_prefix(sequence, num_tokens)
 
     def _num_reserved(self, group: SequenceGroup) -> int:
         """The number of blocks that must stay free when a group starts: the watermark, and the blocks for its forks."""
@@ -245,8 +288,12 @@ class Scheduler:
         leader.num_computed = min(prefix.num_tokens, end - 1)
         self.blocks.counters.prefix_queries += end
         self.blocks.counters.prefix_hits += prefix.num_tokens
+        if group.num_cached_tokens < 0:
+            group.num_cached_tokens = min(prefix.num_tokens, len(group.prompt))
         group.is_forked = False
         self.groups.run(group, [leader])
+        if isinstance(self.blocks, StatefulBlockManager):
+            self.blocks.restore_state(leader, prefix)
         if prefix.num_tokens % self.limits.block_size:
             self.input_batch.shares_tail[leader.row] = True
             if len(leader.token_ids) > prefix.num_tokens:
@@ -296,7 +343,7 @@ class Scheduler:
         held = Counter(block for one in lower for sequence in one.sequences for block in sequence.block_table)
         freed = sum(1 for block, count in held.items() if ref_counts[block] == count)
         leader = group.unfinished[0]
-        prefix = self.blocks.find_prefix(leader, self._prefill_end(leader))
+        prefix = self._cached_prefix(leader)
         needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._num_reserved(group)
         # Blocks of the prefix that only lower classes hold count as freed, but the group takes them again.
         needed += sum(1 for block in prefix.blocks if held[block] and ref_counts[block] == held[block])
@@ -322,4 +369,4 @@ def _has_pending_tokens(group: SequenceGroup) -> bool:
 
 def _steps_left(group: SequenceGroup) -> int:
     """Decode steps until the group reaches its maximum length."""
-    return group.sampling.max_tokens - min(sequence.num_output_tokens for sequence in group.unfinished)
+    return group.max_tokens - min(sequence.num_output_tokens for sequence in group.unfinished)

@@ -16,11 +16,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quire.shared.messages import SamplingParams
+import numpy as np
+
+from quire.shared.messages import PromptReport, SamplingParams
+from quire.shared.messages.codec import pack_token_ids
+from quire.worker.engine.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
+    from quire.worker.engine.adapters import Adapter
     from quire.worker.engine.beams import BeamSearch
     from quire.worker.engine.grammars import Matcher
 
@@ -39,6 +44,7 @@ class Sequence:
         "choice",
         "finish_reason",
         "group",
+        "held_snapshots",
         "host_table",
         "is_decoding",
         "logprob",
@@ -49,6 +55,8 @@ class Sequence:
         "num_prompt_tokens",
         "num_stored",
         "output_counts",
+        "parked_slot",
+        "pooled",
         "row",
         "token_ids",
     )
@@ -68,6 +76,10 @@ class Sequence:
         self.block_table: list[int] = []
         # Blocks in host memory, while the sequence is swapped out.
         self.host_table: list[int] = []
+        # Slots of `worker.engine.state_slots`, for models with recurrent states: snapshots by number of tokens that the
+        # prefix cache does not have yet, and the slot of the state while the sequence is swapped out.
+        self.held_snapshots: dict[int, int] = {}
+        self.parked_slot: int | None = None
         # Hash chain over the full blocks of token_ids, computed on demand. The prefix cache knows the first
         # `num_cached_blocks` blocks of the table.
         self.block_hashes: list[bytes] = []
@@ -82,10 +94,12 @@ class Sequence:
         # Records (`quire.shared.logprobs`) of output tokens that no result has carried yet, if the request asks for
         # log-probabilities.
         self.logprobs = bytearray()
-        # State of the grammar, if the request has a JSON schema.
+        # State of the grammar, if the request has one.
         self.matcher: Matcher | None = None
         # Count of each output token; kept only for requests with a penalty.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
+        # Sum of the hidden states of the computed tokens, for mean pooling; an array of `worker.engine.pooling`.
+        self.pooled: Any = None
 
     def copy(self, choice: int) -> Sequence:
         """Return a sequence with the same tokens and no blocks. `BlockManager.fork` shares the blocks."""
@@ -157,6 +171,8 @@ class SequenceGroup:
     priority: int = 0
     # Root of the group's hash chain in the prefix cache (`blocks.cache_root`).
     cache_root: bytes = b""
+    # The LoRA adapter of the request.
+    adapter: Adapter | None = None
     sequences: list[Sequence] = field(default_factory=list)
     state: GroupState = GroupState.OUT
     # True if every sequence has a block table; before the fork only the leader has one.
@@ -171,6 +187,16 @@ class SequenceGroup:
     is_single: bool = False
     # Token sequences of `sampling.bad_words`.
     bad_words: tuple[tuple[int, ...], ...] = ()
+    # Bit mask of `sampling.allowed_token_ids`, as grammars make them; None if all tokens are allowed.
+    allowed_tokens: np.ndarray | None = None
+    # Log-probabilities of the prompt, if the request asks for them and no earlier attempt has reported them.
+    prompt_scores: PromptScores | None = None
+    # Tokens found in the prefix cache at the first start; -1 before.
+    num_cached_tokens: int = -1
+    # True once a result, perhaps of an earlier attempt, has carried the report about the prompt.
+    is_reported: bool = False
+    # One of POOLINGS if the request wants the embedding of its prompt, and generates no token.
+    pooling: str = ""
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Create one sequence per choice, or a single one for a beam search, which forks at each step.
@@ -178,10 +204,30 @@ class SequenceGroup:
         outputs: tokens of an earlier attempt, by choice.
         """
         outputs = outputs or {}
-        count = 1 if self.sampling.beam_width else self.sampling.num_sequences
+        # Without tokens to generate, one sequence computes the prompt for all choices.
+        count = 1 if self.sampling.beam_width or not self.sampling.max_tokens else self.sampling.num_sequences
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
+        if self.sampling.prompt_logprobs >= 0 and not self.is_reported:
+            self.prompt_scores = PromptScores(self.prompt, self.sampling.prompt_logprobs)
+
+    def take_report(self) -> PromptReport | None:
+        """Return the report about the prompt, which the first result carries; None if there is nothing to report."""
+        if self.is_reported:
+            return None
+        self.is_reported = True
+        scores, self.prompt_scores = self.prompt_scores, None
+        if self.num_cached_tokens <= 0 and not self.sampling.returns_prompt:
+            return None
+        prompt = pack_token_ids(self.prompt) if self.sampling.returns_prompt else None
+        records = bytes(scores.records) if scores is not None else None
+        return PromptReport(max(0, self.num_cached_tokens), prompt, records)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest output of each sequence, in tokens."""
+        return 0 if self.pooling else self.sampling.max_tokens
 
     @property
     def order(self) -> tuple[int, int]:
@@ -198,12 +244,19 @@ class SequenceGroup:
         """True if penalties, biases, bans or a grammar change the logits of the model."""
         s = self.sampling
         bans = (s.min_tokens and not s.ignore_eos) or self.bad_words
-        return bool(self.has_penalties or s.logit_bias or bans or s.json_schema)
+        return bool(self.has_penalties or s.logit_bias or bans or s.grammar or s.allowed_token_ids)
 
     @property
     def is_synchronous(self) -> bool:
-        """True if the host needs the tokens or logits of each step before the next one, so that no step runs ahead."""
-        return not self.is_streamed or self.changes_logits or self.sampling.logprobs
+        """True if the host needs the tokens, logits or hidden states of each step before the next one, so that no step
+        runs ahead.
+
+        A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
+        """
+        s = self.sampling
+        if self.prompt_scores is not None or not s.max_tokens:
+            return True
+        return not self.is_streamed or self.changes_logits or s.logprobs or bool(self.pooling)
 
     @property
     def unfinished(self) -> list[Sequence]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.worker.engine.blocks import Copy
 from quire.worker.engine.sequence import Sequence
+from quire.worker.engine.state_slots import SlotCopy
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class DecodeBatch:
     are_single: bool
     # Indices of the sequences whose requests ask for log-probabilities.
     with_logprobs: list[int]
+    # Indices of the sequences whose requests have had no result yet. The list is cleared with the first results.
+    without_report: list[int]
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> DecodeBatch:
@@ -34,6 +37,7 @@ class DecodeBatch:
             [sequence.group.request_id for sequence in sequences],
             all(sequence.group.is_single for sequence in sequences),
             [index for index, sequence in enumerate(sequences) if sequence.group.sampling.logprobs],
+            [index for index, sequence in enumerate(sequences) if not sequence.group.is_reported],
         )
 
     def __len__(self) -> int:
@@ -56,6 +60,20 @@ class PrefillChunk:
     num_tokens: int
     # True if the sequence has no known tokens after these, so that their logits give the next one.
     is_sampled: bool
+    # Positions whose logits score tokens of the prompt; the first one is `prompt_scores.num_scored` of the group.
+    num_scored: int = 0
+    # Copies of the recurrent state: the number of tokens of the chunk before each, and its slot.
+    snapshots: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_pooled(self) -> int:
+        """Number of last tokens of the chunk whose hidden states the embedding of the prompt needs."""
+        sequence = self.sequence
+        if sequence.group.pooling == "mean":
+            return self.num_tokens
+        if sequence.group.pooling == "last":
+            return int(sequence.num_computed + self.num_tokens == len(sequence.token_ids))
+        return 0
 
 
 @dataclass(slots=True)
@@ -68,6 +86,12 @@ class Step:
     swap_out: list[Copy] = field(default_factory=list)
     swap_in: list[Copy] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
+    # Positions of all chunks whose logits score tokens of prompts.
+    num_scored: int = 0
+    # For models with recurrent states: copies of slots, in this order, before anything is computed; and copies of the
+    # states of decodes, by index, to slots afterwards.
+    state_copies: list[SlotCopy] = field(default_factory=list)
+    decode_snapshots: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 Workers of one model whose digests differ may continue a text differently, even with equal settings.
 
-    weights   differ between revisions of a checkpoint
+    weights   differ between revisions of a checkpoint, and with --quantization
     results   computed tokens: differ, to the last bit, with processors, libraries and configurations
 
 Each digest has eight hexadecimal digits.
@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch
 
+from quire.shared.gguf.model_files import is_gguf
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import complete
+from quire.worker.models.gguf.weights import GGUFWeights
 from quire.worker.models.loader import Weights
 
 DIGEST_BYTES = 4
@@ -27,13 +29,16 @@ STEPS = 2
 TOP_LOGPROBS = 20
 
 
-def of_weights(folder: Path) -> str:
+def of_weights(folder: Path, quantization: str = "none") -> str:
     """Digest of the name, the shape and one row of each tensor, independent of the files and of the stored types.
 
-    Raises CheckpointError.
+    quantization: of the setting, because quantised weights are other weights. Raises CheckpointError.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for name, shape, row in Weights(folder).samples():
+    if quantization != "none":
+        digest.update(quantization.encode())
+    weights = GGUFWeights(folder) if is_gguf(folder) else Weights(folder)
+    for name, shape, row in weights.samples():
         digest.update(f"{name} {shape}".encode())
         _add(digest, row)
     return digest.hexdigest()

@@ -165,6 +165,14 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
         "quire_prefix_cache_hit_tokens", "Prompt tokens that the prefix cache supplied", usage.prefix_hit_tokens
     )
     yield counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to free memory", usage.evictions)
+    yield gauge(
+        "quire_state_slots",
+        "Slots of recurrent states besides those of running sequences, by use",
+        {"snapshot": usage.state_snapshots, "held": usage.state_slots_held, "free": usage.state_slots_free},
+        ("state",),
+    )
+    yield counter("quire_state_restores", "Sequences that began with a snapshot of a state", usage.states_restored)
+    yield counter("quire_state_evictions", "Snapshots of states evicted to free their slots", usage.state_evictions)
     yield counter(
         "quire_preemptions",
         "Preempted requests, by how they resume",

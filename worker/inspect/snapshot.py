@@ -22,6 +22,7 @@ import numpy.typing as npt
 from quire.shared.views import EngineFigures
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.state_slots import StateSlots
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -43,6 +44,13 @@ class EngineUsage(EngineFigures):
     displaced: int
     # Prompt tokens that the next step may compute besides decodes.
     max_prefill_tokens: int
+    # Slots of recurrent states besides those of running sequences: snapshots that the prefix cache can use, free ones,
+    # and the rest, which sequences hold. Sequences that began with a snapshot, and snapshots evicted for their slots.
+    state_snapshots: int
+    state_slots_free: int
+    state_slots_held: int
+    states_restored: int
+    state_evictions: int
 
 
 class SequenceSnapshot(NamedTuple):
@@ -189,8 +197,23 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "prefill_tokens": engine.num_prefill_tokens,
             "decode_tokens": engine.num_decode_tokens,
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
+            **_state_counts(engine.groups.states),
         },
     )
+
+
+def _state_counts(states: StateSlots | None) -> dict[str, int]:
+    if states is None:
+        return dict.fromkeys(
+            ("state_snapshots", "state_slots_free", "state_slots_held", "states_restored", "state_evictions"), 0
+        )
+    return {
+        "state_snapshots": states.num_snapshots,
+        "state_slots_free": states.num_free,
+        "state_slots_held": states.num_slots - states.num_rows - states.num_snapshots - states.num_free,
+        "states_restored": states.counters.restored,
+        "state_evictions": states.counters.evictions,
+    }
 
 
 def _slots(tables: Items[list[int]], num_tokens: Items[int], size: int) -> tuple[Integers, Integers]:

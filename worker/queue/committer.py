@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 
 # Backoff of a failed commit. Nothing is lost meanwhile: uncommitted tokens wait in the committer.
 RETRY_S = (0.1, 2.0)
-# Largest number of results in a commit of several steps: Redis serves no other client during the script.
+# Largest number of results in a commit of several steps: Redis serves no other client during the script. An embedding
+# counts as one more for each RESULT_BYTES, about the size of a result.
 MAX_COMMITS = 20_000
+RESULT_BYTES = 64
 # Largest number of tokens in a merged item: appending to a tuple costs time in proportion to its length.
 MAX_JOINED = 256
 # Largest number of remembered cancellations that arrived before the replies to their claims.
@@ -169,8 +171,10 @@ class Committer:
     def _gather(self) -> list[StepCommit]:
         """Take queued steps, merged to one item per request, without the items of attempts that are over."""
         count = size = 0
-        while count < len(self._steps) and (not count or size + len(self._steps[count]) <= MAX_COMMITS):
-            size += len(self._steps[count])
+        while count < len(self._steps):
+            size += _size(self._steps[count])
+            if count and size > MAX_COMMITS:
+                break
             count += 1
         steps, self._steps = self._steps[:count], self._steps[count:]
         if self._steps:
@@ -277,6 +281,12 @@ class Committer:
         return attempt.token if attempt else None
 
 
+def _size(step: list[StepCommit]) -> int:
+    """The results of a step, and the size of its embeddings in results."""
+    ends = (item.outcome for _, item in step if item.outcome is not None and item.outcome.embedding is not None)
+    return len(step) + sum(len(end.embedding or b"") // RESULT_BYTES for end in ends)
+
+
 def merge(commits: list[StepCommit]) -> list[StepCommit]:
     """Merge the commits of consecutive steps to one per request, where the order of its tokens allows it.
 
@@ -298,8 +308,8 @@ def merge(commits: list[StepCommit]) -> list[StepCommit]:
 
 def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
     """Two commits as one; None if they cannot be merged. A worker that lags behind calls this for every token."""
-    attempt, (request_id, start, old, _) = before
-    other, (_, _, new, outcome) = after
+    attempt, (request_id, start, old, _, report) = before
+    other, (_, _, new, outcome, _) = after
     if attempt != other or len(old) > 1 or len(new) > 1:
         return None
     if old and new:
@@ -310,4 +320,4 @@ def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
         if more_records:
             records = (records or b"") + more_records
         new = (Delta(choice, token_ids + more, reason, stop, score, records),)
-    return StepCommit(attempt, StepItem(request_id, start, new or old, outcome))
+    return StepCommit(attempt, StepItem(request_id, start, new or old, outcome, report))

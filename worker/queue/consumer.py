@@ -34,6 +34,7 @@ from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
+    from quire.worker.queue.adapter_loader import AdapterLoader
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Consumer:
         incarnation: str,
         lease_s: float,
         tracer: Tracer | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         self._broker = broker
         self._reader = reader
@@ -66,6 +68,8 @@ class Consumer:
         self.claims = ClaimCounts()
         self._lease_s = lease_s
         self._tracer = tracer
+        self._adapters = adapters
+        self._loading: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._reads_pending = True
         self._reads = 0
@@ -197,7 +201,7 @@ class Consumer:
                 self._committer.register(claim, (), spans)
                 self._committer.put([StepCommit(claim.attempt, item)])
                 continue
-            if request.sampling.json_schema:
+            if request.sampling.grammar:
                 await asyncio.to_thread(self._engine.prepare, request)
             is_wanted = self._committer.register(claim, claim.logged, spans)
             if spans is not None:
@@ -211,9 +215,32 @@ class Consumer:
                 )
                 self._isolated.append((claim, request, logged))
                 continue
+            loader = self._adapters if request.adapter and is_wanted else None
+            if loader and not loader.holds(request.adapter, request.adapter_digest):
+                # Requests for adapters that this worker holds start first.
+                task = asyncio.create_task(self._start_with_adapter(loader, claim, request, logged, priority))
+                self._loading.add(task)
+                task.add_done_callback(self._loading.discard)
+                continue
             self._start(claim, request, logged, priority)
             if not is_wanted:
                 self._engine.finish(request.id, OutcomeName.CANCELLED)
+
+    async def _start_with_adapter(
+        self,
+        loader: AdapterLoader,
+        claim: Claim,
+        request: GenerationRequest,
+        logged: tuple[StepItem, ...],
+        priority: int | None,
+    ) -> None:
+        """Start a request after its adapter has been loaded. If that fails, the engine refuses the request."""
+        try:
+            await loader.refresh()
+        except (RedisError, OSError) as error:
+            log.warning("the announced adapters cannot be read: %s", error)
+        if (claim.request_id, claim.attempt) in self._committer.attempts:  # not lost or cancelled meanwhile
+            self._start(claim, request, logged, priority)
 
     def _start(
         self,

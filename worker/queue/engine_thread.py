@@ -119,7 +119,7 @@ class EngineThread(threading.Thread):
     def prepare(self, request: GenerationRequest) -> None:
         """Compile the grammar of a request, which takes long. Call it on another thread than the engine's."""
         with suppress(Exception):  # the engine meets the same error, and ends the request with it
-            self._engine.grammars.matcher(request.sampling.json_schema)
+            self._engine.grammars.matcher(request.sampling.grammar)
 
     def finish(self, request_id: str, outcome: str) -> None:
         """End a request with an outcome. A request that still runs emits its last item."""

@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenizers import Tokenizer
 
 from quire.shared.messages import MAX_SALT_LENGTH
-from quire.shared.text.chat_template import ChatTemplate, TemplateFailure
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+
+if TYPE_CHECKING:
+    from quire.shared.text.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +131,9 @@ class _Reader:
             self._check_message(f"messages[{index}]", message)
         if self._template is None:
             raise PrefixError("messages: the model has no chat template; give text or token_ids instead")
+        # Imported here because only pinned conversations need it: Jinja takes a tenth of a second of a start.
+        from quire.shared.text.chat_template import TemplateFailure
+
         try:
             rendered = [
                 self._template.render([*value, {"role": "user", "content": said}], add_generation_prompt=False)

@@ -37,16 +37,18 @@ class BatchSizes(NamedTuple):
     sequences: int
     columns: int  # of the block tables
     rows: int
+    pooled_rows: int
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchSizes:
         sequences, columns = batch.block_tables.shape
-        return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows))
+        pooled_rows = 0 if batch.pooled_rows is None else len(batch.pooled_rows)
+        return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows), pooled_rows)
 
     def lengths(self) -> list[int]:
         """Numbers in each part of a ForwardBatch, in its order."""
-        tokens, sequences, columns, rows = self
-        return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows]
+        tokens, sequences, columns, rows, pooled_rows = self
+        return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows, pooled_rows]
 
     def spans(self) -> list[slice]:
         """The place of each part in the array that is broadcast."""
@@ -105,9 +107,10 @@ class Collectives(ABC):
     def receive(self, sizes: BatchSizes) -> ForwardBatch:
         """Receive a batch that rank 0 sends."""
         values = self.broadcast(torch.empty(sizes.total, dtype=torch.int32, device=self.device))
-        token_ids, positions, slots, tables, lengths, starts, rows = (values[span] for span in sizes.spans())
+        token_ids, positions, slots, tables, lengths, starts, rows, pooled = (values[span] for span in sizes.spans())
         tables = tables.view(sizes.sequences, sizes.columns)
-        return ForwardBatch(token_ids, positions, slots, tables, lengths, starts, rows.long())
+        pooled_rows = pooled.long() if sizes.pooled_rows else None
+        return ForwardBatch(token_ids, positions, slots, tables, lengths, starts, rows.long(), pooled_rows)
 
 
 class SharedMemoryCollectives(CpuRanks, Collectives):

@@ -27,9 +27,12 @@ from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models import loader
+from quire.worker.models import loader, transformers_fused, transformers_split, transformers_weights
+from quire.worker.models.choice import choose_model
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import KVCache
+from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 
@@ -42,7 +45,7 @@ class Follower:
     """A part of a model, with its caches and CUDA graphs, that carries out orders."""
 
     def __init__(
-        self, model: Decoder, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
+        self, model: PagedModel, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
     ) -> None:
         """answer: sends a number to rank 0. record: records a CUDA graph."""
         self._model, self._ranks, self._answer, self._record = model, ranks, answer, record
@@ -75,7 +78,10 @@ class Follower:
 
     def _forward(self, number: int, *sizes: int) -> None:
         batch = self._ranks.receive(BatchSizes(*sizes))
-        self._model.forward(batch, self._caches[number])
+        if batch.pooled_rows is None:
+            self._model.forward(batch, self._caches[number])
+        else:
+            self._model.forward_pooled(batch, self._caches[number])
 
     def _capture(self, orders: Orders, needs_pool: bool) -> None:
         """Record the orders up to `captured`, which names the number of the graph; -1 if rank 0 has given it up.
@@ -115,25 +121,37 @@ def received(control: socket.socket) -> Orders:
         yield from unpacker
 
 
+def load_part(settings: WorkerSettings, ops: kernels.Ops, device: torch.device, ranks: Collectives) -> PagedModel:
+    """Load this rank's part of the model. All ranks load at the same time."""
+    path = Path(settings.model)
+    config = choose_model(path, settings.model_impl)
+    if isinstance(config, TransformersConfig):
+        return TransformersModel.load(config, ops, device, settings.max_model_len, ranks=ranks)
+    bits = devices.quantized_bits(settings)
+    return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, ranks=ranks, bits=bits)
+
+
 def run(rank: int, control: socket.socket, file: int) -> None:
     """Load this rank's part of the model, and follow rank 0."""
     orders = received(control)
-    fields, device_type = next(orders)
+    fields, device_type, cpus = next(orders)
+    os.sched_setaffinity(0, cpus)  # this process has inherited those of rank 0 alone
     settings = WorkerSettings(**fields)
     process = f"worker {settings.name} rank {rank}"
     setup_logging(process, settings.log_level, settings.log_format, worker=settings.name, rank=str(rank))
-    for module in (loader, kernels):  # rank 0 reads the same files, chooses the same kernels, and logs their warnings
+    # Rank 0 reads the same files, chooses the same kernels, and logs their warnings.
+    for module in (loader, kernels, transformers_weights, transformers_fused, transformers_split):
         logging.getLogger(module.__name__).setLevel(logging.ERROR)
-    size = settings.tensor_parallel_size
+    size = settings.num_ranks
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dtype = devices.DTYPES[settings.dtype]
     ops = backend.make_ops(settings, device, dtype)
-    backend.set_threads(settings, ops)
+    backend.place_threads(settings, ops, rank)
     ranks = meet(rank, size, file, ops)
-    model = Decoder.load(Path(settings.model), ops, dtype, device, settings.max_model_len, ranks=ranks)
-    if isinstance(ops, kernels.CpuOps):
+    model = load_part(settings, ops, device, ranks)
+    if isinstance(ops, kernels.CpuOps) and not model.multiplies_in_torch:
         torch.set_num_threads(1)
 
     def answer(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Rank 0: a decoder that makes every call on all ranks, and the processes of the followers."""
+"""Rank 0: a model that makes every call on all ranks, and the processes of the followers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,12 +23,15 @@ import torch
 from quire.kernels import Ops
 from quire.shared.processes import spawn
 from quire.shared.telemetry.logs import give_up
+from quire.worker.device.backend import kv_cache_name
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import Progress
 from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
@@ -77,9 +80,13 @@ class Followers:
         path: Path,
         ops: Ops,
         on_death: Callable[[int, int, str], None] = end_worker,
+        cpus: Collection[int] = (),
     ) -> None:
-        """Start the followers and wait for them. Call it on the main thread: they end with that thread."""
-        size = settings.tensor_parallel_size
+        """Start the followers and wait for them. Call it on the main thread: they end with that thread.
+
+        cpus: those that all ranks together may use; by default the CPUs of this process.
+        """
+        size = settings.num_ranks
         self._closing = False
         self._died = threading.Event()
         self._release_ranks: Callable[[], None] = lambda: None
@@ -89,14 +96,16 @@ class Followers:
         # A file in memory per follower, for the cause of its end.
         self._last_words = [os.memfd_create("quire-last-words") for _ in range(1, size)]
         file = meeting(size, ops)
-        first = asdict(settings) | {"redis_url": "", "model": str(path), "dtype": str(ops.dtype)[6:]}
+        allowed = sorted(cpus or os.sched_getaffinity(0))
+        types = {"dtype": str(ops.dtype)[6:], "kv_cache_dtype": kv_cache_name(ops)}
+        first = asdict(settings) | {"redis_url": "", "model": str(path)} | types
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
             self._sockets.append(ours)
             with theirs:
                 self._processes.append(self._start(rank, theirs.fileno(), file, self._last_words[rank - 1]))
             with suppress(OSError):  # the follower has ended already; `answers` notices that
-                ours.sendall(msgpack.packb([first, ops.device.type]))
+                ours.sendall(msgpack.packb([first, ops.device.type, allowed]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
         self.ranks = meet(0, size, file, ops)
@@ -165,80 +174,90 @@ class Followers:
 class LeadingCache(KVCache):
     """This rank's part of the blocks. Blocks are copied and swapped on all ranks."""
 
+    part: KVCache
     number: int
     tell: Callable[..., None]
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         self.tell("copy_blocks", self.number, src, dst)
-        KVCache.copy_blocks(self, src, dst)
+        self.part.copy_blocks(src, dst)
 
     def swap_out(self, src: list[int], dst: list[int]) -> None:
         self.tell("swap_out", self.number, src, dst)
-        KVCache.swap_out(self, src, dst)
+        self.part.swap_out(src, dst)
 
     def swap_in(self, src: list[int], dst: list[int]) -> None:
         self.tell("swap_in", self.number, src, dst)
-        KVCache.swap_in(self, src, dst)
+        self.part.swap_in(src, dst)
 
 
 class LeadingGraph:
     """A graph of this rank, and its number on the followers."""
 
-    def __init__(self, graph: Graph, number: int, model: LeadingDecoder) -> None:
+    def __init__(self, graph: Graph, number: int, model: LeadingModel) -> None:
         self._graph, self._number, self._model = graph, number, model
 
     def replay(self) -> None:
         self._model.replay(self._number, self._graph)
 
 
-class LeadingDecoder(Decoder):
-    """A decoder like any other to its runner. All ranks compute its calls together."""
+class LeadingModel(PagedModel):
+    """A model like any other to its runner. All ranks compute its calls together.
+
+    Another base class of a derived class computes the part of rank 0.
+    """
 
     followers: Followers
-
-    @classmethod
-    def lead(
-        cls,
-        followers: Followers,
-        path: Path,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        max_model_len: int = 0,
-        progress: Progress | None = None,
-    ) -> Self:
-        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
-        model = cls.load(path, ops, dtype, device, max_model_len, progress, followers.ranks)
-        model.followers = followers
-        model._numbers = itertools.count()
-        model._dropped = []
-        model._is_capturing = False
-        model._failure = None
-        followers.answers()
-        return model
-
+    # Loading computes on all ranks too, and each follower loads its part without orders.
+    _leads = False
     _numbers: itertools.count[int]
     _dropped: list[tuple[str, int]]  # caches and graphs that this rank no longer refers to
     _is_capturing: bool
     _failure: BaseException | None
 
+    def _take_lead(self, followers: Followers) -> Self:
+        """Wait until the followers have loaded their parts, and make every later call on all ranks."""
+        self.followers = followers
+        self._numbers = itertools.count()
+        self._dropped = []
+        self._is_capturing = False
+        self._failure = None
+        followers.answers()
+        self._leads = True
+        return self
+
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
+        if not self._leads:
+            return super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
         number = next(self._numbers)
         self._tell("cache", number, num_blocks, block_size, num_host_blocks)
-        cache = super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)
+        cache = super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
         parts = {one.name: getattr(cache, one.name) for one in fields(KVCache)}
-        leading = LeadingCache(**parts, number=number, tell=self._tell)
+        leading = LeadingCache(**parts, part=cache, number=number, tell=self._tell)
         weakref.finalize(leading, self._dropped.append, ("drop_cache", number))
         return leading
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        assert isinstance(kv_cache, LeadingCache), "the cache belongs to another model"
-        self.check()
-        self._tell("forward", kv_cache.number, *BatchSizes.of(batch))
+        if not self._leads:
+            return super().forward(batch, kv_cache)  # type: ignore[safe-super]
+        self._begin_forward(batch, kv_cache)
         if self._is_capturing:  # nothing is computed yet: a failure gives up the graph only
             return self._forward(batch, kv_cache)
         with self._in_step():
             return self._forward(batch, kv_cache)
+
+    def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._leads:
+            return super().forward_pooled(batch, kv_cache)
+        self._begin_forward(batch, kv_cache)
+        with self._in_step():
+            self.followers.ranks.send(batch)
+            return super().forward_pooled(batch, kv_cache)
+
+    def _begin_forward(self, batch: ForwardBatch, kv_cache: KVCache) -> None:
+        assert isinstance(kv_cache, LeadingCache), "the cache belongs to another model"
+        self.check()
+        self._tell("forward", kv_cache.number, *BatchSizes.of(batch))
 
     def replay(self, number: int, graph: Graph) -> None:
         """Replay a graph of this rank, and the graph with this number on the followers."""
@@ -259,7 +278,7 @@ class LeadingDecoder(Decoder):
 
     def _forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         self.followers.ranks.send(batch)
-        return super().forward(batch, kv_cache)
+        return super().forward(batch, kv_cache)  # type: ignore[safe-super]
 
     def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
         """Record the kernels that a function launches, on all ranks: a `graphs.Record`.
@@ -306,6 +325,50 @@ class LeadingDecoder(Decoder):
             raise
 
 
+class LeadingDecoder(LeadingModel, Decoder):
+    """Quire's own decoder on several ranks."""
+
+    @classmethod
+    def lead(
+        cls,
+        followers: Followers,
+        path: Path,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_model_len: int = 0,
+        progress: Progress | None = None,
+        bits: int | str = 0,
+    ) -> Self:
+        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
+        model = cls.load(path, ops, dtype, device, max_model_len, progress, followers.ranks, bits)
+        return model._take_lead(followers)
+
+
+class LeadingTransformersModel(LeadingModel, TransformersModel):
+    """A model that Transformers computes on several ranks."""
+
+    @classmethod
+    def lead(
+        cls,
+        followers: Followers,
+        config: TransformersConfig,
+        ops: Ops,
+        device: torch.device | str,
+        max_model_len: int = 0,
+        read: Progress | None = None,
+        packed: Progress | None = None,
+    ) -> Self:
+        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
+        model = cls.load(config, ops, device, max_model_len, read, packed, followers.ranks)
+        return model._take_lead(followers)
+
+
+def num_ranks(model: PagedModel) -> int:
+    """The number of processes that share a model."""
+    return model.followers.ranks.size if isinstance(model, LeadingModel) else 1
+
+
 def recorder(model: PagedModel) -> Record:
     """The function that records CUDA graphs of a model."""
-    return model.record if isinstance(model, LeadingDecoder) else record_on_cuda
+    return model.record if isinstance(model, LeadingModel) else record_on_cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -99,3 +100,84 @@ def test_kernels_of_a_cpu_are_named_with_their_instructions(monkeypatch: pytest.
     assert backend.kernels_name(ops) == f"cpu-{ops.level.name}"
     monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
     assert backend.kernels_name(kernels.CpuOps(torch.float32)) == "cpu-avx2"
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "dtype", "stored", "expected"),
+    [
+        ({}, CPU, torch.float32, "bfloat16", torch.bfloat16),
+        ({}, CPU, torch.float32, "float16", torch.bfloat16),
+        ({}, CPU, torch.float32, "float32", torch.float32),
+        ({}, CPU, torch.float32, None, torch.float32),
+        ({}, CPU, torch.bfloat16, "bfloat16", torch.bfloat16),
+        ({"dtype": "float32"}, CPU, torch.float32, "bfloat16", torch.float32),
+        ({}, CUDA, torch.float16, "bfloat16", torch.float16),
+        ({"kv_cache_dtype": "float32"}, CPU, torch.float32, "bfloat16", torch.float32),
+        ({"kv_cache_dtype": "bfloat16"}, CPU, torch.float32, None, torch.bfloat16),
+        ({"kv_cache_dtype": "int8"}, CPU, torch.bfloat16, None, torch.int8),
+        ({"kv_cache_dtype": "fp8"}, CPU, torch.float32, None, torch.float8_e4m3fn),
+        ({"kv_cache_dtype": "bfloat16"}, CUDA, torch.bfloat16, None, torch.bfloat16),
+    ],
+)
+def test_the_type_of_the_cache(
+    settings: dict[str, str],
+    device: torch.device,
+    dtype: torch.dtype,
+    stored: str | None,
+    expected: torch.dtype,
+) -> None:
+    found = backend.choose_kv_dtype(WorkerSettings(**settings), device, dtype, stored)  # type: ignore[arg-type]
+    assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "message"),
+    [
+        ("float32", CPU, torch.bfloat16, "--kv-cache-dtype float32 is wider than the activations, bfloat16"),
+        ("int8", CUDA, torch.bfloat16, "--kv-cache-dtype int8: a GPU keeps the cache in .* bfloat16, or in fp8"),
+        ("bfloat16", CUDA, torch.float16, "--kv-cache-dtype bfloat16: a GPU keeps the cache in .* float16, or in fp8"),
+        ("fp8", CUDA, torch.float16, "--kv-cache-dtype fp8 needs compute capability 8.9"),
+    ],
+)
+def test_a_cache_that_the_kernels_do_not_have_is_refused(
+    name: str, device: torch.device, dtype: torch.dtype, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(StartError, match=message):
+        backend.choose_kv_dtype(WorkerSettings(kv_cache_dtype=name), device, dtype, None)
+
+
+@pytest.mark.parametrize("prefer", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "fp8"])
+def test_every_implementation_for_a_cpu_has_the_cache_that_is_asked_for(prefer: str, name: str) -> None:
+    ops = backend.make_ops(WorkerSettings(kv_cache_dtype=name, kernels=prefer), CPU, torch.float32)
+    assert ops.kv_dtype is backend.KV_DTYPES[name]
+    assert backend.kv_cache_name(ops) == name, "other ranks are told the same"
+
+
+def test_other_ranks_are_told_auto_if_the_cache_has_the_type_of_the_activations() -> None:
+    assert backend.kv_cache_name(kernels.ReferenceOps("cpu", torch.float16)) == "auto"
+
+
+def test_threads_are_placed_on_the_cores_of_a_rank() -> None:
+    """In a process of its own, whose CPUs change: two nodes of one core each."""
+    program = """
+import os, torch
+from quire import kernels
+from quire.worker.device import backend
+from quire.worker.device.topology import Core, Topology
+from quire.worker.settings import WorkerSettings
+
+cpus = sorted(os.sched_getaffinity(0))
+topology = Topology((Core((cpus[0],), 0), Core((cpus[-1],), 1)), 2)
+settings = WorkerSettings(tensor_parallel_size=2)
+print(backend.place_threads(settings, kernels.ReferenceOps("cpu", torch.float32), 1, topology).threads)
+print(os.sched_getaffinity(0) == set(cpus))
+placement = backend.place_threads(settings, kernels.CpuOps(torch.float32), 1, topology)
+print(os.sched_getaffinity(0) == {cpus[-1]}, kernels.num_threads(), torch.get_num_threads(), placement.threads)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("1\nTrue\nTrue 1 1 1\n", "")

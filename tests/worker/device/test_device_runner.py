@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -39,6 +38,7 @@ from tests.support.mock_model import (
     text,
 )
 from tests.worker.engine.test_engine_random import EngineUnderLoad
+from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
 class LateOps(MockOps):
@@ -93,10 +93,23 @@ class LateModel(MockModel):
         return LateCache(self.late, num_blocks, block_size, num_host_blocks)
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> Any:
-        parts = {field.name: getattr(batch, field.name) for field in fields(ForwardBatch)}
-        memory = ForwardBatch(**{name: part.memory for name, part in parts.items()})
+        memory = ForwardBatch(*(part.memory for part in batch.parts()))
         forward = super().forward
         return self.late.call(self.late.empty(len(batch.logits_rows), VOCAB), lambda: forward(memory, cache))
+
+    def forward_pooled(self, batch: ForwardBatch, cache: MockCache) -> Any:
+        assert batch.pooled_rows is not None
+        late, forward = self.late, super().forward_pooled
+        memory = ForwardBatch(*(part.memory for part in batch.parts()))
+        hidden: list[torch.Tensor] = []
+
+        def compute() -> torch.Tensor:
+            logits, found = forward(memory, cache)
+            hidden.append(found)
+            return logits
+
+        logits = late.call(late.empty(len(batch.logits_rows), VOCAB), compute)
+        return logits, late.call(late.empty(len(batch.pooled_rows), self.hidden_size), hidden.pop)
 
 
 def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRunner, **limits: Any) -> Engine:
@@ -120,6 +133,22 @@ def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(r
         assert bool(late.num_replays) is (runner is graphed)
     for name, prompt in prompts.items():
         assert text(items, name) == continuation(prompt, 40, ignore_eos=True)
+
+
+@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
+def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> None:
+    prompts = {f"e{length}": tuple(range(3, 3 + length)) for length in (1, 5, 16, 60)}
+    for pooling in ("last", "mean"):
+        with late_device() as late:
+            engine = make_late_engine(LateModel(late), runner)
+            engine.add(request("before", (5, 6), max_tokens=40, ignore_eos=True))
+            items = [item for _ in range(5) for item in engine.step()]
+            for name, prompt in prompts.items():
+                engine.add(embed(name, prompt, pooling))
+            items += run(engine)
+        assert text(items, "before") == continuation((5, 6), 40, ignore_eos=True)
+        for name, prompt in prompts.items():
+            assert embedding(items, name) == expected(prompt, pooling), (name, pooling)
 
 
 def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +13,11 @@ import torch
 from quire import kernels
 from quire.shared.errors import StartError
 from quire.worker.device import devices
+from quire.worker.device.topology import Core, Topology
+from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.settings import WorkerSettings
+from tests.worker.checkpoints import make_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -54,7 +62,9 @@ def test_a_gpu_computes_in_the_best_dtype_that_it_has(
             devices.choose_dtype("bfloat16", CUDA)
 
 
-def test_a_cpu_computes_in_bfloat16_if_its_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_computes_in_bfloat16_if_its_kernels_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert devices.choose_dtype("float32", CPU) is torch.float32
     with pytest.raises(StartError, match="float16 is for GPUs"):
         devices.choose_dtype("float16", CPU)
@@ -65,7 +75,45 @@ def test_a_cpu_computes_in_bfloat16_if_its_kernels_do(monkeypatch: pytest.Monkey
         raise kernels.KernelsUnavailable("no compiler")
 
     monkeypatch.setattr(kernels, "CpuOps", missing)
-    assert devices.choose_dtype("auto", CPU) is torch.float32
+    with caplog.at_level("INFO"):
+        assert devices.choose_dtype("auto", CPU) is torch.float32
+        assert "--dtype auto: activations are float32" in caplog.text
+        assert devices.choose_dtype("bfloat16", CPU) is torch.bfloat16
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "--dtype bfloat16 is slow here" in warning.message
+
+
+def test_activations_of_quantised_weights_are_float32_on_every_cpu() -> None:
+    for name in ("auto", "float32"):
+        assert devices.choose_dtype(name, CPU, quantized=True) is torch.float32
+    with pytest.raises(StartError, match="--dtype bfloat16 does not go with --quantization"):
+        devices.choose_dtype("bfloat16", CPU, quantized=True)
+
+
+def test_weights_are_quantised_on_cpus_by_our_own_decoder() -> None:
+    other = TransformersConfig(Path(), "GptForCausalLM", False, 8, 8, (), 1, 1, None, None)
+    for name, bits in (("none", 0), ("int8", 8), ("int4", 4)):
+        settings = WorkerSettings(quantization=name)
+        assert devices.quantized_bits(settings) == bits
+        devices.check_quantization(settings, CPU, None)
+        if not bits:
+            devices.check_quantization(settings, CUDA, other)
+            continue
+        with pytest.raises(StartError, match=f"--quantization {name} is for CPUs"):
+            devices.check_quantization(settings, CUDA, None)
+        with pytest.raises(StartError, match=f"--quantization {name}: GptForCausalLM is computed by Transformers"):
+            devices.check_quantization(settings, CPU, other)
+
+
+def test_quantised_gguf_files_are_not_quantised_again(tmp_path: Path) -> None:
+    from quire.ops.tools.gguf_writer import write_gguf
+
+    folder = make_checkpoint(tmp_path / "model", "qwen2")
+    settings = WorkerSettings(quantization="int4")
+    devices.check_quantization(settings, CPU, read_config(write_gguf(folder, tmp_path / "f16.gguf", "F16")))
+    file = write_gguf(folder, tmp_path / "q8.gguf", "Q8_0")
+    with pytest.raises(StartError, match=r"--quantization int4: .* quantised already \(GGUF, Q8_0\); leave it out"):
+        devices.check_quantization(settings, CPU, read_config(file))
 
 
 def test_the_log_names_the_card_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +121,42 @@ def test_the_log_names_the_card_and_its_memory(monkeypatch: pytest.MonkeyPatch) 
     card = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     assert devices.describe(CUDA) == "NVIDIA H200 (141 GiB)"
+
+
+def test_a_cpu_worker_has_a_rank_per_node_unless_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topology = Topology(tuple(Core((cpu,), cpu // 4) for cpu in range(8)), 8)
+    monkeypatch.setattr(devices, "read_topology", lambda: topology)
+    config = read_config(make_checkpoint(tmp_path, "llama"))
+    cpu = torch.device("cpu")
+
+    def ranks(device: torch.device = cpu, **given: Any) -> int:
+        return devices.choose_ranks(WorkerSettings(**given), device, config).tensor_parallel_size
+
+    assert ranks() == 2
+    assert ranks(tensor_parallel_size=1) == 1
+    assert ranks(threads=4) == 1
+    assert ranks(thread_binding="none") == 1
+    assert ranks(torch.device("cuda")) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "quantization", "rounds", "expected"),
+    [
+        (CPU, "auto", "none", True, True),
+        (CPU, "float32", "none", True, True),
+        (CPU, "bfloat16", "none", True, False),
+        (CPU, "auto", "none", False, False),
+        (CPU, "auto", "int4", False, True),
+        (CUDA, "auto", "none", True, False),
+    ],
+)
+def test_integers_of_a_checkpoint_make_activations_float32(
+    device: torch.device, dtype: str, quantization: str, rounds: bool, expected: bool
+) -> None:
+    settings = WorkerSettings(model="m", dtype=dtype, quantization=quantization)
+    config = Mock(spec=ModelConfig, quantization=SimpleNamespace(rounds_activations=rounds))
+    assert devices.has_integers(settings, device, config) is expected
+    config.quantization = None
+    assert devices.has_integers(settings, device, config) is (quantization != "none")

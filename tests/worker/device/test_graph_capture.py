@@ -104,7 +104,7 @@ def test_the_memory_of_all_graphs_is_measured_with_the_first(monkeypatch: pytest
 
 def test_rare_operations_have_run_once_before_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(runner=DeviceRunner)
-    cache, ops, ran = engine.runner.kv_cache, engine.sampler._ops, []
+    cache, ops, ran = engine.runner.kv_cache, engine.sampler.ops, []
     for owner, name in ((cache, "copy_blocks"), (ops, "logprobs_of"), (ops, "top_logprobs")):
         run_it = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *of, run_it=run_it, name=name: (ran.append(name), run_it(*of))[1])

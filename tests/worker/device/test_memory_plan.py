@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ MODEL = SimpleNamespace(
     ops=SimpleNamespace(device=CUDA),
     max_model_len=4096,
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
+    state_bytes=0,
     least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
 )
 
@@ -212,6 +214,15 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
         check_weights(path, model.config, torch.float32, torch.device("cpu"))
     check_weights(path, model.config, torch.float16, torch.device("cpu"))
+    for bits in (8, 4):
+        monkeypatch.setattr(memory_plan, "available_memory", lambda bits=bits: needed * bits // 32)
+        check_weights(path, model.config, torch.float32, torch.device("cpu"), bits=bits)
+        monkeypatch.setattr(memory_plan, "available_memory", lambda bits=bits: needed * bits // 32 - 1)
+        with pytest.raises(StartError, match=f"llama: its weights take .* as int{bits}"):
+            check_weights(path, model.config, torch.float32, torch.device("cpu"), bits=bits)
+    # 16-bit weights stay as they are stored.
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed // 2)
+    check_weights(path, replace(model.config, dtype="bfloat16"), torch.float32, torch.device("cpu"))
 
 
 def test_the_log_names_each_part_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:

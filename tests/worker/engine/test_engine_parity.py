@@ -28,7 +28,9 @@ MAX_TOKENS = 16
 SHARDED = ("llama", "qwen3")
 CASES = [(family, False, "auto") for family in FAMILIES]
 CASES += [(family, True, "auto") for family in SHARDED]
-CASES += [(family, False, "reference") for family in ("llama3-rope", "mistral", "qwen2")]
+CASES += [(family, False, "reference") for family in ("llama3-rope", "mistral", "qwen2", "qwen3-moe")]
+# A family of each shape of layers, for all that the engine does to a sequence.
+SHAPES = ("llama", "mixtral-window", "qwen3-moe-mixed", "gpt-oss", "gemma3", "gemma2")
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -68,8 +70,9 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, sharded: bool, 
     assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
 
-def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "llama", "llama", initializer_range=0.1)
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / family, family, initializer_range=0.1)
     model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
 
     def engine(num_blocks: int) -> Engine:
@@ -92,8 +95,9 @@ def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path
     ],
 )
 @pytest.mark.parametrize("n", [1, 3])
-def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "llama", "llama")
+@pytest.mark.parametrize("family", SHAPES)
+def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / family, family)
     model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     sizes = {"block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32, "max_model_len": model.max_model_len}
     engine = Engine(model, EngineLimits(**(sizes | limits)), model.config.eos_token_ids, None)
@@ -104,9 +108,10 @@ def test_preempted_choices_equal_hugging_face(limits: dict[str, Any], n: int, tm
     assert outputs == [[expected] * n for expected in by_hugging_face(path)]
 
 
-def test_prompts_found_in_the_cache_give_what_they_give_without_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", SHAPES)
+def test_prompts_found_in_the_cache_give_what_they_give_without_it(family: str, tmp_path: Path) -> None:
     """All prompts run twice, and one prompt is cut at every block boundary."""
-    path = make_checkpoint(tmp_path / "llama", "llama")
+    path = make_checkpoint(tmp_path / family, family)
     model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
 

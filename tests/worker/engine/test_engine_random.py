@@ -10,19 +10,20 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner
+from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
 from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
+from tests.worker.engine.test_pooling import embed, embedding
+from tests.worker.engine.test_pooling import expected as vector
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.
@@ -73,7 +74,7 @@ class Stumbling(DeviceRunner):
 
     num_tries = 0
 
-    def execute(self, step: Step) -> torch.Tensor | None:
+    def execute(self, step: Step) -> StepOutput | None:
         self.num_tries += 1
         if self.num_tries % 2:
             return super().execute(step)
@@ -169,6 +170,21 @@ class EngineUnderLoad(RuleBasedStateMachine):
             return
         self.requests[asked.id] = asked
 
+    @rule(
+        prompt=PROMPTS,
+        pooling=st.sampled_from(POOLINGS),
+        salt=st.sampled_from(["", "", "s"]),
+        priority=st.integers(0, 2),
+    )
+    def embed(self, prompt: tuple[int, ...], pooling: str, salt: str, priority: int) -> None:
+        self.num_asked += 1
+        asked = embed(f"r{self.num_asked}", prompt, pooling, salt)
+        try:
+            self.engine.add(asked, priority=priority)
+        except RequestRefused:
+            return
+        self.requests[asked.id] = asked
+
     @precondition(lambda self: self.engine.has_work)
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
@@ -215,8 +231,12 @@ class EngineUnderLoad(RuleBasedStateMachine):
         assert_idle(self.engine)
         assert len(self.engine.scheduler.blocks.pinned) == self.num_pinned
         for name, asked in self.requests.items():
-            expected = undisturbed(asked.prompt, asked.sampling)
             mine = [item for item in self.items if item.request_id == name]
+            if asked.pooling:
+                if name not in self.ended:
+                    assert embedding(mine, name) == vector(asked.prompt, asked.pooling)
+                continue
+            expected = undisturbed(asked.prompt, asked.sampling)
             got = final(mine, name)
             if name in self.ended:
                 for delta in got:

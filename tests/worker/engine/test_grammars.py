@@ -1,9 +1,11 @@
-"""Answers that follow a JSON schema, through the whole engine, also after preemption and resumption."""
+"""Answers that follow a grammar, through the whole engine, also after preemption and resumption."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -19,8 +21,8 @@ from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
 from quire.shared.model_argument import DEFAULT_MODEL
-from quire.shared.text import json_schema
-from quire.shared.text.json_schema import ANY_OBJECT
+from quire.shared.text import grammar
+from quire.shared.text.grammar import ANY_OBJECT, write
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import DEAD_END, KEPT, Grammars
@@ -54,7 +56,8 @@ SCHEMA: dict[str, Any] = {
         }
     },
 }
-TEXT = json.dumps(SCHEMA)
+TEXT = write("json_schema", SCHEMA)
+WRONG = write("json_schema", {"type": "strin"})
 # The longest answer of SCHEMA is shorter: each character of a string is a token at most.
 ENOUGH = 160
 
@@ -93,7 +96,7 @@ def params(index: int, **changes: Any) -> SamplingParams:
         {"temperature": 1.0, "n": 2, "best_of": 3},
         {"temperature": 0.8, "top_k": 1, "logprobs": True, "top_logprobs": 2},
     ]
-    chosen = kinds[index % len(kinds)] | {"max_tokens": ENOUGH, "seed": index, "json_schema": TEXT}
+    chosen = kinds[index % len(kinds)] | {"max_tokens": ENOUGH, "seed": index, "grammar": TEXT}
     return SamplingParams(**(chosen | changes))
 
 
@@ -108,7 +111,7 @@ def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
     assert engine.groups.num_preemptions > 0
     texts = []
     for one, choices in zip(asked, found, strict=True):
-        for choice in choices if one.json_schema else ():
+        for choice in choices if one.grammar else ():
             text = tokenizer.decode(choice.token_ids)
             jsonschema.validate(json.loads(text), SCHEMA)
             texts.append(text)
@@ -181,7 +184,7 @@ def test_log_probabilities_are_those_of_the_model_before_the_grammar(model: Deco
 
 
 def test_any_object_is_an_object(model: Decoder, tokenizer: Tokenizer) -> None:
-    asked = [SamplingParams(max_tokens=80, temperature=1.0, seed=seed, json_schema=ANY_OBJECT) for seed in range(8)]
+    asked = [SamplingParams(max_tokens=80, temperature=1.0, seed=seed, grammar=ANY_OBJECT) for seed in range(8)]
     for [choice] in complete(make_engine(model, tokenizer), prompts(tokenizer, 8), asked):
         text = tokenizer.decode(choice.token_ids)
         assert text.startswith("{")
@@ -200,7 +203,7 @@ def test_requests_that_cannot_be_followed_are_refused_alone(model: Decoder, toke
         return GenerationRequest("r", "demo", (5, 6), params(0, **changes))
 
     engine = make_engine(model, tokenizer)
-    assert "the JSON schema cannot be followed: Invalid type" in refused(engine, asks(json_schema='{"type": "strin"}'))
+    assert "the grammar cannot be followed: Invalid type" in refused(engine, asks(grammar=WRONG))
     assert "a beam search does not follow" in refused(engine, asks(beam_width=2))
     without = Engine(model, engine.limits, engine.eos_token_ids, tokenizer)
     assert "this worker has no tokenizer" in refused(without, asks())
@@ -220,7 +223,7 @@ def test_an_engine_serves_with_a_tokenizer_that_llguidance_does_not_support(
             return "{}"
 
     grammars = Grammars(Strange(), 10, (2,))
-    assert "answers cannot be made to follow a JSON schema" in caplog.text
+    assert "answers cannot be made to follow a grammar" in caplog.text
     with pytest.raises(RequestRefused, match="the tokenizer of the model is of a kind that allows none"):
         grammars.matcher(TEXT)
 
@@ -228,9 +231,7 @@ def test_an_engine_serves_with_a_tokenizer_that_llguidance_does_not_support(
 def test_the_output_of_an_earlier_attempt_must_follow_the_schema_too(model: Decoder, tokenizer: Tokenizer) -> None:
     engine = make_engine(model, tokenizer)
     request = GenerationRequest("r", "demo", (5, 6), params(0))
-    begun = run(
-        make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, json_schema=""))
-    )
+    begun = run(make_engine(model, tokenizer), GenerationRequest("r", "demo", (5, 6), SamplingParams(4, grammar="")))
     with pytest.raises(RequestRefused, match=DEAD_END) as caught:
         engine.add(request, tuple(begun[:2]))
     assert "token" not in str(caught.value), "which the answer may not be read in"
@@ -285,7 +286,7 @@ def test_matchers_are_made_once_for_a_schema_and_the_oldest_are_forgotten(tokeni
     assert (grammars.matcher(TEXT).allowed() != first.allowed()).any()
     grammars.matcher(ANY_OBJECT)
     for number in range(KEPT - 1):
-        grammars.matcher(json.dumps({"const": number}))
+        grammars.matcher(write("json_schema", {"const": number}))
     assert len(grammars._matchers) == KEPT
     assert TEXT not in grammars._matchers
     assert ANY_OBJECT in grammars._matchers  # it came first, and was asked for since
@@ -297,14 +298,14 @@ def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
     """The thread that waits for no other may be the engine's."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     grammars.matcher(TEXT)
-    has_begun, may_end, make = threading.Event(), threading.Event(), json_schema.matcher
+    has_begun, may_end, make = threading.Event(), threading.Event(), grammar.matcher
 
-    def made_slowly(schema: str, tokens: LLTokenizer) -> LLMatcher:
+    def made_slowly(text: str, tokens: LLTokenizer, special_tokens: Collection[str]) -> LLMatcher:
         has_begun.set()
         assert may_end.wait(10)
-        return make(schema, tokens)
+        return make(text, tokens, special_tokens)
 
-    monkeypatch.setattr(json_schema, "matcher", made_slowly)
+    monkeypatch.setattr(grammar, "matcher", made_slowly)
     with ThreadPoolExecutor(2) as threads:
         slow = threads.submit(grammars.matcher, ANY_OBJECT)
         assert has_begun.wait(10)
@@ -320,10 +321,10 @@ def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, mo
     """The thread that prepares requests tries it, and the engine does not try again."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
     with pytest.raises(RequestRefused, match="Invalid type") as first:
-        grammars.matcher('{"type": "strin"}')
-    monkeypatch.setattr(json_schema, "matcher", None)
+        grammars.matcher(WRONG)
+    monkeypatch.setattr(grammar, "matcher", None)
     with pytest.raises(RequestRefused, match="Invalid type") as second:
-        grammars.matcher('{"type": "strin"}')
+        grammars.matcher(WRONG)
     assert str(first.value) == str(second.value)
 
 
@@ -333,10 +334,10 @@ def test_a_grammar_is_prepared_before_the_engine_gets_the_request(
     """The error of a schema that cannot be followed is prepared, too."""
     engine = make_engine(model, tokenizer)
     loop = EngineThread(engine, emit=lambda commits: None, ended=lambda: None)
-    good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, json_schema=text)) for text in (TEXT, "[]"))
+    good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, grammar=text)) for text in (TEXT, "[]"))
     for request in (good, bad):
         loop.prepare(request)
-    monkeypatch.setattr(json_schema, "matcher", None)
+    monkeypatch.setattr(grammar, "matcher", None)
     assert "cannot be followed" in refused(engine, bad)
     engine.add(good)
     engine.drop("r")
@@ -347,7 +348,7 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_is_told_of_its_own(tokeniz
     whole, part = (Grammars(tokenizer, count, (2,)).matcher(ANY_OBJECT).allowed() for count in (size, size - 100))
     assert (whole == part).all()
     logits = torch.zeros(size - 100)
-    restrict(logits, part)
+    restrict(logits[None], {0: part})
     bits = np.unpackbits(whole.view(np.uint8), bitorder="little")[: size - 100]
     assert (logits.numpy() == 0).tolist() == bits.astype(bool).tolist()
 
@@ -363,7 +364,7 @@ def test_a_model_with_more_tokens_than_its_tokenizer_never_draws_them(tokenizer:
 
 def test_a_mask_that_fails_is_an_error_and_stays_one(tokenizer: Tokenizer) -> None:
     schema = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (97, 89, 83, 79, 73, 71, 67)]}
-    matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(json.dumps(schema))
+    matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(write("json_schema", schema))
     for digit in "12345678":
         matcher.allowed()
         matcher.consume([tokenizer.token_to_id(digit)])
@@ -376,14 +377,55 @@ def test_every_end_token_that_the_model_has_ends_an_answer(tokenizer: Tokenizer)
     """An end token that the model does not have is ignored."""
     size = tokenizer.get_vocab_size()
     for end in (2, 3):
-        matcher = Grammars(tokenizer, size, (2, 3, size + 1000)).matcher('{"const": 1}')
+        matcher = Grammars(tokenizer, size, (2, 3, size + 1000)).matcher(write("json_schema", {"const": 1}))
         bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
         assert not bits[[2, 3]].any()
         matcher.consume([tokenizer.token_to_id("1")])
         bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
         assert np.flatnonzero(bits).tolist() == [2, 3]
-        early = Grammars(tokenizer, size, (2, 3)).matcher('{"const": 1}')
+        early = Grammars(tokenizer, size, (2, 3)).matcher(write("json_schema", {"const": 1}))
         early.consume([end])
         assert early.error is not None, "the answer would end here, and be none"
         matcher.consume([end])
         assert matcher.error is None
+
+
+DIGITS = {"type": "regex", "pattern": "[0-9]{1,3}"}
+STRUCTURED: list[tuple[str, Any, str]] = [
+    ("regex", "[A-Z][a-z]{2,9}( [a-z]{1,9}){0,4}\\.", r"[A-Z][a-z]{2,9}( [a-z]{1,9}){0,4}\."),
+    ("choice", ["a heron", "an owl", "no bird"], "a heron|an owl|no bird"),
+    ("ebnf", 'root ::= "(" [a-z]{1,5} (", " root)? ")"', r"\([a-z]{1,5}(, \([a-z]{1,5}.*\))?\)"),
+    ("lark", 'start: "I see " BIRD "."\nBIRD: /[a-z]{3,8}/', r"I see [a-z]{3,8}\."),
+    (
+        "structural_tag",
+        {"format": {"type": "tag", "begin": "<b>", "content": DIGITS, "end": "</b>"}},
+        "<b>[0-9]{1,3}</b>",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_answer_follows_a_grammar_of_every_kind(model: Decoder, tokenizer: Tokenizer, ahead: bool) -> None:
+    assert {kind for kind, _, _ in STRUCTURED} | {"json_schema"} == set(grammar.KINDS)
+    asked = [params(0, temperature=1.0, max_tokens=120, grammar=write(kind, value)) for kind, value, _ in STRUCTURED]
+    found = complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, len(asked)), asked)
+    for (kind, _, pattern), [choice] in zip(STRUCTURED, found, strict=True):
+        if kind != "ebnf" or choice.finish_reason == "stop":  # this grammar nests without end
+            assert choice.finish_reason == "stop", kind
+            assert re.fullmatch(pattern, tokenizer.decode(choice.token_ids)), kind
+
+
+def test_only_an_end_token_may_follow_a_complete_grammar(tokenizer: Tokenizer) -> None:
+    for kind, value in (("regex", "ab"), ("choice", ["ab"]), ("lark", 'start: "ab"'), ("ebnf", 'root ::= "a" "b"')):
+        matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(write(kind, value))
+        matcher.consume([tokenizer.token_to_id("a"), tokenizer.token_to_id("b")])
+        bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+        assert np.flatnonzero(bits).tolist() == [2]
+        matcher.consume([2])
+        assert matcher.error is None
+
+
+def test_a_special_token_that_a_grammar_names_is_the_token(tokenizer: Tokenizer) -> None:
+    matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(write("lark", 'start: <|user|> "a"'))
+    bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == [tokenizer.token_to_id("<|user|>")]

@@ -54,7 +54,7 @@ def test_a_row_has_what_the_sequence_and_its_request_say(batch: InputBatch) -> N
         ("is_adjusted", {"repetition_penalty": 1.5}),
         ("is_adjusted", {"logit_bias": ((3, 1.0),)}),
         ("is_adjusted", {"min_tokens": 2}),
-        ("is_adjusted", {"json_schema": "{}"}),
+        ("is_adjusted", {"grammar": "{}"}),
         ("is_watched", {"stop": ("a",)}),
         ("is_watched", {"stop_token_ids": (4,)}),
         ("is_scored", {"logprobs": True}),

@@ -139,6 +139,8 @@ class Clock:
 class TimedDecoder:
     """A real decoder whose steps take a known time on a simulated clock."""
 
+    state_bytes = 0
+
     def __init__(self, model: Decoder, clock: Clock) -> None:
         self._model, self._clock = model, clock
         self.vocab_size, self.ops, self.alloc_kv_cache = model.vocab_size, model.ops, model.alloc_kv_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.shared.messages import Delta, Outcome, SamplingParams
+from quire.shared.messages import Delta, Outcome, SamplingParams, StepItem
 from quire.worker.engine.beams import EndedBeam
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
@@ -14,7 +14,7 @@ from quire.worker.engine.results import Results, StopStringMatcher, best_beams
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch
 from tests.support.mock_model import Letters
-from tests.support.tokenizers import byte_fallback
+from tests.support.tokenizers import byte_fallback, byte_level
 
 EOS, VOCAB = 0, 26
 
@@ -58,8 +58,8 @@ def test_single_sequences_get_an_item_each_and_the_last_one_has_the_outcome() ->
     one, two = sink.group("one").sequences, sink.group("two").sequences
     items, step = sink.give([*one, *two], [5, EOS])
     assert items == [
-        ("one", 0, (Delta(0, (5,)),), None),
-        ("two", 0, (Delta(0, (EOS,), "stop"),), Outcome("stop")),
+        StepItem("one", 0, (Delta(0, (5,)),), None),
+        StepItem("two", 0, (Delta(0, (EOS,), "stop"),), Outcome("stop")),
     ]
     assert step.ended == two
     assert (sink.ended, sink.forgotten) == ([(0, 1)], ["two"])
@@ -68,17 +68,17 @@ def test_single_sequences_get_an_item_each_and_the_last_one_has_the_outcome() ->
 def test_a_sequence_ends_with_its_token_number_max_tokens() -> None:
     sink = Sink()
     [sequence] = sink.group("a", max_tokens=2).sequences
-    assert sink.give([sequence], [5])[0] == [("a", 0, (Delta(0, (5,)),), None)]
-    assert sink.give([sequence], [6])[0] == [("a", 1, (Delta(0, (6,), "length"),), Outcome("length"))]
+    assert sink.give([sequence], [5])[0] == [StepItem("a", 0, (Delta(0, (5,)),), None)]
+    assert sink.give([sequence], [6])[0] == [StepItem("a", 1, (Delta(0, (6,), "length"),), Outcome("length"))]
 
 
 def test_choices_of_a_group_share_an_item_and_the_group_ends_with_the_last() -> None:
     sink = Sink()
     group = sink.group("a", n=2)
     [item], _ = sink.give(group.sequences, [EOS, 7])
-    assert item == ("a", 0, (Delta(0, (EOS,), "stop"), Delta(1, (7,))), None)
+    assert item == StepItem("a", 0, (Delta(0, (EOS,), "stop"), Delta(1, (7,))), None)
     [item], _ = sink.give(group.sequences[1:], [EOS])
-    assert item == ("a", 2, (Delta(1, (EOS,), "stop"),), Outcome("stop"))
+    assert item == StepItem("a", 2, (Delta(1, (EOS,), "stop"),), Outcome("stop"))
 
 
 def test_ranked_choices_leave_in_one_item_at_the_end_best_first() -> None:
@@ -88,7 +88,7 @@ def test_ranked_choices_leave_in_one_item_at_the_end_best_first() -> None:
     for sequence, logprob in zip(group.sequences, (-4.0, -2.0), strict=True):
         sequence.logprob = logprob
     [item], _ = sink.give(group.sequences, [7, 8])
-    assert item == ("a", 0, (Delta(0, (6, 8), "length", None, -1.0),), Outcome("length"))
+    assert item == StepItem("a", 0, (Delta(0, (6, 8), "length", None, -1.0),), Outcome("length"))
 
 
 def test_a_stop_string_ends_only_the_sequence_that_is_watched_for_it() -> None:
@@ -98,8 +98,8 @@ def test_a_stop_string_ends_only_the_sequence_that_is_watched_for_it() -> None:
     sequences = [*stops.sequences, *other.sequences]
     sink.give(sequences, [5, 5])
     items, step = sink.give(sequences, [6, 6])
-    assert items[0] == ("stops", 1, (Delta(0, (6,), "stop", "fg"),), Outcome("stop"))
-    assert items[1] == ("other", 1, (Delta(0, (6,)),), None)
+    assert items[0] == StepItem("stops", 1, (Delta(0, (6,), "stop", "fg"),), Outcome("stop"))
+    assert items[1] == StepItem("other", 1, (Delta(0, (6,)),), None)
     assert step.ended == stops.sequences
     assert not list(sink.results.watched())
 
@@ -128,3 +128,20 @@ def test_the_results_of_a_beam_search_have_their_scores() -> None:
 def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
     words = byte_fallback().encode("the way", add_special_tokens=False).ids
     assert StopStringMatcher(byte_fallback(), (" the",)).push(words) == " the"
+
+
+def test_a_stop_string_may_be_in_a_special_token_if_these_are_text() -> None:
+    tokenizer = byte_level()
+    token_ids = tokenizer.encode("a<|im_end|>b", add_special_tokens=False).ids
+    assert StopStringMatcher(tokenizer, ("im_end",)).push(token_ids) is None
+    assert StopStringMatcher(tokenizer, ("im_end",), skip_special_tokens=False).push(token_ids) == "im_end"
+
+
+def test_sequences_are_watched_in_the_text_that_their_request_asks_for() -> None:
+    sink = Sink()
+    sink.results._tokenizer = byte_level()
+    end = byte_level().token_to_id("<|im_end|>")
+    for skips, expected in ((True, None), (False, "stop")):
+        [sequence] = sink.group("a", stop=("_end",), skip_special_tokens=skips).sequences
+        sink.results._ends(sequence, end, 1)
+        assert sequence.finish_reason == expected

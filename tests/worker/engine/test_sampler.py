@@ -185,13 +185,16 @@ def test_log_probabilities_of_new_tokens_are_summed_for_best_of(
     assert [one.logprob for one in sequences] == pytest.approx(sums, abs=1e-5)
 
 
-@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2)])
-def test_tokens_without_a_bit_are_banned(vocabulary: int, words: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2), (5000, 157)])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.99, 0.999, 1.0])
+def test_tokens_without_a_bit_are_banned(vocabulary: int, words: int, share: float) -> None:
+    """share: of the tokens that are allowed. Rows 0 and 2 have a mask, and row 1 has none."""
     draw = np.random.default_rng(0)
-    mask = draw.integers(-(2**31), 2**31, words, dtype=np.int64).astype(np.int32)
-    logits = torch.randn(vocabulary)
-    expected = [
-        float(logits[token]) if mask[token // 32] >> (token % 32) & 1 else float("-inf") for token in range(vocabulary)
-    ]
-    restrict(logits, mask)
-    assert logits.tolist() == expected
+    bits = draw.random((3, words * 32)) < share
+    masks = {row: np.packbits(bits[row], bitorder="little").view(np.int32) for row in (0, 2)}
+    logits = torch.randn(3, vocabulary)
+    has_bit = torch.from_numpy(bits[:, :vocabulary])
+    has_bit[1] = True
+    expected = logits.masked_fill(~has_bit, float("-inf"))
+    restrict(logits, masks)
+    assert torch.equal(logits, expected)

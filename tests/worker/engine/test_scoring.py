@@ -14,7 +14,8 @@ import torch
 
 from quire import kernels
 from quire.shared.logprobs import TokenLogprobs, read_records
-from quire.shared.messages import Delta, SamplingParams, StepItem
+from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.prompt_logprobs import read_prompt_records
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
@@ -55,10 +56,12 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(draw.randrange(VOCAB_SIZE - 3) for _ in range(length)) for length in (1, 7, 16, 17, 40, 75)]
 
 
-def engine_of(checkpoint: Path, **limits: Any) -> Engine:
+def engine_of(checkpoint: Path, runner: type[Runner] = Runner, **limits: Any) -> Engine:
     model = Decoder.load(checkpoint, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     sizes = {"num_blocks": 200, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
-    engine = Engine(model, EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits)), (), None)
+    engine = Engine(
+        model, EngineLimits(**(sizes | {"max_model_len": model.max_model_len} | limits)), (), None, runner=runner
+    )
     engine.checks_itself = True
     return engine
 
@@ -123,6 +126,36 @@ def test_the_bits_of_log_probabilities_do_not_depend_on_the_batch(checkpoint: Pa
     alone = engine_of(checkpoint, max_num_batched_tokens=100)
     assert together == [complete(alone, [prompt], one)[0] for prompt, one in zip(prompts(), params, strict=True)]
     assert [len(choices[0].logprobs[0].top) for choices in together] == list(range(len(prompts())))
+
+
+@pytest.mark.parametrize("runner", [Runner, DeviceRunner])
+def test_scores_of_prompts_are_those_of_hugging_face(checkpoint: Path, runner: type[Runner]) -> None:
+    """In one batch with prompts that are only continued, in chunks of any size, with the same bits."""
+    asked = [prompt for prompt in prompts() if len(prompt) > 1]
+    split = [((prompt[0],), Completion(prompt[1:], "stop", None, [])) for prompt in asked]
+    expected = by_hugging_face(checkpoint, split)
+    found: dict[int, list[bytes]] = {}
+    for tokens in (13, 32, 256):
+        engine = engine_of(checkpoint, max_num_batched_tokens=tokens, runner=runner)
+        for index, prompt in enumerate(asked):
+            params = SamplingParams(max_tokens=0, prompt_logprobs=TOP, returns_prompt=True)
+            engine.add(GenerationRequest(f"r{index}", "m", prompt, params))
+            engine.add(GenerationRequest(f"plain {index}", "m", prompt, SamplingParams(max_tokens=4, temperature=0.0)))
+        reports = {item.request_id: item.report for item in run(engine) if item.request_id[0] == "r" and item.report}
+        assert set(reports) == {f"r{index}" for index in range(len(asked))}
+        found[tokens] = [reports[f"r{index}"].records or b"" for index in range(len(asked))]
+    assert found[13] == found[32] == found[256]
+    for records, prompt, rows in zip(found[13], asked, expected, strict=True):
+        read = list(read_prompt_records(records, len(prompt) - 1))
+        assert [one.logprob for one in read] == pytest.approx(
+            [row[i] for row, i in zip(rows, prompt[1:], strict=True)], abs=1e-4
+        )
+        for one, row, token in zip(read, rows, prompt[1:], strict=True):
+            token_ids, values = zip(*one.top, strict=True)
+            assert values == pytest.approx(np.sort(row)[::-1][:TOP], abs=1e-4)
+            assert row[list(token_ids)] == pytest.approx(values, abs=1e-4)
+            closest = np.sort(np.abs(np.delete(row, token) - row[token]))[0]
+            assert one.rank == 1 + (row > row[token]).sum() or closest < 1e-4
 
 
 # --- what becomes of a request ----------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_tokens_that_are_pending_have_not_been_emitted() -> None:
         ({"repetition_penalty": 1.1}, True),
         ({"min_tokens": 2}, True),
         ({"logit_bias": ((1, 2.0),)}, True),
-        ({"json_schema": "{}"}, True),
+        ({"grammar": "{}"}, True),
         ({"logprobs": True}, True),
         ({"best_of": 2}, True),
         ({"beam_width": 2}, True),

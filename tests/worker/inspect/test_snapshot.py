@@ -14,6 +14,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
 from tests.support.mock_model import EOS, MockModel
+from tests.support.stateful_model import StatefulModel
 
 SIZE = 4
 
@@ -139,3 +140,16 @@ def test_evictions_are_counted_in_blocks() -> None:
 def test_an_idle_engine_holds_nothing() -> None:
     now = checked(make_engine())
     assert (now.blocks_used, now.slots_filled, now.slots_waste_max, now.sharing_saved_fraction) == (0, 0, 0, 0.0)
+
+
+def test_the_slots_of_states_are_counted_by_use() -> None:
+    limits = EngineLimits(64, SIZE, 8, 16, 128, num_state_slots=8 + 10, snapshot_interval=8)
+    engine = Engine(StatefulModel(), limits, (EOS,), None)
+    for _ in range(2):
+        add(engine, "a", tuple(range(1, 20)))
+        while engine.has_work:
+            engine.step()
+            now = checked(engine)
+            assert now.state_snapshots + now.state_slots_held + now.state_slots_free == 10
+    assert (now.state_slots_held, now.states_restored, now.state_evictions) == (0, 1, 0)
+    assert now.state_snapshots == 3, "after 8 and 16 tokens of the prompt, and 24 with the answer"

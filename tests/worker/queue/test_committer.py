@@ -194,6 +194,34 @@ async def test_what_gathered_while_postpone_reclaim_goes_out_in_bounded_commits(
         assert [token for item in items for delta in item.deltas for token in delta.token_ids] == list(range(10))
 
 
+def embedding(claim: Claim, size: int) -> StepCommit:
+    return StepCommit(claim.attempt, StepItem(claim.request_id, 0, (), Outcome("stop", embedding=bytes(size))))
+
+
+async def test_embeddings_count_by_their_size_in_bounded_commits(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.worker.queue.committer.MAX_COMMITS", 40)
+    sizes: list[int] = []
+    async with committing(redis_url) as lane:
+        commit: Any = lane.broker.commit_step
+
+        async def counts(worker_id: str, packed: Any, *args: Any) -> StepReply:
+            sizes.append(len(packed.items))
+            reply: StepReply = await commit(worker_id, packed, *args)
+            return reply
+
+        lane.broker.commit_step = counts  # type: ignore[method-assign]
+        claims = [await lane.start(f"r{index}") for index in range(6)]
+        for claim in claims:
+            lane.committer.put([embedding(claim, 1024)])  # as large as 16 results
+        await lane.committer.all_ended()
+        for claim in claims:
+            [item] = await lane.broker.read_output(claim.request_id)
+            assert item.outcome == Outcome("stop", embedding=bytes(1024))
+    assert [size for size in sizes if size] == [2, 2, 2]
+
+
 async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

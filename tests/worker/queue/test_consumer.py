@@ -15,6 +15,7 @@ from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCom
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
+from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 
@@ -61,8 +62,8 @@ class Lane:
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
         self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
 
-    async def submit(self, request_id: str, priority_class: str, json_schema: str = "") -> None:
-        sampling = SamplingParams(max_tokens=9, json_schema=json_schema)
+    async def submit(self, request_id: str, priority_class: str, grammar: str = "") -> None:
+        sampling = SamplingParams(max_tokens=9, grammar=grammar)
         body = GenerationRequest(request_id, "m", (3,), sampling).encode()
         await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
 
@@ -315,7 +316,7 @@ async def test_a_takeover_whose_answer_was_lost_is_found_by_looking_back(redis_u
 async def test_a_grammar_is_made_beside_the_loop_and_a_cancel_meanwhile_is_obeyed(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
         await lane.submit("plain", "interactive")
-        await lane.submit("json", "standard", json_schema="{}")
+        await lane.submit("json", "standard", grammar=ANY_OBJECT)
         async with at_work(lane):
             async with asyncio.timeout(10):
                 while not lane.engine.prepared:  # noqa: ASYNC110

@@ -80,15 +80,16 @@ class Echo(Collectives):
 def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_them() -> None:
     lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of these sizes are not multiples of 16 bytes
     *parts, rows = (torch.randint(1, 2**31 - 1, shape if isinstance(shape, tuple) else (shape,)) for shape in lengths)
-    sent = ForwardBatch(*(part.int() for part in parts), rows)
-    echo = Echo()
-    echo.send(sent)
-    assert BatchSizes.of(sent) == (5, 3, 2, 1)
-    received = echo.receive(BatchSizes.of(sent))
-    for part, expected in zip(received.parts(), sent.parts(), strict=True):
-        assert part.dtype == expected.dtype
-        assert torch.equal(part, expected)
-        assert part.data_ptr() % 16 == 0
+    for pooled_rows in (None, torch.tensor([3, 4])):
+        sent = ForwardBatch(*(part.int() for part in parts), rows, pooled_rows)
+        echo = Echo()
+        echo.send(sent)
+        assert BatchSizes.of(sent) == (5, 3, 2, 1, 0 if pooled_rows is None else 2)
+        received = echo.receive(BatchSizes.of(sent))
+        for part, expected in zip(received.parts(), sent.parts(), strict=True):
+            assert part.dtype == expected.dtype
+            assert torch.equal(part, expected)
+            assert part.data_ptr() % 16 == 0
 
 
 def test_the_file_by_which_ranks_meet_is_closed() -> None:

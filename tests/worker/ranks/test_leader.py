@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_pooling import by_engine, vectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +69,10 @@ def ranks_of(
         ("qwen2", 2, "reference", "swap"),  # tied embeddings, and a vocabulary that is not divisible
         ("qwen3-bias", 4, "auto", "swap"),  # two ranks per key-value head, and windows
         ("mistral", 2, "auto", "swap"),
+        ("mixtral-window", 2, "auto", "swap"),  # a part of every expert
+        ("qwen3-moe-mixed", 2, "reference", "recompute"),
+        ("gpt-oss", 2, "auto", "swap"),  # sinks of heads, and biases of experts that only one rank may add
+        ("gemma3", 2, "auto", "recompute"),  # norms of sums over the ranks
     ],
 )
 def test_greedy_outputs_equal_those_of_hugging_face(
@@ -109,6 +115,17 @@ def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) ->
     alone = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
     with ranks_of(path, 2) as model:
         assert answers(model) == answers(alone)
+
+
+@pytest.mark.parametrize("prefer", ["auto", "reference"])
+def test_embeddings_are_those_of_one_process(prefer: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "llama")
+    alone = Decoder.load(path, kernels.select_ops("cpu", torch.float32, prefer), torch.float32, "cpu")
+    with ranks_of(path, 2, prefer) as model:
+        for pooling in ("last", "mean"):
+            found, expected = (vectors(by_engine(one, pooling, budget=50)) for one in (model, alone))
+            for one, other in zip(found, expected, strict=True):
+                assert (one - other).abs().max() < 1e-4
 
 
 @pytest.mark.usefixtures("cpu_kernels")
@@ -213,3 +230,20 @@ def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: P
                 opened.enter_context(later.open("rb"))
         gc.collect()
     assert later.read_bytes() == b"weights" * 20
+
+
+def test_followers_may_use_the_cpus_of_all_ranks(path: Path) -> None:
+    """The leader has restricted itself to its own CPUs before it starts them."""
+    cpus = os.sched_getaffinity(0)
+    ops = kernels.select_ops("cpu", torch.float32)
+    settings = WorkerSettings(model=str(path), tensor_parallel_size=2, threads=2)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        followers = Followers(settings, path, ops, cpus=cpus)
+        try:
+            LeadingDecoder.lead(followers, path, ops, torch.float32, "cpu")
+            assert os.sched_getaffinity(followers._processes[0].pid) == cpus
+        finally:
+            followers.close()
+    finally:
+        os.sched_setaffinity(0, cpus)

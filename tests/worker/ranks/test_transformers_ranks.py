@@ -1,0 +1,111 @@
+"""Models that Transformers computes on several ranks give the tokens of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.errors import NotSupported
+from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.ranks.leader import Followers, LeadingTransformersModel
+from quire.worker.settings import WorkerSettings
+from tests.support.transformers_models import load
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.worker.engine.test_pooling import by_engine, vectors
+from tests.worker.hybrid_checkpoints import make_hybrid
+from tests.worker.transformers_checkpoints import make_kind
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@contextmanager
+def ranks_of(path: Path, size: int = 2, prefer: str = "auto") -> Iterator[LeadingTransformersModel]:
+    """A model over `size` real processes, this one among them."""
+    ops = kernels.select_ops("cpu", torch.float32, prefer)
+    settings = WorkerSettings(
+        model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1, model_impl="transformers"
+    )
+    deaths: list[tuple[int, int, str]] = []
+    followers = Followers(settings, path, ops, lambda *death: deaths.append(death))
+    try:
+        yield LeadingTransformersModel.lead(followers, read_transformers_config(path), ops, "cpu")
+    finally:
+        followers.close()
+    assert deaths == []
+
+
+def answers(model: LeadingTransformersModel, preemption: str) -> list[tuple[int, ...]]:
+    limits = EngineLimits(
+        num_blocks=40,
+        num_host_blocks=60,
+        block_size=8,
+        max_num_seqs=12,
+        max_num_batched_tokens=32,
+        max_model_len=model.max_model_len,
+        preemption=preemption,
+    )
+    engine = Engine(model, limits, model.config.eos_token_ids, None)
+    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    assert engine.groups.num_preemptions > 0
+    return [choices[0] for choices in outputs]
+
+
+def make(folder: Path, kind: str) -> Path:
+    return make_checkpoint(folder, "llama") if kind == "llama" else make_kind(folder / kind, kind)
+
+
+OFTEN = ["gpt2", "qwen3-moe"]  # the others take minutes together
+SELDOM = ["llama", "opt", "gemma", "phi", "mixtral", "cohere2", "olmo2", "gpt-neox", "granite"]
+
+
+@pytest.mark.parametrize("kind", [*OFTEN, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SELDOM)])
+def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    path = make(tmp_path, kind)
+    with ranks_of(path) as model:
+        assert answers(model, "swap") == by_hugging_face(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "size", "prefer"),
+    [
+        ("gpt2", 2, "reference"),  # gloo, and a head whose vocabulary does not divide
+        ("llama", 4, "auto"),  # two ranks per kv head
+        ("gpt-bigcode", 2, "auto"),  # one kv head
+        ("diffllama", 2, "auto"),  # attention that is gathered
+        ("deepseek-v3", 2, "auto"),  # values are narrower than keys
+        ("gpt-oss", 2, "auto"),  # sinks; experts in pairs, with biases
+        ("gemma4-global-heads", 2, "auto"),  # caches of two shapes
+        ("mimo-v2", 2, "auto"),
+    ],
+)
+def test_other_kinds_of_layers_and_ranks_equal_hugging_face(kind: str, size: int, prefer: str, tmp_path: Path) -> None:
+    path = make(tmp_path, kind)
+    with ranks_of(path, size, prefer) as model:
+        assert answers(model, "swap") == by_hugging_face(path)
+
+
+def test_embeddings_are_those_of_one_process(tmp_path: Path) -> None:
+    path = make(tmp_path, "gpt2")
+    alone = load(path)
+    with ranks_of(path) as model:
+        found, expected = (vectors(by_engine(one, "mean", budget=50)) for one in (model, alone))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-4
+
+
+def test_recurrent_states_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = make_hybrid(tmp_path / "lfm2", "lfm2")
+    said = r"cannot be split: 2 ranks cannot share its recurrent states; lower --tensor-parallel-size to 1"
+    with pytest.raises(NotSupported, match=said), ranks_of(path):
+        pass

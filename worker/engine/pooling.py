@@ -1,0 +1,69 @@
+"""Pooling: the embedding of a prompt, made of the hidden states of its tokens after the model's final norm.
+
+"last" takes the hidden state of the last token. "mean" takes the mean of all: the sum is kept with the sequence from
+chunk to chunk. On a CPU the hidden states are added one by one in the order of the tokens, so that the bits of an
+embedding depend neither on the chunks of its prompt nor on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from quire.worker.engine.sequence import SequenceGroup
+from quire.worker.engine.step import PrefillChunk
+
+
+class Embedding(NamedTuple):
+    """The embedding of a group's prompt: float32 [H], little-endian."""
+
+    group: SequenceGroup
+    data: bytes
+
+
+def pool(chunks: Iterable[PrefillChunk], hidden: torch.Tensor) -> list[Embedding]:
+    """Return the embeddings of the prompts that a step has completed. Call it before the chunks are recorded.
+
+    hidden: those of the last `num_pooled` tokens of each chunk, in the order of the chunks [P, H].
+    """
+    groups: list[SequenceGroup] = []
+    vectors: list[torch.Tensor] = []
+    at = 0
+    for chunk in chunks:
+        sequence, count = chunk.sequence, chunk.num_pooled
+        if not count:
+            continue
+        rows = hidden[at : at + count]
+        at += count
+        if sequence.group.pooling == "last":
+            vector = rows[0]
+        else:
+            # A sequence that was preempted and is recomputed begins anew.
+            sequence.pooled = add_rows(sequence.pooled if sequence.num_computed else None, rows)
+            if sequence.num_computed + count < len(sequence.token_ids):
+                continue
+            vector = torch.as_tensor(sequence.pooled / len(sequence.token_ids))
+        groups.append(sequence.group)
+        vectors.append(vector.float())
+    if not groups:
+        return []
+    rows_on_host = torch.stack(vectors).cpu().numpy()  # one copy from the device
+    return [Embedding(group, row.tobytes()) for group, row in zip(groups, rows_on_host, strict=True)]
+
+
+def add_rows(total: Any, rows: torch.Tensor) -> Any:
+    """Return `total` plus all rows [P, H], in float64. A total of None is zero.
+
+    On a CPU the totals are numpy arrays, else tensors of the device.
+    """
+    if rows.device.type != "cpu":
+        added = rows.sum(dim=0, dtype=torch.float64)
+        return added if total is None else total + added
+    values = rows.double().numpy()
+    total = np.zeros(values.shape[1]) if total is None else total
+    for row in values:
+        total += row
+    return total

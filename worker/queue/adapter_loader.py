@@ -1,0 +1,138 @@
+"""Loads and unloads LoRA adapters while the worker serves: those that gateways announce in Redis.
+
+An adapter is read and packed on another thread, so running requests go on; the engine's thread only takes the result
+between two steps. A failure is logged, reported on the worker's card, and harms no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from quire.shared.broker import Broker
+from quire.shared.errors import StartError
+from quire.shared.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
+from quire.shared.model.adapter_names import Announcement
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import RequestRefused
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.paged import PagedModel
+
+if TYPE_CHECKING:
+    from quire.worker.engine.adapters import Adapter
+    from quire.worker.queue.engine_thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """Where and which adapters may be loaded. folder: None if none may be loaded at run time."""
+
+    folder: Path | None = None
+    max_rank: int = 64
+
+
+class AdapterLoader:
+    """Brings the adapters of an engine in line with the announcements."""
+
+    def __init__(
+        self, broker: Broker, engine: Engine, thread: EngineThread, settings: AdapterSettings, poll_s: float
+    ) -> None:
+        self._broker = broker
+        self._adapters = engine.adapters
+        self._model: PagedModel = engine.runner.model
+        self._thread = thread
+        self._settings = settings
+        self._poll_s = poll_s
+        self._loaded: dict[str, Announcement] = {}
+        # The fault of each announcement that could not be loaded, by stamp.
+        self._faults: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The faults for the worker's card: stamp, space, message."""
+        lines = [f"{stamp} {fault}" for stamp, fault in self._faults.items()]
+        return tuple(line[:MAX_FAULT_LENGTH] for line in lines[:MAX_ADAPTER_FAULTS])
+
+    def holds(self, name: str, digest: str) -> bool:
+        """True if the engine has this adapter."""
+        return (name, digest) in self._adapters.held
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Follow the announcements until `ended` is set."""
+        while not ended.is_set():
+            try:
+                await self.refresh()
+            except (RedisError, OSError) as error:
+                log.debug("the announced adapters cannot be read: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await ended.wait()
+
+    async def refresh(self) -> None:
+        """Load adapters that were announced, and unload those that were withdrawn. Raises RedisError, OSError."""
+        async with self._lock:
+            announced = await self._broker.announced_adapters()
+            stamps = {one.stamp for one in announced.values()}
+            self._faults = {stamp: fault for stamp, fault in self._faults.items() if stamp in stamps}
+            for name, loaded in list(self._loaded.items()):
+                if (found := announced.get(name)) is None or found.stamp != loaded.stamp:
+                    del self._loaded[name]
+                    await self._on_engine(lambda name=name: self._adapters.remove(name))  # type: ignore[misc]
+                    log.info("adapter %s is unloaded", name)
+            for name, one in announced.items():
+                if name not in self._loaded and one.stamp not in self._faults:
+                    await self._load(one)
+
+    async def _load(self, one: Announcement) -> None:
+        try:
+            if any(name == one.name for name, _ in self._adapters.held):
+                raise StartError(f"this worker was started with an adapter {one.name!r} (--lora); choose another name")
+            adapter = await asyncio.to_thread(self._read, one)
+            await self._on_engine(lambda: self._adapters.add(adapter))
+        except (StartError, RequestRefused) as error:
+            fault = " ".join(str(error).split())
+        except Exception as error:
+            log.exception("adapter %s could not be loaded", one.name)
+            fault = f"the adapter could not be loaded ({type(error).__name__}); the worker's log has the cause"
+        else:
+            self._loaded[one.name] = one
+            log.info("adapter %s is loaded: digest %s, %d bytes", one.name, adapter.digest, adapter.nbytes)
+            return
+        self._faults[one.stamp] = fault
+        log.error("adapter %s is not loaded: %s", one.name, fault)
+
+    def _read(self, one: Announcement) -> Adapter:
+        if self._settings.folder is None:
+            raise StartError("this worker has no --lora-dir, so no adapter can be loaded at run time; set it")
+        if not self._model.supports_adapters:
+            raise StartError(why_no_adapters(self._model))
+        root = os.path.realpath(self._settings.folder)
+        folder = os.path.realpath(os.path.join(root, one.path))
+        if os.path.commonpath([root, folder]) != root:
+            raise CheckpointError(one.path, "this path leads out of --lora-dir", "copy the adapter into that folder")
+        return self._model.load_adapter(one.name, Path(folder), self._settings.max_rank)
+
+    async def _on_engine(self, change: Callable[[], None]) -> None:
+        """Run a quick change of the adapters between two steps."""
+        await asyncio.wrap_future(self._thread.call(lambda engine: change()))
+
+
+def why_no_adapters(model: PagedModel) -> str:
+    """Return why a model takes no adapters, with the remedy."""
+    if model.implementation != "quire":
+        return (
+            "LoRA adapters need Quire's own decoder, and Transformers computes this model; merge the adapter into the "
+            "model (merge_and_unload() of peft) and serve that folder"
+        )
+    return "LoRA adapters are not served with --tensor-parallel-size above 1; set it to 1, or merge the adapter"
