@@ -18,6 +18,14 @@ QUEUES = (HANDED, *PRIORITY_CLASSES)
 
 # Life of a finished request's hash and output log, and of a mailbox: a client may come back for tokens that it missed.
 RETENTION_S = 600
+# Longest retention that a request may have of its own: 30 days.
+MAX_RETENTION_S = 30 * 86_400
+# Life of the keys of a request that was deleted before its end: gateways read the end from the log.
+HIDDEN_RETENTION_S = 60
+# Estimated bytes that Redis takes for a stored request besides its metadata, its conversation and its log, and for a
+# token of the log.
+STORED_BYTES = 2048
+LOG_BYTES_PER_TOKEN = 64
 # Longest life of an idempotency key, a day. A key whose request is forgotten counts as unused.
 IDEMPOTENCY_S = 86_400
 # Lease of a gateway, which it renews four times as often. After it, requests that only this gateway listens to are
@@ -31,8 +39,49 @@ WORKER_TTL_S = 5
 FORGET_WORKER_S = 3600
 # Life of a gateway's request for views of a worker's engine; renewed while the page /engine is open.
 VIEW_TTL_S = 3.0
+# Life of the registration of a model after the last beat of its last worker.
+MODEL_TTL_S = 3600
+# Time between two renewals of a worker's registration of its model.
+REGISTER_S = 5.0
+# Life of the usage of a day: 400 days.
+USAGE_S = 400 * 86_400
+# Length of the audit stream of accounts; Redis drops the oldest entries beyond it.
+MAX_AUDIT = 100_000
 # Length of the dead-letter stream; Redis drops the oldest entries beyond it.
 MAX_DEAD = 1000
+
+
+# The hash tag of accounts: API keys, projects and organisations. They belong to no lane.
+ACCOUNTS_TAG = "accounts"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountKeys:
+    """The keys of all accounts, which share one hash tag."""
+
+    tag: str = ACCOUNTS_TAG
+
+    @property
+    def prefix(self) -> str:
+        return f"{NAMESPACE}:{{{self.tag}}}:"
+
+    @property
+    def accounts(self) -> str:
+        """Hash: API keys, projects and organisations as JSON, by `<kind>:<id>`."""
+        return f"{self.prefix}accounts"
+
+    @property
+    def audit(self) -> str:
+        """Stream: every change of an account, with the actor and without secrets."""
+        return f"{self.prefix}audit"
+
+    def spent(self, place: str) -> str:
+        """Hash: what an account has spent today, this month and per minute, open reservations included."""
+        return f"{self.prefix}spent:{place}"
+
+    def usage(self, day: int | str) -> str:
+        """Hash: requests, tokens and costs of requests that were accepted on a day since 1970, by key and model."""
+        return f"{self.prefix}usage:{day}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +106,28 @@ class LaneKeys:
         """Stream: the output log, entry id `<tokens so far>-0`."""
         return f"{self.prefix}out:{request_id}"
 
+    def conversation(self, request_id: str) -> str:
+        """String: the conversation of a stored response, as JSON; lives as long as the request's hash."""
+        return f"{self.prefix}conversation:{request_id}"
+
     def idempotency(self, key: str) -> str:
         """Hash with a TTL: which call an idempotency key stands for."""
         return f"{self.prefix}idem:{key}"
+
+    @property
+    def stored(self) -> str:
+        """Sorted set: requests with a retention of their own, by the bytes written for such requests before them."""
+        return f"{self.prefix}stored"
+
+    @property
+    def reserved(self) -> str:
+        """Hash: the reservation of each request that has not ended and has an API key."""
+        return f"{self.prefix}reserved"
+
+    @property
+    def adapters(self) -> str:
+        """Hash: LoRA adapters that all workers are to load, by name, with path and stamp as JSON."""
+        return f"{self.prefix}adapters"
 
     @property
     def dead(self) -> str:
@@ -105,3 +173,28 @@ class LaneKeys:
     def gateway_lease(self, gateway_id: str) -> str:
         """String with a TTL, the lease of a gateway. Without it the requests of its clients are orphans."""
         return f"{self.prefix}gateway:{gateway_id}:alive"
+
+
+# The name under which the registrations of all models are kept, as if it were a lane: no model can have it, because of
+# its `!`. All keys are in one slot of a Redis Cluster.
+REGISTRY_LANE = "models!"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryKeys:
+    """The keys of the model registry: what workers serve, and the files with which gateways make tokens of texts."""
+
+    prefix: str = f"{NAMESPACE}:{{{REGISTRY_LANE}}}:"
+
+    @property
+    def models(self) -> str:
+        """Sorted set: names of models by the Redis time (ms) at which a worker last registered them."""
+        return f"{self.prefix}models"
+
+    def manifest(self, name: str) -> str:
+        """String with a TTL: the manifest of a model, which names its files by their digests."""
+        return f"{self.prefix}manifest:{name}"
+
+    def file(self, digest: str) -> str:
+        """String with a TTL: the content of a file, under its SHA-256 digest in hexadecimal."""
+        return f"{self.prefix}file:{digest}"

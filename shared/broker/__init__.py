@@ -6,6 +6,7 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
+from quire.shared.broker.adapters import AdapterVerbs
 from quire.shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
 from quire.shared.broker.gateway import (
     Attachment,
@@ -41,5 +42,5 @@ __all__ = [
 ]
 
 
-class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs):
+class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs, AdapterVerbs):
     """All verbs of one lane over one command client. Raises redis-py's RedisError when Redis fails."""

@@ -50,10 +50,11 @@ class PackedStep:
         self.values: list[Any] = []
         extend, pack = self.values.extend, new_packer().pack
         for attempt, item in commits:
-            request_id, start, deltas, outcome = item
+            request_id, start, deltas, outcome, report = item
             end = start + len(deltas[0].token_ids) if len(deltas) == 1 else item.end
             name = "" if outcome is None else outcome.name
-            extend((request_id, attempt, start, end, name, pack((VERSION, request_id, start, deltas, outcome))))
+            values = (VERSION, request_id, start, deltas, None if outcome is None else outcome.values)
+            extend((request_id, attempt, start, end, name, pack(values if report is None else (*values, report))))
 
     @property
     def items(self) -> list[bytes]:

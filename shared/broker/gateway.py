@@ -8,10 +8,11 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker.lane import Lane, text
 from quire.shared.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
 from quire.shared.messages import MessageError, StepItem, WorkerCard, decode_items
-from quire.shared.states import CancelReply, ExpireReply, RequestState, SubmitReply
+from quire.shared.states import CancelReply, DeleteReply, ExpireReply, RequestState, SubmitReply
 
 
 class IdempotencyConflict(Exception):
@@ -29,10 +30,14 @@ class QueueFull(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Largest number of requests and of tokens that may wait in a lane, over all classes."""
+    """Largest number of requests and of tokens that may wait in a lane, over all classes.
+
+    stored_bytes: of requests with a retention of their own; beyond it, the retention of the oldest ends.
+    """
 
     requests: int
     tokens: int
+    stored_bytes: int = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class GatewayVerbs(Lane):
         self._detach = self.script("detach")
         self._cancel = self.script("cancel")
         self._expire = self.script("expire")
+        self._delete = self.script("delete")
 
     async def submit(
         self,
@@ -78,6 +84,12 @@ class GatewayVerbs(Lane):
         fingerprint: str = "",
         traceparent: str = "",
         beside: str = "",
+        retention_s: int = 0,
+        conversation: bytes = b"",
+        owner: str = "",
+        charge: Charge | None = None,
+        prompt_tokens: int = 0,
+        begins_call: bool = True,
     ) -> str:
         """Accept a request into the queue; calls with the same id accept it once.
 
@@ -85,8 +97,12 @@ class GatewayVerbs(Lane):
         without a client. traceparent: of the span of the call, which `claim` returns.
         idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
         beside: another request, whose listeners become listeners of this one.
+        retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
+        `LaneKeys.conversation`. owner: id of the API key of the call; empty without one.
+        charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
+        counts as a call.
         Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
-        QueueFull and IdempotencyConflict.
+        QueueFull, IdempotencyConflict and LimitReached.
         """
         request = self.keys.request(request_id)
         keys = [request, self.keys.queue(priority_class)]
@@ -94,10 +110,16 @@ class GatewayVerbs(Lane):
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
+        args += [retention_s or "", conversation, bounds.stored_bytes, RETENTION_S, owner]
+        args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
         reply = await self._submit(keys=keys, args=args)
         found = SubmitReply(text(reply[0]))
         if found is SubmitReply.FULL:
             raise QueueFull(int(reply[1]), int(reply[2]))
+        if found is SubmitReply.LIMITED:
+            raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
+        if found is SubmitReply.ACCEPTED and charge is not None:
+            charge.note(reply[2])
         if found is SubmitReply.CONFLICT:
             raise IdempotencyConflict(idempotency_key)
         return text(reply[1]) if found is SubmitReply.SAME else request_id
@@ -125,6 +147,11 @@ class GatewayVerbs(Lane):
         keys = [self.keys.request(request_id)]
         return ExpireReply(text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S])))
 
+    async def delete(self, request_id: str) -> DeleteReply:
+        """Delete the metadata, the output log and the conversation of a request; once it has ended, all of it."""
+        keys = [self.keys.request(request_id)]
+        return DeleteReply(text(await self._delete(keys=keys, args=[self.keys.prefix, request_id])))
+
     async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
         """Return the items of the output log that end after token `after`, including the terminal one.
 
@@ -134,6 +161,10 @@ class GatewayVerbs(Lane):
         entries: Any = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
         items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
         return [item for item in items if item.end > after or item.outcome is not None]
+
+    async def drop_output(self, request_ids: Sequence[str]) -> None:
+        """Delete the output logs of requests that have ended, before their time. No client may ask for them again."""
+        await self.client.unlink(*map(self.keys.output, request_ids))
 
     async def note_repairs(self, count: int) -> None:
         """Count published items that did not arrive, and that a gateway read from the output log instead."""

@@ -10,7 +10,21 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from quire.shared.keys import DEFAULT_CLASS, FORGET_WORKER_S, GROUP, HANDED, MAX_DEAD, PRIORITY_CLASSES, QUEUES
+from quire.shared.keys import (
+    DEFAULT_CLASS,
+    FORGET_WORKER_S,
+    GROUP,
+    HANDED,
+    HIDDEN_RETENTION_S,
+    LOG_BYTES_PER_TOKEN,
+    MAX_AUDIT,
+    MAX_DEAD,
+    MAX_RETENTION_S,
+    PRIORITY_CLASSES,
+    QUEUES,
+    STORED_BYTES,
+    USAGE_S,
+)
 from quire.shared.messages import VERSION
 
 # Constants that Lua and Python share: local variables at the top of every script.
@@ -23,6 +37,12 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "DEFAULT_CLASS": DEFAULT_CLASS,
     "FORGET_WORKER_MS": 1000 * FORGET_WORKER_S,
     "MAX_DEAD": MAX_DEAD,
+    "MAX_AUDIT": MAX_AUDIT,
+    "USAGE_S": USAGE_S,
+    "MAX_RETENTION_S": MAX_RETENTION_S,
+    "HIDDEN_RETENTION_S": HIDDEN_RETENTION_S,
+    "STORED_BYTES": STORED_BYTES,
+    "LOG_BYTES_PER_TOKEN": LOG_BYTES_PER_TOKEN,
 }
 
 
@@ -47,9 +67,9 @@ def load_script(client: Redis, name: str) -> Script:
 
 
 def script_source(name: str) -> str:
-    """Return what Redis runs: the shared constants, `_prelude.lua` and the script."""
+    """Return what Redis runs: the shared constants, `_limits.lua`, `_prelude.lua` and the script."""
     folder = files("quire.shared") / "scripts"
-    return constants() + (folder / "_prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+    return constants() + "".join((folder / f"{part}.lua").read_text() for part in ("_limits", "_prelude", name))
 
 
 def constants() -> str:

@@ -118,16 +118,49 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- End a request: write the outcome, remove the queue entry, count it, and let the keys expire. The caller has checked
--- that the request is not done yet.
+-- Stored requests, those with a retention of their own, by the number of bytes that were written for stored requests
+-- before them. The member WRITTEN has the number of bytes until now.
+local WRITTEN = ''
+
+-- Count a stored request. Requests after which more than `max_bytes` were written for others expire like requests that
+-- are not stored, the oldest first, so the memory of all stored requests is bounded.
+local function store(prefix, id, bytes, max_bytes, retention_s)
+    local stored = prefix .. 'stored'
+    local before = tonumber(redis.call('ZSCORE', stored, WRITTEN) or 0)
+    redis.call('ZADD', stored, before, id)
+    local written = tonumber(redis.call('ZINCRBY', stored, bytes, WRITTEN))
+    for _, old in ipairs(redis.call('ZRANGEBYSCORE', stored, '-inf', '(' .. written - max_bytes, 'LIMIT', 0, 16)) do
+        local req = prefix .. 'req:' .. old
+        redis.call('ZREM', stored, old)
+        if redis.pcall('HGET', req, 'state') == 'done' then
+            for _, key in ipairs({req, prefix .. 'out:' .. old, prefix .. 'conversation:' .. old}) do
+                if redis.call('TTL', key) > tonumber(retention_s) then
+                    redis.call('EXPIRE', key, retention_s)
+                end
+            end
+        elseif redis.call('EXISTS', req) == 1 then
+            redis.pcall('HDEL', req, 'retention')
+        end
+    end
+end
+
+-- End a request: write the outcome, remove the queue entry, settle its reservation, count it, and let the keys expire. The caller has checked
+-- that the request is not done yet. retention_s: for requests without a retention of their own.
+-- The bound keeps EXPIRE from failing on a corrupt field.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
-    local queued = redis.call('HMGET', req, 'queue', 'entry')
-    take_off_queue(prefix, queued[1], queued[2])
+    local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted')
+    take_off_queue(prefix, own[1], own[2])
+    settle(prefix, id, whole(own[4]) or 0, outcome)
+    if own[3] then
+        redis.call('ZINCRBY', prefix .. 'stored', LOG_BYTES_PER_TOKEN * (whole(own[4]) or 0), WRITTEN)
+    end
+    retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
     redis.call('EXPIRE', req, retention_s)
     redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
+    redis.call('EXPIRE', prefix .. 'conversation:' .. id, retention_s)
     redis.call('HINCRBY', prefix .. 'totals', outcome, 1)
 end
 

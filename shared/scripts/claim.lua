@@ -25,13 +25,21 @@ end
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
     'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about', 'deliveries', 'deaths', 'died_at',
     'all_deaths', 'waits')
+
+-- The hash of a request is lost: settle by its log.
+local function drop_unknown()
+    local last = redis.pcall('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+    settle(prefix, id, last and whole(string.match(last[1], '^%d+')) or 0, 'error')
+    return drop('unknown')
+end
+
 if req.err then -- not even a hash
     redis.call('DEL', KEYS[1])
-    return drop('unknown')
+    return drop_unknown()
 end
 local state, cancel, deadline, emitted = req[1], req[3], whole(req[4]), whole(req[11])
 if not state and redis.call('EXISTS', KEYS[1]) == 0 then
-    return drop('unknown')
+    return drop_unknown()
 end
 if state == 'done' then
     return drop(state)

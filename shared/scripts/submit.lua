@@ -1,10 +1,14 @@
--- Accept a request: write its hash, its queue entry and its load, or nothing.
+-- Accept a request: write its hash, its queue entry, its load and perhaps its conversation, or nothing.
 --   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 =
 --         none), about (what a gateway must know to render the answer again), background ('1': runs on without a
 --         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
---         = none), another request whose listeners become listeners of this one ('' = none)
---   ->    {'accepted', now_ms} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         = none), another request whose listeners become listeners of this one ('' = none), retention (s) of
+--         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
+--         after which the retention of older requests ends, retention (s) of such requests, owner (id of the API key
+--         of the call, '' = none), charge (see _limits.lua; '' = none)
+--   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
+--         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
@@ -49,12 +53,30 @@ if ARGV[15] ~= '' then
     end
 end
 local now = now_ms()
+local states = {}
+if ARGV[21] ~= '' then
+    local reached, account, wait = reserve(prefix, id, ARGV[21], cost, now)
+    if reached then
+        return {'limited', reached, account, wait}
+    end
+    states = account
+end
 local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
     'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
     'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
+if ARGV[20] ~= '' then
+    redis.call('HSET', KEYS[1], 'account', ARGV[20])
+end
 if ARGV[14] ~= '' then
     redis.call('HSET', KEYS[1], 'traceparent', ARGV[14])
+end
+if ARGV[16] ~= '' then
+    redis.call('HSET', KEYS[1], 'retention', ARGV[16])
+    store(prefix, id, STORED_BYTES + #ARGV[10] + #ARGV[17], tonumber(ARGV[18]), ARGV[19])
+end
+if ARGV[17] ~= '' then
+    redis.call('SET', prefix .. 'conversation:' .. id, ARGV[17])
 end
 if fingerprint ~= '' then
     redis.call('HSET', KEYS[3], 'id', id, 'fingerprint', fingerprint)
@@ -62,4 +84,4 @@ if fingerprint ~= '' then
 end
 add_load(prefix, class, 1, cost)
 redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
-return {'accepted', now}
+return {'accepted', now, states}

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.broker import Attachment, Broker, IdempotencyConflict, QueueFull, StepCommit, new_id
-from quire.shared.keys import GATEWAY_TTL_S, GROUP, IDEMPOTENCY_S
+from quire.shared.keys import GATEWAY_TTL_S, GROUP, HIDDEN_RETENTION_S, IDEMPOTENCY_S, RETENTION_S
 from quire.shared.messages import Outcome, StepItem, WorkerCard, decode_items
 from quire.shared.redis.clients import pubsub_client
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
@@ -299,3 +299,42 @@ async def test_cards_that_cannot_be_read_are_counted_and_said_once(
 async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:
     await broker.refresh_gateway("g")
     assert 0 < await client.ttl("quire:{lane}:gateway:g:alive") <= GATEWAY_TTL_S
+
+
+async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Broker, client: Redis) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, retention_s=5000, conversation=b"[]")
+    assert await client.get(KEYS.conversation("r")) == b"[]"
+    assert await client.ttl(KEYS.conversation("r")) == -1
+    await broker.cancel("r")
+    for key in (KEYS.request("r"), KEYS.output("r"), KEYS.conversation("r")):
+        assert 4900 < await client.ttl(key) <= 5000
+
+
+async def test_the_oldest_stored_requests_lose_their_retention(broker: Broker, client: Redis) -> None:
+    """Of the requests that have ended, and of those that have not."""
+    bounds = replace(BOUNDS, stored_bytes=10_000)
+    for index in range(6):
+        name = f"r{index}"
+        await broker.submit(name, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 1000)
+        if index != 1:
+            await broker.cancel(name)
+    await broker.cancel("r1")
+    lives = [await client.ttl(KEYS.conversation(f"r{index}")) for index in range(6)]
+    assert all(0 < life <= RETENTION_S for life in lives[:3])
+    assert all(4900 < life <= 5000 for life in lives[3:])
+    assert await client.zcard(KEYS.stored) == 4
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_deleted_request(broker: Broker, client: Redis, is_running: bool) -> None:
+    claim = await start(broker)
+    if not is_running:
+        await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
+    assert await broker.delete("r") == ("hidden" if is_running else "deleted")
+    if is_running:
+        assert (await broker.attach("r", "g")) == Attachment(False, b"")
+        await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
+        assert 0 < await client.ttl(KEYS.request("r")) <= HIDDEN_RETENTION_S
+        assert await broker.delete("r") == "deleted"
+    assert await client.exists(KEYS.request("r"), KEYS.output("r"), KEYS.conversation("r")) == 0
+    assert await broker.delete("r") == "unknown"

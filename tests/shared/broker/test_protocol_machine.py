@@ -27,9 +27,11 @@ from tests.support.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, fi
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.support.redis_server import RedisServer
 
-BOUNDS = QueueBounds(requests=5, tokens=100)
+BOUNDS = QueueBounds(requests=5, tokens=100, stored_bytes=5000)
 GATEWAYS = ("g0", "g1")
 LEASE_MS = 30_000
+# Retention of stored responses.
+STORED_S = 7200
 
 worker_names = st.sampled_from(("w0", "w1", "w2"))
 gateways = st.sampled_from(GATEWAYS)
@@ -157,6 +159,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         call=calls,
         lost=losses,
         other=st.none() | picks,
+        retention_s=st.sampled_from((0, 0, STORED_S)),
     )
     def submit(
         self,
@@ -168,10 +171,12 @@ class ProtocolMachine(RuleBasedStateMachine):
         call: tuple[str, str],
         lost: bool,
         other: int | None = None,
+        retention_s: int = 0,
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
+        request.retention_s, request.is_stored = retention_s, retention_s > 0
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -187,6 +192,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 fingerprint=fingerprint,
                 traceparent=request.traceparent,
                 beside=beside,
+                retention_s=retention_s,
+                conversation=request.conversation,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -216,6 +223,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.call(
             lambda: self.lane.broker.cancel(request_id, beside), lambda: self.model.cancel(request_id, beside), lost
         )
+
+    @precondition(has_requests)
+    @rule(which=picks, lost=losses)
+    def delete(self, which: int, lost: bool) -> None:
+        request_id = self.pick(which).request_id
+        self.call(lambda: self.lane.broker.delete(request_id), lambda: self.model.delete(request_id), lost)
+        if request_id not in self.model.requests:
+            self.settled.pop(request_id, None)
 
     @precondition(has_requests)
     @rule(which=picks, lost=losses)
@@ -470,7 +485,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         elif request.state == "done":
             self.model.forget(request)
             self.settled.pop(request.request_id, None)
-            self.lane.client.delete(KEYS.request(request.request_id), KEYS.output(request.request_id))
+            keys = (KEYS.request, KEYS.output, KEYS.conversation)
+            self.lane.client.delete(*(key(request.request_id) for key in keys))
 
     @precondition(has_requests)
     @rule(queue=st.sampled_from(QUEUES), which=picks)
@@ -562,13 +578,16 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert not is_there
             assert (redis.queue, redis.entry) not in snapshot.pending
             assert not redis.has_body
-            assert 0 < redis.ttl <= RETENTION_S
-            assert 0 < redis.log_ttl <= RETENTION_S
+            retention_s = request.retention_s or RETENTION_S
+            for ttl in (redis.ttl, redis.log_ttl, *((redis.conversation_ttl,) if request.conversation else ())):
+                assert retention_s - 60 < ttl <= retention_s
             self.settled[request_id] = len(redis.log)
         else:
             assert is_there
             assert (redis.queue, redis.entry) in snapshot.pending or redis.state == "queued"
             assert (redis.ttl, redis.has_body) == (-1, True)
+            assert redis.conversation_ttl == (-1 if request.conversation else -2)
+        assert redis.conversation == request.conversation
         assert redis.state == request.state
         assert (redis.queue, redis.entry, redis.gateway) == (request.queue, request.entry, request.gateway)
         assert (redis.is_cancelled, redis.outcome) == (request.is_cancelled, request.outcome)
@@ -603,7 +622,10 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert client.xlen(KEYS.queue(name)) == 0
             assert client.xpending(KEYS.queue(name), "workers")["pending"] == 0
         assert set(client.hvals(KEYS.load)) <= {b"0"}
-        lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, *map(KEYS.queue, QUEUES)}
+        stored = {name.decode(): int(score) for name, score in client.zrange(KEYS.stored, 0, -1, withscores=True)}
+        assert stored == (self.model.stored | {"": self.model.written} if stored else {})
+        assert stored or self.model.written == 0
+        lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, KEYS.stored, *map(KEYS.queue, QUEUES)}
         keys = [key.decode() for key in client.scan_iter()]
         assert {key for key in keys if client.ttl(key) < 0} <= lasting
 

@@ -1,0 +1,157 @@
+"""The accounts in Redis: reads them, and changes them together with the audit log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redis.asyncio import Redis
+
+from quire.shared.accounts.account import Account, check_name
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.secret import digest_of, new_secret
+from quire.shared.broker.lane import text
+from quire.shared.broker.scripts import load_script
+from quire.shared.keys import AccountKeys
+from quire.shared.validators import InvalidValue
+
+# Changes that are made again because another caller changed the same account meanwhile.
+ATTEMPTS = 10
+
+
+class UnknownAccount(Exception):
+    """There is no account with this id. The text is the id."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change of accounts. at_ms: unix milliseconds of Redis. accounts: fields of those that changed."""
+
+    at_ms: int
+    actor: str
+    action: str
+    accounts: str
+    change: str
+
+
+class AccountStore:
+    """All accounts of one Redis. Raises redis-py's RedisError when Redis fails."""
+
+    def __init__(self, client: Redis, actor: str) -> None:
+        """client: made for the lane ACCOUNTS_TAG. actor: the name of the caller in the audit log."""
+        self.client = client
+        self.keys = AccountKeys()
+        self._actor = actor
+        self._change = load_script(client, "change_account")
+
+    async def has_keys(self) -> bool:
+        """True if an API key was ever made."""
+        return bool(await self.client.hlen(self.keys.accounts))
+
+    async def chain(self, key_id: str) -> tuple[Account, ...]:
+        """Return a key, its project and its organisation; empty if there is no such key. Raises InvalidValue."""
+        found: list[Account] = []
+        place = f"key:{key_id}"
+        while place:
+            data = await self.client.hget(self.keys.accounts, place)
+            if data is None:
+                return ()
+            found.append(Account.decode(place, text(data)))
+            place = found[-1].parent_place
+        return tuple(found)
+
+    async def all(self) -> list[Account]:
+        """Return all accounts, the oldest first; unreadable ones are left out."""
+        found = []
+        for place, data in (await self.client.hgetall(self.keys.accounts)).items():
+            try:
+                found.append(Account.decode(text(place), text(data)))
+            except InvalidValue:
+                continue
+        return sorted(found, key=lambda account: (account.created, account.place))
+
+    async def get(self, place: str) -> Account:
+        """Return the account in the field `<kind>:<id>`. Raises UnknownAccount and InvalidValue."""
+        data = await self.client.hget(self.keys.accounts, place)
+        if data is None:
+            raise UnknownAccount(place.partition(":")[2])
+        return Account.decode(place, text(data))
+
+    async def create(
+        self, organisation: str, project: str, name: str, limits: AccountLimits, expires: int = 0
+    ) -> tuple[Account, str]:
+        """Make an API key, and its project and organisation if they are new. Returns the key and its secret.
+
+        Raises InvalidValue for a wrong name.
+        """
+        parent = f"{check_name('organisation', organisation)}/{check_name('project', project)}"
+        now = int(time.time())
+        key_id, secret = new_secret()
+        key = Account(
+            kind="key",
+            id=key_id,
+            name=check_name("name", name),
+            parent=parent,
+            created=now,
+            limits=limits,
+            digest=digest_of(secret),
+            expires=expires,
+        )
+        above = (
+            Account(kind="organisation", id=organisation, name=organisation, created=now),
+            Account(kind="project", id=parent, name=project, parent=organisation, created=now),
+        )
+        for _ in range(ATTEMPTS):
+            new = [one for one in above if not await self.client.hexists(self.keys.accounts, one.place)]
+            changes = [("", one) for one in (*new, key)]
+            if await self._write("create", {"name": name, "limits": limits.shown(), "expires": expires}, changes):
+                return key, secret
+        raise TimeoutError("the accounts change all the time")
+
+    async def limit(self, place: str, limits: AccountLimits) -> Account:
+        """Replace the limits of an account. Raises UnknownAccount and InvalidValue."""
+        return await self._update("limit", place, {"limits": limits.shown()}, limits=limits)
+
+    async def revoke(self, key_id: str) -> Account:
+        """Make a key invalid; this cannot be undone. Raises UnknownAccount and InvalidValue."""
+        return await self._update("revoke", f"key:{key_id}", {}, revoked=int(time.time()))
+
+    async def rotate(self, key_id: str, grace_s: int = 0) -> tuple[Account, str]:
+        """Give a key a new secret, and return both. The old secret stays valid for `grace_s` seconds."""
+        old = await self.get(f"key:{key_id}")
+        if old.revoked:
+            raise InvalidValue("id", "must be that of a key that is not revoked")
+        _, secret = new_secret(key_id)
+        until = int(time.time()) + grace_s if grace_s else 0
+        old_digest = old.digest if grace_s else ""
+        changes: dict[str, Any] = {"digest": digest_of(secret), "old_digest": old_digest, "old_until": until}
+        return await self._update("rotate", old.place, {"grace_s": grace_s}, **changes), secret
+
+    async def audit(self, count: int = 100) -> list[AuditEntry]:
+        """Return the newest changes, the newest first."""
+        entries: Any = await self.client.xrevrange(self.keys.audit, count=count)
+        found = []
+        for _, data in entries:
+            fields = {text(name): text(value) for name, value in data.items()}
+            at = fields.get("at", "")
+            names = ("actor", "action", "accounts", "change")
+            found.append(AuditEntry(int(at) if at.isdecimal() else 0, *(fields.get(name, "") for name in names)))
+        return found
+
+    async def _update(self, action: str, place: str, shown: dict[str, Any], **values: Any) -> Account:
+        for _ in range(ATTEMPTS):
+            data = await self.client.hget(self.keys.accounts, place)
+            if data is None:
+                raise UnknownAccount(place.partition(":")[2])
+            account = replace(Account.decode(place, text(data)), **values)
+            if await self._write(action, shown, [(text(data), account)]):
+                return account
+        raise TimeoutError("the account changes all the time")
+
+    async def _write(self, action: str, shown: dict[str, Any], changes: Sequence[tuple[str, Account]]) -> bool:
+        parts = [part for before, account in changes for part in (account.place, before, account.encode())]
+        args = [self._actor, action, json.dumps(shown), *parts]
+        return bool(await self._change(keys=[self.keys.accounts, self.keys.audit], args=args))

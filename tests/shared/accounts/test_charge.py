@@ -1,0 +1,29 @@
+"""What a call is charged to, and the limits that its answer shows."""
+
+from __future__ import annotations
+
+import msgpack
+
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
+from quire.shared.accounts.limits import AccountLimits
+
+
+def test_a_charge_has_the_limits_of_each_account() -> None:
+    limits = AccountLimits(requests_per_minute=1, tokens_per_minute=2, concurrent_requests=3, tokens_per_day=4)
+    account = Account(kind="key", id="0" * 16, name="a", limits=limits)
+    packed = Charge((account,), "model", Price(5, 6)).encode(9, begins_call=True)
+    root, *rest = msgpack.unpackb(packed)
+    assert root.startswith("quire:{accounts}:")
+    assert rest == [1, 9, 5, 6, "model", [account.place, 1, 2, 3, 4, 0, 0, 0]]
+
+
+def test_the_tightest_limit_is_kept() -> None:
+    charge = Charge((), "model")
+    charge.note([[0, 0, 0, 100, 50, 9], [10, 3, 5, 100, 20, 7], [5, 4, 1, 0, 0, 0]])
+    assert (charge.calls, charge.tokens) == (RateState(10, 3, 5), RateState(100, 20, 7))
+
+
+def test_budgets_are_told_from_rates() -> None:
+    assert LimitReached("tokens_per_day", "key:a", -1).is_budget
+    assert not LimitReached("tokens_per_minute", "key:a", 5).is_budget

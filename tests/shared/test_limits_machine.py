@@ -1,0 +1,446 @@
+"""Reservation and settlement in the scripts against a model in plain Python: random walks with crashes, lost replies,
+corrupt requests, restores of older data, changed limits and a clock that jumps over minutes, days and months.
+"""
+
+from __future__ import annotations
+
+import sys
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from fractions import Fraction
+from importlib.resources import files
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, LimitReached, Price
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.broker import QueueBounds, StepCommit, new_id
+from quire.shared.broker.scripts import constants
+from quire.shared.keys import AccountKeys
+from quire.shared.messages import Delta, Outcome, StepItem
+from tests.support.protocol_driver import KEYS, Lane, Patch, finished
+from tests.support.redis_server import RedisServer
+
+BOUNDS = QueueBounds(requests=1000, tokens=10**9)
+PRICE = Price(3, 7)
+ACCOUNTS = AccountKeys()
+CLOCK: Patch = (
+    (
+        "local time = redis.call('TIME')\n    return time[1] * 1000 + math.floor(time[2] / 1000)",
+        "return tonumber(redis.call('GET', 'now'))",
+    ),
+)
+START_MS = int(datetime(2024, 2, 28, 23, 58, 30, tzinfo=UTC).timestamp() * 1000)
+picks = st.integers(0, 63)
+losses = st.sampled_from((False, False, True))
+outcomes = st.sampled_from((None, None, "stop", "length", "error"))
+limits = st.builds(
+    AccountLimits,
+    requests_per_minute=st.sampled_from((0, 0, 3, 7)),
+    tokens_per_minute=st.sampled_from((0, 0, 60, 200)),
+    concurrent_requests=st.sampled_from((0, 0, 2, 4)),
+    tokens_per_day=st.sampled_from((0, 0, 300)),
+    tokens_per_month=st.sampled_from((0, 0, 500)),
+    cost_per_day=st.sampled_from((0, 0, 1500)),
+    cost_per_month=st.sampled_from((0, 0, 2500)),
+)
+
+
+# The limit that is reached, its account, and the milliseconds until it allows the request.
+Refusal = tuple[str, str, int]
+
+
+def day_of(now: int) -> int:
+    return (datetime.fromtimestamp(now // 1000, UTC).date() - datetime(1970, 1, 1).date()).days
+
+
+def month_of(now: int) -> tuple[int, int]:
+    today = datetime.fromtimestamp(now // 1000, UTC)
+    return today.year, today.month
+
+
+@dataclass
+class Bucket:
+    """What is left of a limit per minute, in calls or tokens; None before its first use."""
+
+    left: Fraction | None = None
+    at: int = 0
+
+    def now(self, now: int, limit: int) -> Fraction:
+        if self.left is None or not limit:
+            return Fraction(limit)
+        return min(Fraction(limit), self.left + Fraction(min(60_000, max(0, now - self.at)) * limit, 60_000))
+
+    def take(self, now: int, limit: int, amount: int) -> None:
+        left = self.now(now, limit)
+        self.left, self.at = (max(Fraction(0), left - amount), now) if limit else (None, 0)
+
+
+@dataclass
+class Spent:
+    """The ledger of an account: every request with the day of its acceptance and what it counts now."""
+
+    calls: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
+
+
+@dataclass
+class Work:
+    """A request: `counted` is what it counts in all budgets, its reservation until its end."""
+
+    request_id: str
+    accounts: tuple[Account, ...]
+    prompt: int
+    most: int
+    accepted: int
+    counted: int
+    cost: int
+    emitted: int = 0
+    attempt: str = ""
+    is_open: bool = True
+    debited: tuple[bool, ...] = ()
+
+
+class LimitsMachine(RuleBasedStateMachine):
+    server: ClassVar[RedisServer]
+    patch: ClassVar[Patch] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lane = Lane(self.server, ("g",), CLOCK + self.patch)
+        self.now = START_MS
+        self.clock(0)
+        self.accounts = {
+            place: Account(kind=kind, id=name, name=name)  # type: ignore[arg-type]
+            for kind, name in (("key", "a" * 16), ("key", "b" * 16), ("project", "o/p"), ("organisation", "o"))
+            for place in (f"{kind}:{name}",)
+        }
+        self.spent = {place: Spent() for place in self.accounts}
+        self.work: dict[str, Work] = {}
+        self.saved: Any = None
+        self.count = 0
+
+    def clock(self, passed_ms: int) -> None:
+        self.now += passed_ms
+        self.lane.client.set("now", self.now)
+
+    def open(self) -> list[Work]:
+        return [one for one in self.work.values() if one.is_open]
+
+    def running(self) -> list[Work]:
+        return [one for one in self.open() if one.attempt]
+
+    def has_open(self) -> bool:
+        return bool(self.open())
+
+    def has_running(self) -> bool:
+        return bool(self.running())
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from((1, 250, 5_000, 61_000, 3_600_000, 86_400_000, 2_000_000_000)))
+    def time_passes(self, ms: int) -> None:
+        self.clock(ms)
+
+    @rule(which=picks, changed=limits)
+    def change_limits(self, which: int, changed: AccountLimits) -> None:
+        place = list(self.accounts)[which % 4]
+        self.accounts[place] = replace(self.accounts[place], limits=changed)
+
+    @rule(key=st.booleans(), prompt=st.integers(1, 30), answer=st.integers(0, 60), begins=st.booleans(), lost=losses)
+    def submit(self, key: bool, prompt: int, answer: int, begins: bool, lost: bool) -> None:
+        places = ("key:" + ("a" if key else "b") * 16, "project:o/p", "organisation:o")
+        chain = tuple(self.accounts[place] for place in places)
+        self.count += 1
+        request_id, most = f"r{self.count}", prompt + answer
+        charge = Charge(chain, "model", PRICE)
+
+        def call() -> Any:
+            try:
+                finished(
+                    self.lane.broker.submit(
+                        request_id,
+                        b"body",
+                        gateway="g",
+                        cost=most,
+                        bounds=BOUNDS,
+                        about=b"about",
+                        charge=charge,
+                        prompt_tokens=prompt,
+                        begins_call=begins,
+                    )
+                )
+            except LimitReached as reached:
+                return reached.limit, reached.account, reached.wait_ms
+            return None
+
+        found, expected = call(), self.expected(chain, int(begins), most, prompt)
+        if lost and found is None:
+            assert call() is None
+        if expected is None:
+            assert found is None
+            self.accept(
+                Work(request_id, chain, prompt, most, self.now, most, self.cost(prompt, most - prompt)), int(begins)
+            )
+        else:
+            assert found in expected
+
+    def cost(self, prompt: int, answer: int) -> int:
+        return prompt * PRICE.prompt + answer * PRICE.completion
+
+    def counted(self, place: str, what: str, same: Any) -> int:
+        return sum(
+            getattr(work, what)
+            for work in self.work.values()
+            if place in {account.place for account in work.accounts} and same(work.accepted) == same(self.now)
+        )
+
+    def expected(
+        self, chain: tuple[Account, ...], calls: int, most: int, prompt: int
+    ) -> set[tuple[str, str, int]] | None:
+        """All refusals that are right; None if the request must be accepted."""
+        never, waits, full = set(), {}, set()
+        for account in chain:
+            place, limit = account.place, account.limits
+            for name, what, need, same in (
+                ("tokens_per_day", "counted", most, day_of),
+                ("tokens_per_month", "counted", most, month_of),
+                ("cost_per_day", "cost", self.cost(prompt, most - prompt), day_of),
+                ("cost_per_month", "cost", self.cost(prompt, most - prompt), month_of),
+            ):
+                if (bound := getattr(limit, name)) and self.counted(place, what, same) + need > bound:
+                    never.add((name, place, -1))
+            for name, bucket, need in (
+                ("requests_per_minute", self.spent[place].calls, calls),
+                ("tokens_per_minute", self.spent[place].tokens, most),
+            ):
+                bound = getattr(limit, name)
+                missing = need - bucket.now(self.now, bound)
+                if bound and missing > 0:
+                    if need > bound:
+                        never.add((name, place, -1))
+                    else:
+                        waits[name, place] = -int(-missing * 60_000 // bound)
+            running = sum(place in {one.place for one in work.accounts} for work in self.open())
+            if limit.concurrent_requests and running >= limit.concurrent_requests:
+                full.add(("concurrent_requests", place, 0))
+        if never:
+            return never
+        if waits:
+            longest = max(waits.values())
+            return {(*reached, wait) for reached, wait in waits.items() if wait == longest} | full
+        return full or None
+
+    def accept(self, work: Work, calls: int) -> None:
+        for account in work.accounts:
+            spent = self.spent[account.place]
+            spent.calls.take(self.now, account.limits.requests_per_minute, calls)
+            spent.tokens.take(self.now, account.limits.tokens_per_minute, work.most)
+        work.debited = tuple(bool(account.limits.tokens_per_minute) for account in work.accounts)
+        self.work[work.request_id] = work
+
+    def end(self, work: Work, outcome: str) -> None:
+        has_computed = work.emitted > 0 or outcome in ("stop", "length")
+        used = work.prompt + work.emitted if has_computed else 0
+        for account, is_debited in zip(work.accounts, work.debited, strict=True):
+            bucket = self.spent[account.place].tokens
+            if is_debited and bucket.left is not None:
+                bucket.left += work.most - used
+        work.counted, work.cost = used, self.cost(work.prompt, work.emitted) if has_computed else 0
+        work.is_open, work.attempt = False, ""
+
+    @rule()
+    def claim(self) -> None:
+        reader = self.lane.reader("w")
+        for delivery in finished(reader.read(2, 0)):
+            attempt = new_id()
+            claim = finished(self.lane.broker.claim(delivery, "w", attempt))
+            work = self.work[delivery.request_id]
+            if claim is None:
+                if work.is_open:
+                    self.end(work, "error")
+            else:
+                work.attempt = attempt
+
+    @precondition(has_running)
+    @rule(
+        which=picks,
+        size=st.integers(0, 9),
+        outcome=st.sampled_from((None, None, "stop", "length", "error")),
+        lost=losses,
+    )
+    def commit(self, which: int, size: int, outcome: str | None, lost: bool) -> None:
+        running = self.running()
+        work = running[which % len(running)]
+        size = min(size, work.most - work.prompt - work.emitted)
+        deltas = (Delta(0, tuple(range(size))),) if size else ()
+        item = StepItem(work.request_id, work.emitted, deltas, Outcome(outcome) if outcome else None)
+        for _ in range(1 + lost):
+            finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)]))
+        work.emitted += size
+        if outcome:
+            self.end(work, outcome)
+
+    @precondition(has_open)
+    @rule(which=picks, lost=losses)
+    def cancel(self, which: int, lost: bool) -> None:
+        work = self.open()[which % len(self.open())]
+        for _ in range(1 + lost):
+            finished(self.lane.broker.cancel(work.request_id))
+        if not work.attempt:
+            self.end(work, "cancelled")
+
+    @precondition(has_running)
+    @rule(which=picks)
+    def release(self, which: int) -> None:
+        work = self.running()[which % len(self.running())]
+        finished(self.lane.broker.release([(work.request_id, work.attempt)]))
+        work.attempt = ""
+
+    @precondition(has_open)
+    @rule(which=picks)
+    def delete(self, which: int) -> None:
+        finished(self.lane.broker.delete(self.open()[which % len(self.open())].request_id))
+
+    @precondition(has_open)
+    @rule(which=picks, is_wrong_type=st.booleans())
+    def lose_the_hash(self, which: int, is_wrong_type: bool) -> None:
+        """The request of a queued entry is lost or corrupt; its claim settles it."""
+        queued = [work for work in self.open() if not work.attempt]
+        if queued:
+            request_id = queued[which % len(queued)].request_id
+            self.lane.client.delete(KEYS.request(request_id))
+            if is_wrong_type:
+                self.lane.client.set(KEYS.request(request_id), "x")
+            self.claim()
+            while self.work[request_id].is_open:
+                self.claim()
+
+    @rule()
+    def save(self) -> None:
+        self.saved = self.lane.save(), deepcopy((self.work, self.spent))
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def restore(self) -> None:
+        """Redis came back with older data: requests and counters are of the same moment."""
+        data, (self.work, self.spent) = self.saved[0], deepcopy(self.saved[1])
+        self.lane.restore(data)
+        self.clock(0)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def holds(self) -> None:
+        client: Any = self.lane.client
+        reserved = {name.decode() for name in client.hkeys(KEYS.reserved)}
+        assert reserved == {work.request_id for work in self.open()}
+        for place in self.accounts:
+            raw = {name.decode(): int(float(value)) for name, value in client.hgetall(ACCOUNTS.spent(place)).items()}
+            of_account = [work for work in self.work.values() if place in {one.place for one in work.accounts}]
+            assert raw.get("open", 0) == sum(work.is_open for work in of_account)
+            if not of_account:
+                continue
+            last = max(work.accepted for work in of_account)
+            today = [work for work in of_account if day_of(work.accepted) == day_of(last)]
+            month = [work for work in of_account if month_of(work.accepted) == month_of(last)]
+            assert raw["day"] == day_of(last)
+            assert (raw["day_tokens"], raw["day_cost"]) == (sum(w.counted for w in today), sum(w.cost for w in today))
+            assert raw["month_tokens"] == sum(work.counted for work in month)
+            assert raw["month_cost"] == sum(work.cost for work in month)
+        self.check_usage(client)
+
+    def check_usage(self, client: Any) -> None:
+        """The usage of each day is the sum over the requests that have ended."""
+        for day in {day_of(work.accepted) for work in self.work.values()}:
+            found = {name.decode(): int(count) for name, count in client.hgetall(ACCOUNTS.usage(day)).items()}
+            expected: dict[str, int] = {}
+            for work in self.work.values():
+                if work.is_open or day_of(work.accepted) != day:
+                    continue
+                name = f"{work.accounts[0].id} model "
+                prompt = work.prompt if work.counted else 0
+                for what, amount in (
+                    ("requests", 1),
+                    ("prompt", prompt),
+                    ("completion", work.emitted),
+                    ("cost", work.cost),
+                ):
+                    expected[name + what] = expected.get(name + what, 0) + amount
+            assert found == expected
+
+    def teardown(self) -> None:
+        try:
+            if sys.exc_info()[0] is None:
+                while any(not work.attempt for work in self.open()):
+                    self.claim()
+                for work in self.running():
+                    item = StepItem(work.request_id, work.emitted, (), Outcome("stop"))
+                    finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)]))
+                    self.end(work, "stop")
+                self.holds()
+        finally:
+            self.lane.close()
+
+
+def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **options: Any) -> None:
+    machine = type("Machine", (LimitsMachine,), {"server": server, "patch": patch})
+    configuration = settings(
+        max_examples=walks,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        **{"derandomize": True, "phases": (Phase.generate,), **options},
+    )
+    run_state_machine_as_test(machine, settings=configuration)
+
+
+def test_the_scripts_count_what_the_model_counts(redis_server: RedisServer) -> None:
+    walk(redis_server, 80, 80)
+
+
+BUGS: dict[str, Patch] = {
+    "a request is settled twice": (("    redis.call('HDEL', prefix .. 'reserved', id)\n", ""),),
+    "an end is not settled": (("    settle(prefix, id, whole(own[4]) or 0, outcome)\n", ""),),
+    "a lost hash leaks its reservation": (
+        ("    settle(prefix, id, last and whole(string.match(last[1], '^%d+')) or 0, 'error')\n", ""),
+    ),
+    "a settlement counts on another day": (("if tonumber(now[1]) == day then", "if true then"),),
+    "a refused request is counted": (
+        (
+            "    if reached then\n        return reached",
+            "    if reached then\n        for _, pair in ipairs(found) do\n            pair[2].open = pair[2].open + 1 "
+            "write_spent(root .. 'spent:' .. pair[1][1], pair[2])\n        end\n        return reached",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        walk(redis_server, 40, 60, BUGS[bug])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_scripts_count_what_the_model_counts_for_long(redis_server: RedisServer) -> None:
+    walk(redis_server, 1000, 150, derandomize=False, phases=(Phase.generate, Phase.shrink))
+
+
+def test_months_are_those_of_the_calendar(redis_server: RedisServer) -> None:
+    source = constants() + (files("quire.shared") / "scripts" / "_limits.lua").read_text()
+    source += "local found = {} for day = 0, tonumber(ARGV[1]) do found[day + 1] = month_of(day) end return found"
+    with redis_server.client() as client:
+        found: Any = client.eval(source, 0, 40_000)
+    first = date(1970, 1, 1)
+    expected = [first + timedelta(days=day) for day in range(40_001)]
+    assert found == [12 * one.year + one.month - 1 for one in expected]
