@@ -33,11 +33,15 @@ MAX_OUTPUT_TOKENS = 2_000_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 64
+# Characters of a schema, pattern or grammar of a client, and of the grammar that a worker gets, which may contain the
+# schemas of many tools.
 MAX_SCHEMA_LENGTH = 65_536
+MAX_GRAMMAR_LENGTH = 524_288
 MAX_LENGTH_PENALTY = 10
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_LENGTH = 256
 MAX_BIASES = 1024
+MAX_ALLOWED_TOKENS = 16_384
 MAX_BIAS = 100
 
 # When a beam search ends: Hugging Face's `early_stopping` False, True and "never".
@@ -45,7 +49,17 @@ EARLY_STOPPING = ("false", "true", "never")
 
 MODEL_DEFAULT = "By default [the model's](#sampling-defaults)"
 NO_BEAMS: Mapping[str, str] = {"use_beam_search": ""}
-NO_SCHEMA: Mapping[str, str] = {"response_format": "an answer ends where its JSON does"}
+NO_PROMPT_STREAM: Mapping[str, str] = {"use_beam_search": "", "stream": "a stream has the answer only"}
+# The parameters that give a grammar. A call has one of them at most.
+GRAMMAR_PARAMETERS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+NO_GRAMMAR: Mapping[str, str] = dict.fromkeys(GRAMMAR_PARAMETERS, "an answer ends where its grammar does")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +70,11 @@ class Parameter:
     default: stands for an absent parameter, and for null.
     model_default: the model's generation_config.json may give another default.
     per_prompt: without a value the gateway chooses one for each prompt.
-    requires: the parameter that must be true with this one, unless the value is among `neutral`.
+    requires: the parameter that must be true with this one, unless the value is among `neutral`, which ask for nothing.
     excludes: parameters that must not be given with this one, with the reason, which may be empty.
     beam_value: the one value that a beam search takes, and its default there; None if a beam search takes any.
     kind: type and range for the documentation, where the text of `read` does not tell them.
+    schema: the JSON schema of the value for /openapi.json, where the class of `read` does not tell it.
     """
 
     read: Check[Any]
@@ -73,6 +88,7 @@ class Parameter:
     excludes: Mapping[str, str] = field(default_factory=dict)
     beam_value: float | None = None
     kind: str = ""
+    schema: Mapping[str, Any] | None = None
 
     @property
     def documented_kind(self) -> str:
@@ -197,9 +213,9 @@ class SamplingParams:
     chosen a seed for a call without one."""
 
     max_tokens: int = parameter(
-        Integer(1, MAX_OUTPUT_TOKENS),
+        Integer(0, MAX_OUTPUT_TOKENS),
         "longest answer. By default the rest of the context, 16 in completions. Prompt and answer must fit into the "
-        "context",
+        "context. 0 only with `echo` or `prompt_logprobs`: the [prompt is scored](#scoring-prompts)",
         per_prompt=True,
     )
     n: int = parameter(
@@ -283,8 +299,17 @@ class SamplingParams:
         "token of a word is never chosen after its other tokens; other tokens with the same text are not banned",
         default=(),
     )
-    # The text of a JSON schema that every choice follows; empty: none. Clients give it as `response_format`.
-    json_schema: str = parameter(Text(0, MAX_SCHEMA_LENGTH), default="")
+    allowed_token_ids: tuple[int, ...] = parameter(
+        TokenIds(MAX_ALLOWED_TOKENS),
+        "extension, as in vLLM: only these tokens are chosen; the end token is chosen only if it is among them. Not "
+        "with `response_format`, `bad_words`, `min_tokens` and `use_beam_search`",
+        default=(),
+        read=TokenIds(MAX_ALLOWED_TOKENS, high=None),
+        excludes=dict.fromkeys(("bad_words", "min_tokens", "use_beam_search", *GRAMMAR_PARAMETERS), ""),
+    )
+    # The text of a grammar that every choice follows (`shared/text/grammar.py`); empty: none. Clients give it as
+    # one of `GRAMMAR_PARAMETERS`.
+    grammar: str = parameter(Text(0, MAX_GRAMMAR_LENGTH), default="")
     logprobs: bool = parameter(
         Flag(),
         "each token with its [log-probability](#log-probabilities). Not with `use_beam_search`",
@@ -297,6 +322,23 @@ class SamplingParams:
         default=0,
         requires="logprobs",
         neutral=(0,),
+    )
+    # -1: none.
+    prompt_logprobs: int = parameter(
+        Integer(-1, MAX_TOP_LOGPROBS),
+        "extension, as in vLLM: the [log-probability of each token of the prompt](#scoring-prompts), and this many of "
+        "the most probable tokens in its place. By default none. Not with `stream` and `use_beam_search`",
+        default=-1,
+        read=Integer(0, MAX_TOP_LOGPROBS),
+        excludes=NO_PROMPT_STREAM,
+    )
+    # True if the report about the prompt has its token ids.
+    returns_prompt: bool = parameter(Flag(), default=False)
+    skip_special_tokens: bool = parameter(
+        Flag(),
+        "extension, as in vLLM: special tokens have no text. With false they are text, also for `stop`. The end token "
+        "is text only with `include_stop_str_in_output`",
+        default=True,
     )
     presence_penalty: float = parameter(Number(-2, 2), "as OpenAI defines it", default=0.0)
     frequency_penalty: float = parameter(Number(-2, 2), "as OpenAI defines it", default=0.0)
@@ -312,16 +354,16 @@ class SamplingParams:
     )
     min_tokens: int = parameter(
         Integer(0, MAX_OUTPUT_TOKENS),
-        "extension: no end token before this many tokens; at most `max_tokens`. A `stop` string ends the answer all "
-        "the same. Not with `response_format`",
+        "extension: no end token before this many tokens; at most `max_tokens`. A `stop` string may end the "
+        "answer earlier. Not with [structured output](#structured-output)",
         default=0,
-        excludes=NO_SCHEMA,
+        excludes=NO_GRAMMAR,
     )
     ignore_eos: bool = parameter(
         Flag(),
-        "extension: the end token does not end the answer. Not with `response_format`",
+        "extension: the end token does not end the answer. Not with [structured output](#structured-output)",
         default=False,
-        excludes=NO_SCHEMA,
+        excludes=NO_GRAMMAR,
     )
     # 0: no beam search.
     beam_width: int = parameter(

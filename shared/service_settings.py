@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from quire.shared.redis.url import REDIS_URL_HELP
@@ -15,13 +16,19 @@ class CommonSettings:
 
     model: str = option(
         "models/demo",
-        help="Folder of the checkpoint, or its Hugging Face name; the default is the model that comes with Quire. A "
-        "gateway reads only the tokenizer and the configuration.",
+        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name; the default is the model that comes with "
+        "Quire. A gateway reads only the tokenizer and the configuration.",
         metavar="MODEL",
         positional=True,
     )
     served_model_name: str = option(
-        "", metavar="NAME", help="Name that clients use; by default the folder's or the Hugging Face name."
+        "", metavar="NAME", help="Name that clients use; by default that of the folder, the file or Hugging Face."
+    )
+    model_aliases: str = option(
+        "",
+        metavar="NAMES",
+        help="Other names that clients may use for the model, separated by commas. Workers register them for gateways "
+        "that find their models in Redis (--discover-models).",
     )
     log_level: str = option(
         "info", choices=("debug", "info", "warning", "error"), help="Least severe level that is logged.", last=True
@@ -52,7 +59,7 @@ class ServiceSettings(CommonSettings):
         maximum=65535,
         metavar="PORT",
         help="Port of the internal endpoints (/metrics, /health); 0 picks a free one, which the log names. In "
-        "`quire serve` the first worker has this port, the next workers the ports after it, and the gateway the last.",
+        "`quire serve` the first worker has this port, the next workers the ports after it, and the gateways the last.",
         last=True,
     )
     otlp_endpoint: str = option("", metavar="URL", help=OTLP_ENDPOINT_HELP, last=True)
@@ -76,3 +83,13 @@ class DeviceSettings:
         choices=("auto", "float32", "bfloat16", "float16"),
         help="Type of weights and KV cache; auto is bfloat16 where the device has it, else float16 or (CPU) float32.",
     )
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

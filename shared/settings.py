@@ -56,6 +56,7 @@ class Option:
     positional: bool
     secret: bool
     last: bool
+    repeatable: bool
 
     @property
     def flag(self) -> str:
@@ -104,6 +105,10 @@ class Option:
             raise self.wrong(text, source, "is empty")
         return text
 
+    def joined(self, before: Any, value: Any) -> Any:
+        """Return the value after the flag was given again: the last one, or all if the option is repeatable."""
+        return f"{before},{value}" if self.repeatable and before else value
+
     def format(self, value: Any) -> str:
         """Return the text that `parse` reads as `value`."""
         if value is None:
@@ -146,12 +151,14 @@ def option(
     positional: bool = False,
     secret: bool = False,
     last: bool = False,
+    repeatable: bool = False,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
     positional: the option can also be given without its flag; at most one per class. secret: the value is never
     printed, and never put on a command line. variable: its name, if QUIRE_<NAME> belongs to another command. last:
-    `--help` lists the option of a base class after the options of the class that inherits it.
+    `--help` lists the option of a base class after the options of the class that inherits it. repeatable: the flag may
+    be given several times; the values of a text are joined with commas, as the variable has them.
     """
     metadata = {
         "option": {
@@ -164,6 +171,7 @@ def option(
             "positional": positional,
             "secret": secret,
             "last": last,
+            "repeatable": repeatable,
         }
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
@@ -318,9 +326,12 @@ def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> 
             if not words or words[0].startswith("--"):
                 raise SettingError(f"{item.label}: {flag} needs a value; {item.remedy()}")
             text = words.pop(0)
-        values[item.name] = item.parse(text, flag)
+        value = item.parse(text, flag)
+        values[item.name] = item.joined(values.get(item.name), value)
     if positional is not None and free:
         text = free.pop(0)
+        if positional.repeatable:
+            text, free = ",".join([text, *free]), []
         value = positional.parse(text, "the command line")
         if values.setdefault(positional.name, value) != value:
             raise SettingError(f"{positional.label}: given twice, as {text!r} and with {positional.flag}; give it once")

@@ -15,7 +15,7 @@ class RequestState(StrEnum):
     QUEUED = "queued"
     #: Claimed by a worker; the field `attempt` is its fencing token.
     RUNNING = "running"
-    #: Ended; the hash and the output log expire after RETENTION_S.
+    #: Ended; the hash and the output log expire after RETENTION_S, or after the request's own retention.
     DONE = "done"
 
 
@@ -49,6 +49,8 @@ class SubmitReply(StrEnum):
     CONFLICT = "conflict"
     #: The queue is at its bound.
     FULL = "full"
+    #: A limit of the API key, its project or its organisation is reached.
+    LIMITED = "limited"
 
 
 class CancelReply(StrEnum):
@@ -75,6 +77,17 @@ class ExpireReply(StrEnum):
     EARLY = "early"
     #: The request had ended before, or was corrupt and is now done.
     DONE = "done"
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+
+
+class DeleteReply(StrEnum):
+    """Reply of `delete`."""
+
+    #: The request had ended; its keys are gone.
+    DELETED = "deleted"
+    #: The request has not ended; no gateway finds it any more, and its keys expire soon after its end.
+    HIDDEN = "hidden"
     #: Redis has no such request.
     UNKNOWN = "unknown"
 

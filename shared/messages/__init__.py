@@ -5,9 +5,11 @@ fields, the right types and bounded sizes, and never an extension type.
 """
 
 from quire.shared.messages.codec import VERSION, MessageError, decode, new_packer, unpack
+from quire.shared.messages.prompt_report import PromptReport
 from quire.shared.messages.requests import (
     MAX_PROMPT_TOKENS,
     MAX_SALT_LENGTH,
+    POOLINGS,
     GenerationRequest,
     WorkerCard,
 )
@@ -29,11 +31,13 @@ __all__ = [
     "MAX_PROMPT_TOKENS",
     "MAX_SALT_LENGTH",
     "OUTCOMES",
+    "POOLINGS",
     "VERSION",
     "Delta",
     "GenerationRequest",
     "MessageError",
     "Outcome",
+    "PromptReport",
     "SamplingParams",
     "StepItem",
     "WorkerCard",

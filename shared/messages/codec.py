@@ -15,7 +15,7 @@ from quire.shared.validators import InvalidValue
 T = TypeVar("T")
 
 # The version of requests, worker cards and step items. `shared/broker/scripts.py` puts the number into `_prelude.lua`.
-VERSION = 5
+VERSION = 6
 
 
 class MessageError(ValueError):

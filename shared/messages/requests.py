@@ -11,14 +11,22 @@ from typing import Any
 
 from quire.shared.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
 from quire.shared.sampling_params import SamplingParams
-from quire.shared.validators import Integer, InvalidValue, Text, TokenIds, checked, read_map
+from quire.shared.validators import Integer, InvalidValue, OneOf, Text, Texts, TokenIds, checked, read_map
 
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
 MAX_ID_LENGTH = 128
 MAX_MODEL_LENGTH = 512
 MAX_BODY_BYTES = 16 * 1024 * 1024
-MAX_CARD_BYTES = 65536
+MAX_CARD_BYTES = 512 * 1024
+# Adapters of a worker, the characters of a name with its digest, and the faults that a card has at most.
+MAX_ADAPTERS = 1024
+MAX_ADAPTER_LENGTH = 256
+MAX_ADAPTER_FAULTS = 16
+MAX_FAULT_LENGTH = 1000
+
+# Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
+POOLINGS = ("last", "mean")
 
 
 def _prompt(name: str, value: Any) -> tuple[int, ...]:
@@ -33,9 +41,11 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request as the worker gets it. A request holds no text except stop strings and a JSON schema.
+    """One accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
 
-    Requests share cached prefixes only with requests of the same `cache_salt`.
+    Requests share cached prefixes only with requests of the same `cache_salt`. A request with a `pooling`, one of
+    POOLINGS, wants the embedding of its prompt, and generates no token. adapter: name of the LoRA adapter, whose files
+    have this digest; both empty without one.
     """
 
     id: str = checked(Text(0, MAX_ID_LENGTH))
@@ -43,12 +53,16 @@ class GenerationRequest:
     prompt: tuple[int, ...] = checked(_prompt)
     sampling: SamplingParams = checked(_sampling)
     cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
+    pooling: str = checked(OneOf(("", *POOLINGS)), default="")
+    adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
+    adapter_digest: str = checked(Text(0, 64), default="")
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     @property
     def cost(self) -> int:
         """The number of tokens that the request may occupy; admission and placement count this number."""
-        return len(self.prompt) + self.sampling.num_sequences * self.sampling.max_tokens
+        generated = 0 if self.pooling else self.sampling.num_sequences * self.sampling.max_tokens
+        return len(self.prompt) + generated
 
     def encode(self) -> bytes:
         """The request as a message."""
@@ -77,6 +91,11 @@ class WorkerCard:
     running: int = checked(Integer(0, 2**31))
     waiting: int = checked(Integer(0, 2**31))
     steps: int = checked(Integer(0, 2**62))
+    # Digest of the weights; empty if the worker has none.
+    weights_digest: str = checked(Text(0, 64), default="")
+    # The LoRA adapters that the worker holds, as `name@digest`, and faults of those that it could not load.
+    adapters: tuple[str, ...] = checked(Texts(MAX_ADAPTERS, 1, MAX_ADAPTER_LENGTH), default=())
+    adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:

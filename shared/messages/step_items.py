@@ -2,7 +2,9 @@
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request before this item
     delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]
-    outcome = nil | [name, detail]
+    outcome = nil | [name, detail] | [name, detail, embedding | nil]
+
+The first item of a request may have one element more: a report about the prompt (prompt_report.py).
 
 A published frame, and an entry of the output log, is a plain concatenation of items.
 """
@@ -17,12 +19,15 @@ import msgpack
 
 from quire.shared.logprobs import check_records, record_size
 from quire.shared.messages.codec import VERSION, MessageError, pack
+from quire.shared.messages.prompt_report import PromptReport, read_report
 from quire.shared.messages.requests import MAX_ID_LENGTH
 from quire.shared.sampling_params import MAX_CHOICES, MAX_OUTPUT_TOKENS, MAX_STOP_LENGTH
 from quire.shared.validators import MAX_TOKEN_ID, Integer, InvalidValue, Number, Text
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_START = MAX_CHOICES * MAX_OUTPUT_TOKENS
+# Largest size of an embedding: float32 numbers, as many as the hidden state of the model has.
+MAX_EMBEDDING_BYTES = 4 * 65536
 
 # Every accepted request ends with exactly one of these outcomes.
 OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "quarantined")
@@ -63,6 +68,18 @@ class Delta(NamedTuple):
             records = records[: count * record_size(records, len(self.token_ids))]
         return Delta(self.choice, self.token_ids[:count], logprobs=records)
 
+    def tokens(self) -> Iterator[Delta]:
+        """The delta in pieces of one token each; the last one has the end of the choice. Without tokens, the delta."""
+        count = len(self.token_ids)
+        if count <= 1:
+            yield self
+            return
+        size = record_size(self.logprobs, count) if self.logprobs is not None else 0
+        for at, token_id in enumerate(self.token_ids):
+            records = self.logprobs[at * size : (at + 1) * size] if self.logprobs is not None else None
+            one = Delta(self.choice, (token_id,), logprobs=records)
+            yield one if at < count - 1 else self._replace(token_ids=(token_id,), logprobs=records)
+
     def without_first(self, count: int) -> Delta:
         """The tokens after the first `count`, with the end of the choice. There may be no tokens left."""
         records = self.logprobs
@@ -72,10 +89,20 @@ class Delta(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The end of the whole request. `detail` tells people the cause and the remedy."""
+    """The end of the whole request. `detail` tells people the cause and the remedy.
+
+    embedding: of a request with a `pooling`, little-endian float32, not normalised; None for any other request, and if
+    the request has failed.
+    """
 
     name: str
     detail: str = ""
+    embedding: bytes | None = None
+
+    @property
+    def values(self) -> tuple[str, ...] | tuple[str, str, bytes]:
+        """The values of the message: two without an embedding, as the scripts write them."""
+        return self[:2] if self.embedding is None else (self.name, self.detail, self.embedding)
 
 
 class StepItem(NamedTuple):
@@ -85,6 +112,7 @@ class StepItem(NamedTuple):
     start: int
     deltas: tuple[Delta, ...]
     outcome: Outcome | None = None
+    report: PromptReport | None = None
 
     @property
     def end(self) -> int:
@@ -96,7 +124,10 @@ class StepItem(NamedTuple):
 
     def encode(self) -> bytes:
         """The item as a message: the named tuples have their fields in the order of the message."""
-        return pack((VERSION, *self))
+        outcome = None if self.outcome is None else self.outcome.values
+        if self.report is None:
+            return pack((VERSION, *self[:3], outcome))
+        return pack((VERSION, *self[:3], outcome, self.report))
 
 
 def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:
@@ -115,9 +146,12 @@ def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:
 
 
 def _item(value: Any) -> StepItem:
-    if type(value) is not tuple or len(value) != 5 or value[0] != VERSION:
-        raise InvalidValue("a step item", f"must be an array of 5 with version {VERSION}, not {value!r:.80}")
-    _, request_id, start, deltas, outcome = value
+    report = None
+    if type(value) is not tuple or len(value) != 5:
+        value, report = _split_report(value)
+    version, request_id, start, deltas, outcome = value
+    if version != VERSION:
+        raise InvalidValue("a step item", f"must have the version {VERSION}, not {version!r:.80}")
     if type(deltas) is not tuple or len(deltas) > MAX_CHOICES:
         raise InvalidValue("deltas", "must be an array")
     # The checks of the common case are written out, because calls cost time here; the validators only raise.
@@ -128,7 +162,14 @@ def _item(value: Any) -> StepItem:
     if outcome is not None:
         outcome = _outcome(outcome)
     deltas = (_delta(deltas[0]),) if len(deltas) == 1 else tuple(map(_delta, deltas))
-    return _new(StepItem, (request_id, start, deltas, outcome))
+    return _new(StepItem, (request_id, start, deltas, outcome, report))
+
+
+def _split_report(value: Any) -> tuple[tuple[Any, ...], PromptReport]:
+    """The five elements of an item, and the report after them."""
+    if type(value) is not tuple or len(value) != 6:
+        raise InvalidValue("a step item", f"must be an array of 5 or 6, not {value!r:.80}")
+    return value[:5], read_report(value[5])
 
 
 def _delta(value: Any) -> Delta:
@@ -163,6 +204,14 @@ def _records(value: Any, count: int) -> bytes:
 
 
 def _outcome(value: Any) -> Outcome:
-    if type(value) is not tuple or len(value) != 2 or value[0] not in OUTCOMES:
+    # The scripts in Redis end requests, too, and write no third value.
+    if type(value) is not tuple or len(value) not in (2, 3) or value[0] not in OUTCOMES:
         raise InvalidValue("an outcome", f"must be one of {', '.join(OUTCOMES)} with a detail, not {value!r:.80}")
-    return Outcome(value[0], _detail("detail", value[1]))
+    embedding = value[2] if len(value) == 3 else None
+    return Outcome(value[0], _detail("detail", value[1]), None if embedding is None else _embedding(embedding))
+
+
+def _embedding(value: Any) -> bytes:
+    if type(value) is not bytes or not 0 < len(value) <= MAX_EMBEDDING_BYTES or len(value) % 4:
+        raise InvalidValue("an embedding", f"must be packed 32-bit floats, at most {MAX_EMBEDDING_BYTES} bytes")
+    return value

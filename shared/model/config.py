@@ -12,6 +12,8 @@ from quire.shared.model.folder import CONFIG, find_fault
 
 # Names of the field for the longest context, in the configurations of different model families.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+# Names of the size of a hidden state, in the configurations of different model families.
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -36,13 +38,25 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     length of the context. Beyond it they would change for all sequences of a step, and keys in the cache would keep the
     old frequencies.
     """
+    return _context_length(config, is_long=False)
+
+
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """Return the longest context that a worker may be asked for; None if the configuration does not give it.
+
+    It differs from `context_length` with longrope: beyond the original length all texts have the long factors.
+    """
+    return _context_length(config, is_long=True)
+
+
+def _context_length(config: Mapping[str, Any], is_long: bool) -> int | None:
     longest = next((config[key] for key in CONTEXT_KEYS if type(config.get(key)) is int), None)
     if longest is None:
         return None
     limits = []
     for kind, rope in _ropes(config):
         original = _original(config, rope, longest)
-        if kind == "longrope" or "dynamic" in kind:
+        if (kind == "longrope" and not is_long) or "dynamic" in kind:
             limits.append(original)
         elif kind == "yarn":
             longest = max(longest, int(original * _factor(rope)))

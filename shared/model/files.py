@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.errors import StartError
+from quire.shared.gguf.errors import GGUFError
+from quire.shared.gguf.model_files import gguf_json, is_gguf
 
 
 class ModelError(StartError):
@@ -14,7 +16,15 @@ class ModelError(StartError):
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """Read a JSON object of a model folder. A missing file is an empty object, unless `required`. Raises ModelError."""
+    """Read a JSON object of a model folder. A missing file is an empty object, unless `required`. Raises ModelError.
+
+    If the folder is a GGUF file, the object is made from its metadata.
+    """
+    if is_gguf(path.parent):
+        try:
+            return gguf_json(path.parent, path.name)
+        except GGUFError as error:
+            raise ModelError(f"{error}.") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Explains why a model folder cannot be served: the format that was found, and the remedy.
 
-Gateway and worker read the format of Hugging Face: `config.json`, `tokenizer.json` and `model*.safetensors`.
+Gateway and worker read the format of Hugging Face, `config.json`, `tokenizer.json` and `model*.safetensors`, and GGUF.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def weights_fault(folder: Path) -> ModelFolderFault:
         convert = _python("AutoModelForCausalLM", f"from_pretrained('{folder}', dtype='auto')", folder)
         return ModelFolderFault(folder, what, f"convert them to safetensors, if you trust their author: {convert}")
     remedy = (
-        "give the folder of a complete Hugging Face checkpoint; weights of other formats (.bin, .gguf) are neither "
-        "downloaded nor read"
+        "give the folder of a complete Hugging Face checkpoint; weights of other formats (.bin) are neither "
+        "downloaded nor read, and GGUF files are not downloaded"
     )
     return ModelFolderFault(folder, f"there is no {WEIGHTS}", remedy)
 
@@ -78,22 +78,27 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
     return ModelFolderFault(folder, what, f"make one: {convert} (pip install {packages})")
 
 
-def gguf_fault(path: Path) -> ModelFolderFault:
-    """Return the fault of a GGUF file, or of a folder with GGUF files."""
-    folder, names = (path, _names(path, "*.gguf")) if path.is_dir() else (path.parent, [path.name])
+def find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder that holds one in place of `config.json`; None for other folders."""
+    names = _names(folder, "*.gguf")
+    has_others = _names(folder, CONFIG, ADAPTER, "*.safetensors")
+    return folder / names[0] if len(names) == 1 and not has_others else None
+
+
+def _gguf_fault(folder: Path) -> ModelFolderFault:
+    """Return the fault of a folder with several GGUF files, or with GGUF files as the weights of a `config.json`."""
+    names = _names(folder, "*.gguf")
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    what = f"{listed} is in GGUF, the format of llama.cpp, which is not read"
-    remedy = (
-        "give the Hugging Face folder (config.json, tokenizer.json, *.safetensors) that it was made from, or convert "
-        f"it: from_pretrained('{folder}', gguf_file='{names[0]}') and save_pretrained() to a new folder, of "
-        "AutoModelForCausalLM and of AutoTokenizer (pip install transformers gguf)"
-    )
-    return ModelFolderFault(path, what, remedy)
+    if len(names) > 1:
+        remedy = f"give one of them as the model, such as {folder / names[0]}; merge the parts of a split file first"
+        return ModelFolderFault(folder, f"the folder holds several GGUF files, {listed}", remedy)
+    what = f"the folder holds {CONFIG}, no safetensors files and {listed}"
+    return ModelFolderFault(folder, what, f"give the file as the model: {folder / names[0]}")
 
 
 def _of_other_format(folder: Path) -> ModelFolderFault | None:
-    if _names(folder, "*.gguf") and not _names(folder, "model*.safetensors"):
-        return gguf_fault(folder)
+    if _names(folder, "*.gguf") and not _names(folder, "model*.safetensors") and find_gguf(folder) is None:
+        return _gguf_fault(folder)
     original = _names(folder, "consolidated*.safetensors", "consolidated*.pth")
     if original and not _names(folder, "model*.safetensors"):
         script = f"convert_{'llama' if original[0].endswith('.pth') else 'mistral'}_weights_to_hf.py"
@@ -113,12 +118,17 @@ def _adapter(folder: Path) -> ModelFolderFault:
     is_alone = has_own and all(name.startswith("adapter_model") for name in weights)
     if is_alone or not (folder / CONFIG).exists():
         base = _base_of(folder)
-        what = f"this folder holds an adapter (LoRA){base} and no model; adapters are not served"
+        what = f"this folder holds an adapter (LoRA){base} and no model"
         return ModelFolderFault(
-            folder / ADAPTER, what, f"merge it into its base model ({_MERGE}) and serve that folder"
+            folder / ADAPTER,
+            what,
+            f"serve its base model and give this folder to --lora, or merge both ({_MERGE}) and serve that folder",
         )
-    what = "this folder holds a model and an adapter (LoRA); adapters are not served"
-    remedy = f"merge the adapter into the model ({_MERGE}), or remove this file to serve the base model without it"
+    what = "this folder holds a model and an adapter (LoRA)"
+    remedy = (
+        f"merge the adapter into the model ({_MERGE}), give it to --lora from a folder of its own, or remove this "
+        "file to serve the base model without it"
+    )
     return ModelFolderFault(folder / ADAPTER, what, remedy)
 
 

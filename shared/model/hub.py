@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.shared.model.folder import gguf_fault
+from quire.shared.gguf.model_files import is_gguf
+from quire.shared.model.folder import find_gguf
 
 
 class HubError(Exception):
@@ -19,17 +20,18 @@ class HubError(Exception):
 def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
     """The folder of a model: `model` itself if it is a folder, else a download of the Hugging Face name `model`.
 
+    For a GGUF file, and for a folder that holds one in place of `config.json`, the path of the file is returned.
     wanted, unwanted: patterns of the files to download. Raises HubError for a file, for a path without a folder, and if
     the download fails.
     """
     path = Path(model).expanduser()
     if model and path.is_dir():
+        return find_gguf(path) or path
+    if model and is_gguf(path):
         return path
     if model and path.exists():
-        if path.suffix == ".gguf":
-            fault = gguf_fault(path)
-            raise HubError(f"{fault.where}: {fault.what}", fault.remedy)
-        raise HubError(f"{model} is a file", "give the folder that holds config.json and tokenizer.json")
+        remedy = "give a GGUF file, or the folder that holds config.json and tokenizer.json"
+        raise HubError(f"{model} is a file", remedy)
     if not model or model.startswith((".", "/", "~")) or model.count("/") > 1:
         remedy = "give a folder with config.json and tokenizer.json, or a Hugging Face name such as owner/model"
         raise HubError(f"there is no folder {model!r}", remedy)

@@ -25,6 +25,8 @@ FORMATS = ("text", "json")
 # Fields of a JSON line that a message may have in addition to its text, as `extra`.
 FIELDS = (
     "request_id",
+    "client_request_id",
+    "user_hash",
     "trace_id",
     "method",
     "path",

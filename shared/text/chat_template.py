@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.utils
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -22,7 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, read_json
 
-# A message of a conversation: `role`, `content` (a string, or a list of text parts) and perhaps `name`.
+# A message of a conversation: `role`, `content` (a string, a list of text parts, or None in a message with tool calls)
+# and perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an object.
 Message = Mapping[str, Any]
 
 # By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
@@ -110,38 +112,61 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One compiled template. Construction raises TemplateFailure for a source that is not a valid template."""
+    """One compiled template. Construction raises TemplateFailure for a source that is not a valid template.
+
+    variables: names that the template takes from outside; `tools` is among them if it can describe tools to the model.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise TemplateFailure(str(error)) from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._takes_strings = {role for role in _PROBES if self._shows(role, "first", "x")}
         # Two parts: for some roles there are templates that render only the first part.
         parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Render the prompt of a conversation. Raises TemplateFailure."""
-        return self._render([self._fitted(message) for message in messages], add_generation_prompt)
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render the prompt of a conversation. Raises TemplateFailure.
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
+        of them replaces a variable that this class sets.
+        """
+        return self._render([self._fitted(message) for message in messages], add_generation_prompt, tools, variables)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        own = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            return self._template.render({**(variables or {}), **own})
         except Exception as error:  # a template is a program, which may raise any exception
             raise TemplateFailure(str(error) or type(error).__name__) from error
 
     def _fitted(self, message: Message) -> Message:
         """Return the message with its content in a form that the template renders: a string or a list of parts."""
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if isinstance(content, list) and role not in self._takes_parts:
             return {**message, "content": "\n".join(part["text"] for part in content)}
         if isinstance(content, str) and role in self._takes_parts and role not in self._takes_strings:

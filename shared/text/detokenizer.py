@@ -9,7 +9,7 @@ fallback decode a run of bytes that is not UTF-8 to U+FFFD as a whole; here the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
@@ -63,8 +63,12 @@ class IncrementalDetokenizer:
         self._read = len(context)
         self._emitted = 0
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens and return the text that later tokens cannot change."""
+        # This runs for every token, nearly always with one.
+        if len(token_ids) == 1:
+            self._ids.append(token_ids[0])
+            return self._advance(final=False)
         text = ""
         for token_id in token_ids:
             self._ids.append(token_id)
@@ -76,12 +80,13 @@ class IncrementalDetokenizer:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        context = self._decode(self._ids[self._prefix : self._read])
-        whole = self._decode(self._ids[self._prefix :])
+        ids, decode, skips = self._ids, self._tokenizer.decode, self._skip_special_tokens
+        context = decode(ids[self._prefix : self._read], skip_special_tokens=skips)
+        whole = decode(ids[self._prefix :], skip_special_tokens=skips)
         if whole.startswith(context) and len(whole) > len(context) and not whole.endswith(REPLACEMENT):
             # The common case: the window ends in a complete character.
             text = whole[len(context) + self._emitted :]
-            self._prefix, self._read, self._emitted = self._read, len(self._ids), 0
+            self._prefix, self._read, self._emitted = self._read, len(ids), 0
             return text
         held = not final and len(self._ids) - self._read < MAX_WINDOW_TOKENS
         if whole.startswith(context) or REPLACEMENT not in whole:

@@ -8,10 +8,18 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from quire.shared.gguf.errors import GGUFError
+from quire.shared.gguf.file import open_gguf
+from quire.shared.gguf.model_files import is_gguf
+from quire.shared.gguf.tokenizer import build_tokenizer
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.folder import tokenizer_fault
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# Words that a tokenizer remembers, each with its tokens: about 8 KiB for a word of 250 letters, the longest that are
+# remembered. The default of the library, 10,000 words, grows to 82 MiB when clients send such words.
+CACHED_WORDS = 4096
 
 
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -48,18 +56,14 @@ def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int
 
 
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
-    """Load `tokenizer.json`. Raises ModelError.
+    """Load `tokenizer.json`, or the tokenizer of a GGUF file. Raises ModelError.
 
     The post-processor of the file adds the special tokens of a plain prompt. Like Transformers with such a file, this
     function ignores `add_bos_token` and `add_eos_token`.
     """
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise ModelError(f"{tokenizer_fault(folder)}.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a plain Exception for every fault of the file
-        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
+    tokenizer = _of_gguf(folder) if is_gguf(folder) else _of_folder(folder)
+    if hasattr(tokenizer.model, "_resize_cache"):
+        tokenizer.model._resize_cache(CACHED_WORDS)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     added = tokenizer.get_added_tokens_decoder().values()
@@ -70,3 +74,20 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     # Tokens that the configuration names as special are special, and never part of a text, as in Transformers.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
     return tokenizer
+
+
+def _of_folder(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{tokenizer_fault(folder)}.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a plain Exception for every fault of the file
+        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
+
+
+def _of_gguf(path: Path) -> Tokenizer:
+    try:
+        return build_tokenizer(open_gguf(path))
+    except GGUFError as error:
+        raise ModelError(f"{error}.") from error

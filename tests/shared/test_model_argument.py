@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.shared.model_argument import resolve_model
 from tests.shared.model.test_folder import ADAPTER, MERGE, OTHERS, write
 from tests.support.commands import refusal
+from tests.support.gguf_vocabularies import write_vocabulary
 from tests.worker.checkpoints import make_checkpoint
 
 
@@ -29,6 +31,17 @@ def test_each_command_refuses_an_adapter_next_to_its_model(command: str, tmp_pat
     assert MERGE in said
 
 
-def test_a_gguf_file_is_named_too(tmp_path: Path) -> None:
-    write(tmp_path, {"a.gguf": ""})
-    assert "a.gguf is in GGUF, the format of llama.cpp" in refusal(1, "worker", str(tmp_path / "a.gguf"))
+@pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
+def test_a_damaged_gguf_file_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
+    write(tmp_path, {"a.gguf": "GGUF"})
+    said = refusal(1, command, str(tmp_path / "a.gguf"))
+    assert "a.gguf: the version ends past the end of the file" in said
+    assert "download the file again" in said
+
+
+def test_a_gguf_file_is_itself_and_the_model_of_its_folder(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "blob")
+    (tmp_path / "model").mkdir()
+    link = tmp_path / "model" / "a.gguf"
+    link.symlink_to(tmp_path / "blob")  # as in the cache of the Hugging Face Hub
+    assert resolve_model(str(link)) == resolve_model(str(link.parent)) == str(link)

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from quire.shared.sampling_params import MODEL_DEFAULTS, PARAMETERS, SamplingParams
+from quire.shared.sampling_params import GRAMMAR_PARAMETERS, MODEL_DEFAULTS, PARAMETERS, SamplingParams
 from quire.shared.validators import InvalidValue
 
 # By parameter: values as clients send them, with their final form.
@@ -51,7 +51,7 @@ def test_a_wrong_bias_is_named(name: str) -> None:
 
 
 def test_names_that_a_parameter_requires_or_excludes_exist() -> None:
-    known = {*PARAMETERS, "use_beam_search", "response_format", "stream"}
+    known = {*PARAMETERS, *GRAMMAR_PARAMETERS, "use_beam_search", "stream"}
     for one in PARAMETERS.values():
         assert {*one.excludes} | ({one.requires} if one.requires else set()) <= known
 

@@ -25,6 +25,7 @@ class Sample:
     cache: bool = option(True, help="Another switch.")
     name: str = option("", help="A name.")
     key: str = option("", help="A key.", secret=True)
+    many: str = option("", help="Several values.", repeatable=True)
     other: str = option("", help="Renamed.", variable="QUIRE_SAMPLE_OTHER")
 
 
@@ -53,6 +54,12 @@ def test_a_flag_beats_a_variable_which_beats_the_default() -> None:
     assert read(QUIRE_PORT="1").port == 1
     assert read("--port", "2", QUIRE_PORT="1").port == 2
     assert read("--port=3").port == 3
+
+
+def test_a_repeatable_flag_keeps_all_values_and_another_one_the_last() -> None:
+    found = read("--many", "a=1", "--many=b=2", "--name", "x", "--name", "y", QUIRE_MANY="c=3")
+    assert (found.many, found.name) == ("a=1,b=2", "y")
+    assert read(QUIRE_MANY="c=3,d=4").many == "c=3,d=4"
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:

@@ -12,6 +12,7 @@ from quire.shared.messages import OUTCOMES
 from quire.shared.states import (
     CancelReply,
     ClaimReply,
+    DeleteReply,
     DropReason,
     ExpireReply,
     OutcomeName,
@@ -31,7 +32,9 @@ def words(pattern: str, source: str) -> set[str]:
     return set(re.findall(pattern, source))
 
 
-@pytest.mark.parametrize(("script", "replies"), [("cancel", CancelReply), ("expire", ExpireReply)])
+@pytest.mark.parametrize(
+    ("script", "replies"), [("cancel", CancelReply), ("expire", ExpireReply), ("delete", DeleteReply)]
+)
 def test_a_script_that_returns_a_word_returns_each_of_its_enum(script: str, replies: type[StrEnum]) -> None:
     assert words(r"return '(\w+)'", SCRIPTS[script]) == set(replies)
 

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.shared.messages import (
+    POOLINGS,
     GenerationRequest,
     MessageError,
     SamplingParams,
     WorkerCard,
 )
-from quire.shared.sampling_params import EARLY_STOPPING, MAX_SCHEMA_LENGTH
+from quire.shared.sampling_params import EARLY_STOPPING, MAX_ALLOWED_TOKENS, MAX_GRAMMAR_LENGTH
 
 requests = st.builds(
     GenerationRequest,
@@ -25,10 +26,10 @@ requests = st.builds(
     prompt=st.lists(st.integers(0, 2**32 - 1), max_size=20).map(tuple),
     sampling=st.builds(
         SamplingParams,
-        max_tokens=st.integers(1, 2_000_000),
+        max_tokens=st.integers(0, 2_000_000),
         seed=st.integers(0, 2**64 - 1),
         logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-100, 100)), max_size=4).map(tuple),
-        json_schema=st.text(max_size=40),
+        grammar=st.text(max_size=40),
         n=st.integers(1, 128),
         temperature=st.floats(0, 2),
         top_p=st.floats(0, 1),
@@ -37,6 +38,10 @@ requests = st.builds(
         ignore_eos=st.booleans(),
         include_stop_str_in_output=st.booleans(),
         bad_words=st.lists(st.text("ab ", min_size=1, max_size=5).filter(str.strip), max_size=64).map(tuple),
+        allowed_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=80).map(tuple),
+        prompt_logprobs=st.integers(-1, 20),
+        returns_prompt=st.booleans(),
+        skip_special_tokens=st.booleans(),
         best_of=st.integers(0, 128),
         beam_width=st.integers(0, 128),
         length_penalty=st.floats(-10, 10),
@@ -45,6 +50,7 @@ requests = st.builds(
         top_logprobs=st.integers(0, 20),
     ),
     cache_salt=st.text(max_size=256),
+    pooling=st.sampled_from(["", *POOLINGS]),
 )
 REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
 CARD = WorkerCard("w", "1", "m", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
@@ -78,8 +84,12 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
 @pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
 def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
     broken = _map(REQUEST)
-    # "x" is a valid json_schema, and [1] is a valid list of stop_token_ids: these two get values that are too long.
-    wrong = {("json_schema", "x"): "x" * (MAX_SCHEMA_LENGTH + 1), ("stop_token_ids", "[1]"): [1] * 81}
+    # "x" is a valid grammar, and [1] is a valid list of token ids: these get values that are too long.
+    wrong = {
+        ("grammar", "x"): "x" * (MAX_GRAMMAR_LENGTH + 1),
+        ("stop_token_ids", "[1]"): [1] * 81,
+        ("allowed_token_ids", "[1]"): [1] * (MAX_ALLOWED_TOKENS + 1),
+    }
     broken["sampling"][name] = wrong.get((name, str(value)), value)
     with pytest.raises(MessageError, match=name):
         GenerationRequest.decode(msgpack.packb(broken))
@@ -139,3 +149,10 @@ def test_what_runs_at_once_is_what_admission_counts(params: dict[str, int], sequ
 def test_a_card_says_how_many_sequences_run_at_once(number: Any) -> None:
     with pytest.raises(MessageError, match="max_num_seqs"):
         WorkerCard.decode(msgpack.packb({**_map(CARD), "max_num_seqs": number}))
+
+
+def test_an_embedding_costs_its_prompt() -> None:
+    assert REQUEST.cost == 2 + 3
+    assert dataclasses.replace(REQUEST, pooling="mean").cost == 2
+    with pytest.raises(MessageError, match="pooling"):
+        GenerationRequest.decode(dataclasses.replace(REQUEST, pooling="max").encode())

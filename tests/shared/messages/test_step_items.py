@@ -16,6 +16,7 @@ from quire.shared.messages import (
     Delta,
     MessageError,
     Outcome,
+    PromptReport,
     StepItem,
     decode_items,
 )
@@ -49,13 +50,31 @@ def scored_deltas(draw: st.DrawFn) -> Delta:
     return delta._replace(logprobs=draw(records(len(delta.token_ids))))
 
 
+@st.composite
+def reports(draw: st.DrawFn) -> PromptReport:
+    """Draw a report of a prompt of up to three tokens, with or without the prompt and its log-probabilities."""
+    ids = draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=2))
+    top = draw(st.integers(0, 2))
+    one = st.tuples(logprobs, st.integers(1, 2**31), *[st.integers(0, 2**31 - 1), logprobs] * top)
+    data = b"".join(struct.pack("<fI" + "If" * top, *draw(one)) for _ in ids[1:])
+    prompt = draw(st.none() | st.just(struct.pack(f"<{len(ids)}I", *ids)))
+    return PromptReport(draw(st.integers(0, 2_000_000)), prompt, draw(st.none() | st.just(data)) if prompt else None)
+
+
 deltas = plain_deltas | scored_deltas()
 items = st.builds(
     StepItem,
     request_id=st.text(max_size=40),
     start=st.integers(0, 10**6),
     deltas=st.lists(deltas, max_size=4).map(tuple),
-    outcome=st.none() | st.builds(Outcome, st.sampled_from(OUTCOMES), st.text(max_size=50)),
+    outcome=st.none()
+    | st.builds(
+        Outcome,
+        st.sampled_from(OUTCOMES),
+        st.text(max_size=50),
+        st.none() | st.integers(1, 20).map(lambda size: bytes(range(4 * size))),
+    ),
+    report=st.none() | reports(),
 )
 
 
@@ -141,3 +160,19 @@ def test_log_probabilities_are_cut_with_their_tokens() -> None:
     assert delta.without_first(4) == Delta(3, (), "stop", "END", None, b"")
     [item] = decode_items(StepItem("r", 4, (delta.without_first(4),)).encode())
     assert item.deltas == (delta.without_first(4),)
+
+
+@pytest.mark.parametrize("embedding", [b"", b"12345", "text", 5, [1.0], bytes(4 * 65536 + 4)])
+def test_a_wrong_embedding_is_refused(embedding: Any) -> None:
+    data = msgpack.packb([VERSION, "r", 0, [], ["stop", "", embedding]])
+    with pytest.raises(MessageError, match="embedding"):
+        list(decode_items(data))
+
+
+def test_an_outcome_may_leave_out_the_embedding() -> None:
+    """The scripts in Redis write outcomes of two values."""
+    for outcome in (["stop", ""], ["stop", "", None]):
+        [item] = decode_items(msgpack.packb([VERSION, "r", 0, [], outcome]))
+        assert item.outcome == Outcome("stop")
+    with pytest.raises(MessageError, match="outcome"):
+        list(decode_items(msgpack.packb([VERSION, "r", 0, [], ["stop", "", None, None]])))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.model.served_model import load_model
-from quire.shared.model.config import context_length, longer_context
+from quire.shared.model.config import context_length, longer_context, longest_context
 from quire.worker.models.choice import choose_model
 from tests.worker.transformers_checkpoints import make_kind
 
@@ -57,6 +57,13 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
 )
 def test_the_longest_context(config: dict[str, Any], length: int | None) -> None:
     assert context_length(config) == length
+    if "longrope" not in str(config):
+        assert longest_context(config) == length
+
+
+def test_longrope_has_a_longer_context_for_workers_that_are_asked_for_it() -> None:
+    config = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096} | rope("longrope")
+    assert (context_length(config), longest_context(config)) == (4096, 131072)
 
 
 @pytest.mark.parametrize(

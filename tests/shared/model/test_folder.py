@@ -26,7 +26,10 @@ MERGE = "merge_and_unload(), then save_pretrained()"
 
 # By format: the files of the folder, and parts of the refusal.
 OTHERS = {
-    "GGUF": ({"a-Q4_K_M.gguf": ""}, ["a-Q4_K_M.gguf is in GGUF", "gguf_file='a-Q4_K_M.gguf'", "config.json"]),
+    "GGUF": (
+        {"a-Q4_0.gguf": "", "b-Q8_0.gguf": ""},
+        ["several GGUF files, a-Q4_0.gguf, b-Q8_0.gguf", "give one of them as the model, such as", "merge the parts"],
+    ),
     "adapter": (
         {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
         ["adapter_config.json", "adapter (LoRA) of owner/base model and no model", MERGE],
@@ -92,19 +95,22 @@ def test_an_adapter_next_to_a_model_is_refused_and_may_be_removed(kind: str, tmp
     assert choose_model(folder).architecture == "LlamaForCausalLM"
 
 
-def test_a_gguf_file_is_named_too(tmp_path: Path) -> None:
-    write(tmp_path, {"a.gguf": ""})
-    with pytest.raises(CheckpointError, match=r"a\.gguf is in GGUF.*gguf_file='a\.gguf'"):
-        resolve(str(tmp_path / "a.gguf"))
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    write(tmp_path, {"a.gguf": "", "README.md": ""})
+    assert resolve(str(tmp_path / "a.gguf")) == tmp_path / "a.gguf"
+    assert resolve(str(tmp_path)) == model_folder.find_gguf(tmp_path) == tmp_path / "a.gguf"
+    for other in ("b.gguf", "config.json", "adapter_config.json", "model.safetensors"):
+        assert model_folder.find_gguf(write(tmp_path / other, {"a.gguf": "", other: ""})) is None
 
 
 def test_weights_of_other_formats_next_to_a_configuration_are_named(tmp_path: Path) -> None:
     for files, said in (
-        ({"a.gguf": "", "b.gguf": "", "c.gguf": "", "d.gguf": ""}, "a.gguf, b.gguf, c.gguf, ... is in GGUF"),
+        ({"a.gguf": "", "b.gguf": "", "c.gguf": "", "d.gguf": ""}, "a.gguf, b.gguf, c.gguf, ...; give one"),
+        ({"a.gguf": ""}, "no safetensors files and a.gguf; give the file as the model"),
         ({"consolidated.safetensors": ""}, "convert_mistral_weights_to_hf.py"),
         ({}, "there is no model.safetensors; give the folder of a complete Hugging Face checkpoint"),
     ):
-        folder = write(tmp_path / str(len(files)), {"config.json": "{}"} | files)
+        folder = write(tmp_path / "-".join(["f", *files]), {"config.json": "{}"} | files)
         assert read_model_config(folder) == {}, "a gateway needs no weights"
         with pytest.raises(CheckpointError, match=re.escape(said)):
             Weights(folder)

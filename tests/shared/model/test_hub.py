@@ -55,8 +55,10 @@ def test_a_path_without_a_folder_is_refused_without_the_network(model: str) -> N
         find_folder(model, ["*.json"])
 
 
-def test_a_file_is_refused_and_gguf_is_named(tmp_path: Path) -> None:
-    for name, message in (("weights.bin", "is a file; give the folder"), ("a.gguf", "a.gguf is in GGUF")):
-        (tmp_path / name).write_text("")
-        with pytest.raises(HubError, match=message):
-            find_folder(str(tmp_path / name), ["*.json"])
+def test_a_file_is_refused_but_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_text("")
+    with pytest.raises(HubError, match="is a file; give a GGUF file, or the folder"):
+        find_folder(str(tmp_path / "weights.bin"), ["*.json"])
+    (tmp_path / "a.gguf").write_text("")
+    assert find_folder(str(tmp_path / "a.gguf"), ["*.json"]) == tmp_path / "a.gguf"
+    assert find_folder(str(tmp_path), ["*.json"]) == tmp_path / "a.gguf"

@@ -13,6 +13,8 @@ def test_the_name_is_the_given_one_then_the_folders_then_the_hubs(tmp_path: Path
     assert served_name(str(folder), "other") == "other"
     assert served_name(str(folder)) == "my-model"
     assert served_name("owner/model") == "owner/model"
+    (tmp_path / "my-model.Q4_K_M.gguf").write_text("")
+    assert served_name(str(tmp_path / "my-model.Q4_K_M.gguf")) == "my-model.Q4_K_M"
 
 
 @pytest.mark.parametrize("name", ["a{b}", "a b", "ä", "x" * 257, "a\n"])

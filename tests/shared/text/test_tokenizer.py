@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model.files import ModelError
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from tests.support.tokenizers import byte_fallback, byte_level
@@ -49,3 +52,26 @@ def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path) -> None:
     write(tmp_path, tokenizer={})
     with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer: .*fetch the model again"):
         load_tokenizer(tmp_path, {})
+
+
+# Encodes distinct words of the longest length that the library remembers, and prints the growth of the memory in MiB.
+LONG_WORDS = """
+import random, re, sys
+from pathlib import Path
+from quire.shared.text.tokenizer import load_tokenizer
+
+def resident() -> int:
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+tokenizer, draw = load_tokenizer(Path(sys.argv[1]), {}), random.Random(0)
+before = resident()
+for _ in range(8000):
+    tokenizer.encode("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=250)))
+print((resident() - before) / 1024)
+"""
+
+
+def test_words_that_clients_make_up_take_a_bounded_amount_of_memory() -> None:
+    command = [sys.executable, "-c", LONG_WORDS, str(PROJECT_ROOT / "models" / "demo")]
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 5 < grown < 45, "8,000 words would take 66 MiB if all were remembered"

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire.shared.text.json_schema_rewrite import FORMATS, simplify
+from quire.shared.text.schema.formats import FORMATS
+from quire.shared.text.schema.rewrite import simplify
 
 DATE = FORMATS["date"]
 
@@ -17,9 +18,20 @@ DATE = FORMATS["date"]
         ({"format": "uuid"}, {"format": "uuid"}),
         ({"format": "my-own"}, {}),
         ({"uniqueItems": False}, {}),
-        ({"uniqueItems": True}, {"uniqueItems": True}),
+        ({"minItems": 2.0}, {"minItems": 2}),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, {"maximum": 0.5, "minimum": 1e-6}),
+        ({"type": "integer", "exclusiveMinimum": 0}, {"type": "integer", "exclusiveMinimum": 0}),
+        ({"pattern": "^(?=a).b"}, {"allOf": [{"pattern": "^(?:a)"}, {"pattern": "^.b"}]}),
+        (
+            {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
+            {"$defs": {"x": {"$anchor": "x"}}, "$ref": "#x"},
+        ),
+        ({"unknown": 5}, {"unknown": 5}),
         ({"propertyNames": {"type": "string"}}, {}),
-        ({"propertyNames": {"pattern": "^a"}}, {"propertyNames": {"pattern": "^a"}}),
+        (
+            {"propertyNames": {"pattern": "^a"}},
+            {"allOf": [{"patternProperties": {"^a": True}, "additionalProperties": False}]},
+        ),
         ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"anyOf": [{"type": "string"}, {"type": "number"}]}),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, {"oneOf": [{"type": "integer"}, {"type": "number"}]}),
         # Data that looks like a schema is not touched.

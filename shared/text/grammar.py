@@ -1,0 +1,206 @@
+"""Grammars that an answer must follow, the same in gateway and worker; llguidance compiles them.
+
+The text of a grammar is a JSON object with one key, the kind of the grammar (`KINDS`). Messages carry this text, so
+that it means the same in both services.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from quire.shared.text import ebnf, json_schema, structural_tag
+from quire.shared.text.grammar_error import GrammarError, one_line
+from quire.shared.text.json_schema import canonical
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# The grammar of the response format `{"type": "json_object"}`.
+ANY_OBJECT = '{"json_schema":{"type":"object"}}'
+
+# Limits of the work for one mask: some milliseconds, because the thread that computes masks serves all requests. An
+# ordinary mask takes less than 2 ms with a vocabulary of 50,000. With llguidance's default limits some masks take more
+# than a second. A state of the lexer takes half a kilobyte.
+_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=10_000, max_lexer_states=100_000, verbose_errors=False)
+
+
+def lark_json(schema: dict[str, Any]) -> str:
+    """Return an expression of a Lark grammar that matches JSON that follows a schema. Raises GrammarError."""
+    return f"%json {json_schema.compiled(schema)}"
+
+
+def write(kind: str, value: Any) -> str:
+    """Return the text of a grammar of one of `KINDS`."""
+    return canonical({kind: value})
+
+
+def grammar(text: str, special_tokens: Collection[str]) -> str:
+    """Return a grammar as llguidance takes it.
+
+    special_tokens: the texts of the tokenizer's special tokens. Raises GrammarError.
+    """
+    try:
+        parsed = json.loads(text)
+        if type(parsed) is not dict or len(parsed) != 1:
+            raise GrammarError("a grammar must be a JSON object with one key")
+        ((kind, value),) = parsed.items()
+        if kind not in _COMPILERS:
+            raise GrammarError(f"a grammar must be one of {', '.join(KINDS)}")
+        return _COMPILERS[kind](value, special_tokens)
+    except GrammarError:
+        raise
+    except RecursionError as error:
+        raise GrammarError("it is nested too deeply") from error
+    except ValueError as error:
+        raise GrammarError(one_line(str(error))) from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise GrammarError("a value in it is of the wrong type") from error
+
+
+def _json_schema(value: Any, special_tokens: Collection[str]) -> str:
+    made: str = LLMatcher.grammar_from_json_schema(json_schema.compiled(value))
+    return made
+
+
+def _regex(value: Any, special_tokens: Collection[str]) -> str:
+    made: str = LLMatcher.grammar_from_regex(_text("regex", value))
+    return made
+
+
+def _choice(value: Any, special_tokens: Collection[str]) -> str:
+    if type(value) is not list or not value or any(type(one) is not str for one in value):
+        raise GrammarError("choice must be an array of strings")
+    # One terminal instead of a rule for each choice: a mask then takes the same time for any number of choices.
+    return f"start: CHOICE\nCHOICE: {' | '.join(canonical(one) for one in value)}"
+
+
+def _lark(value: Any, special_tokens: Collection[str]) -> str:
+    made: str = LLMatcher.grammar_from_lark(_text("lark", value))
+    return made
+
+
+def _ebnf(value: Any, special_tokens: Collection[str]) -> str:
+    return ebnf.to_lark(_text("ebnf", value))
+
+
+def _text(kind: str, value: Any) -> str:
+    if type(value) is not str:
+        raise GrammarError(f"{kind} must be a string")
+    return value
+
+
+_COMPILERS: dict[str, Callable[[Any, Collection[str]], str]] = {
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "choice": _choice,
+    "ebnf": _ebnf,
+    "lark": _lark,
+    "structural_tag": structural_tag.to_lark,
+}
+KINDS = tuple(_COMPILERS)
+
+
+def matcher(text: str, tokenizer: LLTokenizer, special_tokens: Collection[str]) -> LLMatcher:
+    """Return a matcher at the beginning of an answer, with its first mask computed. Raises GrammarError."""
+    made = LLMatcher(tokenizer, grammar(text, special_tokens), log_level=0, limits=_LIMITS)
+    return _look(made)
+
+
+def check(text: str, vocabulary: Vocabulary) -> None:
+    """Raise GrammarError unless answers can follow a grammar.
+
+    The check may run without end, exhaust the memory or end the process. Check the grammars of clients in a process
+    with limits (`grammar_trial.py`).
+    """
+    # Numbers of tokens in Lark refer to the ids of the model; without them a small vocabulary saves time.
+    made = matcher(text, vocabulary.tokenizer(has_all_ids="<[" in text), vocabulary.special_tokens)
+    # Most limits are met after the forced beginning of an answer, such as a brace, where all properties may follow.
+    made.consume_tokens(made.compute_ff_tokens())
+    _look(made)
+
+
+def _look(made: LLMatcher) -> LLMatcher:
+    """Compute the mask of the next token, unless the matcher has stopped. Raises GrammarError."""
+    if not made.is_error() and not made.is_stopped():
+        made.compute_bitmask()
+    if made.is_error():
+        raise GrammarError(one_line(made.get_error()))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The part of a model's vocabulary that a check of grammars needs.
+
+    special_tokens: ids by text. A Lark grammar refers to a special token by its text, such as `<|python_tag|>`.
+    eos_token_ids: at least one. size: the number of tokens of the model.
+    """
+
+    special_tokens: dict[str, int]
+    eos_token_ids: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int], size: int) -> Vocabulary:
+        """Return the vocabulary of a model of `size` tokens."""
+        size = max(size, tokenizer.get_vocab_size(with_added_tokens=True))
+        return cls(special_tokens(tokenizer), tuple(sorted(one for one in eos_token_ids if one < size)), size)
+
+    def tokenizer(self, has_all_ids: bool) -> LLTokenizer:
+        """Return a tokenizer with one token for each byte, and the special tokens and end tokens.
+
+        has_all_ids: the special tokens have their ids, and the tokenizer as many tokens as the model. Otherwise the
+        tokenizer has no other tokens.
+        """
+        named = {token_id: text for text, token_id in self.special_tokens.items()}
+        for token_id in self.eos_token_ids:
+            named.setdefault(token_id, f"<eos {token_id}>")
+        if has_all_ids:
+            tokens = [b""] * max(self.size, 256 + len(named))
+            free = (place for place in range(len(tokens)) if place not in named)
+            places = {token_id: token_id for token_id in named}
+        else:
+            tokens = [b""] * (256 + len(named))
+            free = (place for place in range(256))
+            places = {token_id: place for place, token_id in enumerate(named, 256)}
+        bytes_at = [next(free) for _ in range(256)]
+        for byte, place in enumerate(bytes_at):
+            tokens[place] = bytes([byte])
+        for token_id, text in named.items():
+            tokens[places[token_id]] = text.encode()
+        eos = [places[token_id] for token_id in self.eos_token_ids]
+        wrapper = TokenizerWrapper(_Bytes(tokens, list(places.values()), eos[0], bytes_at))
+        return LLTokenizer(wrapper, eos_token=eos)
+
+
+class _Bytes:
+    """A tokenizer as llguidance wants it: one token for each byte of a text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int, bytes_at: list[int]):
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_id = eos_token_id
+        self._bytes_at = bytes_at
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._bytes_at[byte] for byte in text]
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of the tokens that llguidance takes for special, by text.
+
+    llguidance takes all added tokens that the tokenizer calls special, or whose text is in angle brackets. The text of
+    such a token in a string or pattern of a grammar does not match the token.
+    """
+    return {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+    }

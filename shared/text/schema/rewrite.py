@@ -1,0 +1,108 @@
+"""Rewrites a JSON schema in the part of JSON Schema that llguidance has: `simplify`.
+
+The rewritten schema may match fewer values, never more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.shared.text.schema.arrays import write_out_contains, write_out_unique_items
+from quire.shared.text.schema.conditions import write_out
+from quire.shared.text.schema.document import Document
+from quire.shared.text.schema.formats import replace_format
+from quire.shared.text.schema.names import write_out_names
+from quire.shared.text.schema.patterns import without_lookaheads
+from quire.shared.text.schema.unevaluated import write_out_unevaluated
+
+# Keywords whose values are data, although they may look like schemas.
+_DATA = frozenset({"const", "default", "enum", "examples"})
+# Keywords whose values are schemas by name.
+_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+_COUNTS = (
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
+
+_BOUNDS = (int, float, type(None))
+_STEP = 1e-6
+# Bounds beyond this are too large for the step to be exact.
+_LARGE = 1_000_000
+
+
+def simplify(root: dict[str, Any]) -> None:
+    """Write a schema, in place, in the part of JSON Schema that llguidance has.
+
+    Keywords that are not known stay, and llguidance refuses them by name, as it refuses values of the wrong type.
+    Raises GrammarError.
+    """
+    document = Document(root)
+    waiting: list[Any] = [root]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is list:
+            waiting += value
+        elif isinstance(value, dict):
+            _simplify_one(value, document)
+            for keyword, inner in value.items():
+                if keyword in _BY_NAME and type(inner) is dict:
+                    waiting += inner.values()
+                elif keyword not in _DATA:
+                    waiting.append(inner)
+
+
+def _simplify_one(schema: dict[str, Any], document: Document) -> None:
+    for keyword in _COUNTS:
+        if type(count := schema.get(keyword)) is float and count.is_integer():
+            schema[keyword] = int(count)
+    write_out_unevaluated(schema, document)
+    write_out(schema, document)
+    write_out_contains(schema, document)
+    write_out_unique_items(schema, document)
+    write_out_names(schema, document)
+    _write_out_lookaheads(schema)
+    _make_bounds_inclusive(schema)
+    _use_anchors(schema, document)
+    if type(schema.get("format")) is str:
+        replace_format(schema)
+    if "oneOf" not in schema:
+        # `discriminator` is an annotation of OpenAPI; llguidance refuses recursive branches next to an unknown keyword.
+        schema.pop("discriminator", None)
+
+
+def _make_bounds_inclusive(schema: dict[str, Any]) -> None:
+    """Move exclusive bounds that are whole numbers inwards by a millionth.
+
+    llguidance takes such a bound for inclusive if the other bound is a fraction next to it, as in 0 < x <= 0.5.
+    """
+    for exclusive, inclusive, step, nearer in (
+        ("exclusiveMinimum", "minimum", _STEP, max),
+        ("exclusiveMaximum", "maximum", -_STEP, min),
+    ):
+        bound, other = schema.get(exclusive), schema.get(inclusive)
+        if schema.get("type") == "integer" or type(other) not in _BOUNDS or bound is None or type(bound) not in _BOUNDS:
+            continue
+        if bound == int(bound) and abs(bound) < _LARGE:
+            del schema[exclusive]
+            schema[inclusive] = bound + step if other is None else nearer(other, bound + step)
+
+
+def _write_out_lookaheads(schema: dict[str, Any]) -> None:
+    if type(pattern := schema.get("pattern")) is str and (found := without_lookaheads(pattern)) is not None:
+        del schema["pattern"]
+        schema["allOf"] = [*schema.get("allOf", []), *({"pattern": one} for one in found)]
+
+
+def _use_anchors(schema: dict[str, Any], document: Document) -> None:
+    """Write dynamic anchors as plain ones, in a document in which each is the only one of its name."""
+    reference = schema.get("$dynamicRef")
+    if type(reference) is str and document.target(reference) is not None and "$ref" not in schema:
+        schema["$ref"] = schema.pop("$dynamicRef")
+    if not document.has_resources and type(schema.get("$dynamicAnchor")) is str and "$anchor" not in schema:
+        schema["$anchor"] = schema.pop("$dynamicAnchor")

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.shared.text import grammar
+from quire.shared.text.grammar_error import GrammarError
+from tests.shared.text.schema.support import BYTES, accepted, accepts
+
+
+@pytest.mark.parametrize(
+    ("names", "good", "bad"),
+    [
+        (True, [{}, {"a": 1}], []),
+        ({"type": "string", "title": "Name"}, [{"a": 1}], []),
+        ({"maxLength": 2}, [{}, {"ab": 1}], [{"abc": 1}]),
+        ({"minLength": 2}, [{"ab": 1}], [{"a": 1}]),
+        ({"pattern": "^a"}, [{"ab": 1}, {}], [{"b": 1}]),
+        ({"enum": ["a", "b", 5]}, [{"a": 1, "b": 2}], [{"c": 1}]),
+        ({"const": "a.b"}, [{"a.b": 1}], [{"axb": 1}]),
+        ({"format": "date"}, [{"2024-02-29": 1}], [{"2023-02-29": 1}]),
+        ({"$ref": "#/$defs/n"}, [{"a": 1}], [{"b": 1}]),
+        (False, [{}], [{"a": 1}]),
+        ({"type": "integer"}, [{}], [{"a": 1}]),
+    ],
+)
+def test_the_names_of_properties_follow_their_schema(names: Any, good: list[Any], bad: list[Any]) -> None:
+    schema = {"type": "object", "propertyNames": names, "$defs": {"n": {"const": "a"}}}
+    assert accepted(schema, *good) == good
+    assert accepted(schema, *bad) == []
+
+
+def test_an_object_with_all_names_has_no_comma_after_them() -> None:
+    """Another name could not follow."""
+    schema = {"type": "object", "properties": {"a": {}}, "propertyNames": {"enum": ["a", "b"]}}
+    made = grammar.matcher(grammar.write("json_schema", schema), BYTES, ())
+    assert made.consume_tokens(list(b'{"a": 1, "b": true'))
+    assert made.validate_tokens(list(b",")) == 0
+    assert made.validate_tokens(list(b"}")) == 1
+
+
+def test_declared_properties_and_the_schema_of_others_are_kept() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ab": {"type": "integer"}, "long": {}},
+        "additionalProperties": {"type": "string"},
+        "propertyNames": {"maxLength": 2},
+    }
+    good = [{}, {"ab": 1}, {"ab": 1, "c": "x"}]
+    assert accepted(schema, *good, {"long": 1}, {"c": 1}, {"ab": "x"}, {"xyz": "a"}) == good
+
+
+@pytest.mark.parametrize("names", [{"format": "uuid"}, {"not": {"const": "a"}}, {"pattern": 5}, {"minLength": -1}, 5])
+def test_names_that_cannot_be_followed_are_refused(names: Any) -> None:
+    with pytest.raises(GrammarError, match="propertyNames"):
+        accepts({"type": "object", "propertyNames": names}, {})
