@@ -37,6 +37,12 @@ OVERDUE_S = 1.0
 PAGE = 128
 
 
+class NoWorkerOutcome(Outcome):
+    """The end of a request that no worker took: its gateway gave it up, and its client may send it again."""
+
+    __slots__ = ()
+
+
 class StreamStats:
     """Counts of all calls of one gateway."""
 
@@ -96,6 +102,7 @@ class OutputBuffer:
         # Drains the buffer; returns False if the consumer's task must run.
         self.sink: Callable[[], bool] | None = None
         self._keepalive_s = keepalive_s
+        self.opened_at = now
         self._taken_at = now
         self.keepalive_due = False
         self._silent: set[Cursor] = set()
@@ -138,7 +145,16 @@ class OutputBuffer:
         else:
             if not self._waiting:
                 self._fed_at = self._stats.frame_at
-            self._add(cursor, item)
+            # `_add` is written out for items without log-probabilities, because this runs for every token.
+            deltas = item.deltas
+            if item.report is not None or len(deltas) != 1 or deltas[0].logprobs:
+                self._add(cursor, item)
+            else:
+                before = cursor.next
+                if (new := cursor.take(item)) is not None:
+                    self._waiting.append(new)
+                    cursor.generation = self._generation
+                    self._waiting_tokens += cursor.next - before
         if cursor.behind:
             self._must_read = True
 
@@ -203,6 +219,13 @@ class OutputBuffer:
         self._must_read = True
         self.wake()
 
+    def give_up(self, detail: str) -> None:
+        """Ends requests without a token for this gateway, because no worker is alive. Others may listen to them."""
+        for cursor in self.cursors.values():
+            if not cursor.ended and not cursor.next:
+                self._end(cursor, NoWorkerOutcome(OutcomeName.ERROR, detail))
+        self.wake()
+
     def wake(self) -> None:
         """Makes `ready` return."""
         self._is_woken = True
@@ -215,7 +238,7 @@ class OutputBuffer:
             self._waiting.append(new)
             cursor.generation = self._generation
             # This runs for every token; `weight` is called only for log-probabilities.
-            is_scored = new.deltas and new.deltas[0].logprobs
+            is_scored = new.report is not None or (new.deltas and new.deltas[0].logprobs)
             self._waiting_tokens += weight(new) if is_scored else cursor.next - before
 
     # --- consumer -----------------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ class Cursor:
         """
         if self.ended:
             return None
-        start, end = item.start, item.end
+        # This runs for every token: `item.end` is written out for one delta.
+        start, deltas = item.start, item.deltas
+        end = start + len(deltas[0].token_ids) if len(deltas) == 1 else item.end
         if start > self.next:
             self.behind = True
             return None
@@ -63,7 +65,7 @@ class Cursor:
 
 
 def weight(item: StepItem) -> int:
-    """Returns the number of tokens of an item plus the number of its log-probabilities.
+    """Returns the number of tokens of an item plus the number of its log-probabilities, also those of its prompt.
 
     A log-probability counts as a token, because it is as large when it is written.
     """
@@ -72,6 +74,8 @@ def weight(item: StepItem) -> int:
         count += len(delta.token_ids)
         if delta.logprobs:
             count += len(delta.logprobs) // 8
+    if item.report is not None and item.report.records:
+        count += len(item.report.records) // 8
     return count
 
 
@@ -104,7 +108,9 @@ def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
             break
         deltas.append(delta)
         count -= len(delta.token_ids)
-    return StepItem(item.request_id, item.start, tuple(deltas)), _without_first(item, at - item.start)
+    return StepItem(item.request_id, item.start, tuple(deltas), report=item.report), _without_first(
+        item, at - item.start
+    )
 
 
 def _without_first(item: StepItem, count: int) -> StepItem:

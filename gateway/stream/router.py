@@ -80,6 +80,16 @@ class FrameRouter:
             buffer.suspect()
         return self.calls
 
+    def give_up_queued(self, waited_s: float) -> None:
+        """Ends the calls that have waited for this time without a token; called while no worker is alive."""
+        opened_before = asyncio.get_running_loop().time() - waited_s
+        for buffer in list(self._open):
+            # A call in the background has no client that waits, and stays in the queue until its deadline.
+            if buffer.accepted and buffer.is_responsible and buffer.opened_at <= opened_before:
+                buffer.give_up(
+                    f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again."
+                )
+
     @property
     def calls(self) -> int:
         """The number of open calls."""

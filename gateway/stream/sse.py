@@ -26,6 +26,8 @@ HEADERS = {
 }
 # A comment: clients ignore it, and it keeps proxies from closing an idle connection.
 KEEPALIVE = b": keep-alive\n"
+# The data of the last event of a complete stream (OpenAI API).
+DONE = "[DONE]"
 
 # Renders a JSON string in which everything outside ASCII is escaped, so that no line end can break an event.
 quote: Any = encode_basestring_ascii
@@ -33,6 +35,14 @@ dumps = partial(json.dumps, separators=(",", ":"))
 
 
 _ID = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.([1-9][0-9]{0,5}))?", re.ASCII)
+
+
+NO_USAGE = '"usage":null}\n\n'
+
+
+def with_usage(data: str, usage: Mapping[str, Any]) -> str:
+    """Returns an event that ends with a usage of null with this usage; any other event as it is."""
+    return f'{data.removesuffix(NO_USAGE)}"usage":{dumps(usage)}}}\n\n' if data.endswith(NO_USAGE) else data
 
 
 class EventId(NamedTuple):

@@ -1,52 +1,33 @@
 """The text of a call, from step items: a detokenizer and a stop-string filter per choice, and the token counts of
-`usage`."""
+`usage`.
+
+A call with tools, with reasoning, or of a dialect with typed events also has a parser per choice. Such a call is read
+token by token, so that its parts, and the events made of them, depend on the tokens alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
-from quire.shared.logprobs import TokenLogprobs, read_records, record_size
-from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.gateway.output.parts import Part
+from quire.gateway.stream.buffer import NoWorkerOutcome
+from quire.gateway.stream.choice_parts import ChoiceParts
+from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
+from quire.gateway.stream.prompt_text import PromptText
+from quire.shared.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
 from quire.shared.states import OutcomeName
-from quire.shared.text.detokenizer import IncrementalDetokenizer
-from quire.shared.text.stop_strings import StopStringFilter
 
-# Tokens whose records are decoded at once: with 20 alternatives each is large.
-RECORDS_READ = 64
+# The finish reason of a choice that ended with tool calls.
+TOOL_CALLS = "tool_calls"
 
-
-class ScoredTokens(NamedTuple):
-    """Tokens of a choice with their log-probabilities.
-
-    `records`: as in `shared/logprobs.py`. `offsets`: characters of the choice's text before each token.
-    """
-
-    token_ids: tuple[int, ...]
-    records: bytes
-    offsets: tuple[int, ...]
-
-    @classmethod
-    def join(cls, parts: Sequence[ScoredTokens]) -> ScoredTokens:
-        """Concatenates parts of one choice."""
-        return cls(
-            tuple(token_id for part in parts for token_id in part.token_ids),
-            b"".join(part.records for part in parts),
-            tuple(offset for part in parts for offset in part.offsets),
-        )
-
-    def rows(self) -> Iterator[tuple[int, TokenLogprobs]]:
-        """Yields each token with its log-probabilities, decoded lazily."""
-        size = RECORDS_READ * record_size(self.records, len(self.token_ids))
-        for at in range(0, len(self.token_ids), RECORDS_READ):
-            token_ids = self.token_ids[at : at + RECORDS_READ]
-            records = self.records[at // RECORDS_READ * size : (at // RECORDS_READ + 1) * size]
-            yield from zip(token_ids, read_records(records, len(token_ids)), strict=True)
+# Retry-After of a call that no worker took: the time in which a worker with a small model starts.
+NO_WORKER_RETRY_S = 10
 
 
 class TextDelta(NamedTuple):
@@ -54,7 +35,9 @@ class TextDelta(NamedTuple):
 
     `text`: the text that these tokens made certain. `rest`: text that was held back until the choice ended.
     `position`: tokens of the call that the client has with this delta. `logprobs`: of the tokens of the delta, None
-    unless the call asks for them.
+    unless the call asks for them; without records if the call asks for token ids only. `stop_reason`: the stop string
+    or stop token that ended the choice. `parts` and `rest_parts`: the text in parts if the choice has a parser; then
+    `text` and `rest` are empty.
     """
 
     choice: int
@@ -64,15 +47,26 @@ class TextDelta(NamedTuple):
     position: int
     score: float | None = None
     logprobs: ScoredTokens | None = None
+    stop_reason: str | int | None = None
+    parts: tuple[Part, ...] | None = None
+    rest_parts: tuple[Part, ...] = ()
 
 
 class Choice(NamedTuple):
-    """A complete choice. `score`: the value that it was ranked by; None if the call ranks no choices."""
+    """A complete choice.
+
+    score: the value that it was ranked by; None if the call ranks no choices. parts: the merged parts if the choice has
+    a parser; then `text` is empty. prompt: the prompt of the choice, if the answer has it. `TextDelta` explains all
+    other fields.
+    """
 
     text: str
     finish_reason: str
     score: float | None = None
     logprobs: ScoredTokens | None = None
+    stop_reason: str | int | None = None
+    prompt: PromptText | None = None
+    parts: Sequence[Part] = ()
 
     @property
     def ranking(self) -> str:
@@ -83,67 +77,53 @@ class Choice(NamedTuple):
 _new = tuple.__new__
 
 
-class _ChoiceText:
-    """The text of one choice as it grows."""
-
-    def __init__(self, model: ServedModel, metadata: CallMetadata) -> None:
-        self._eos_token_ids = model.eos_token_ids
-        # The worker uses the same classes, so that both find the same stop strings.
-        self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context)
-        self._includes_stop = metadata.include_stop_str_in_output
-        self._filter = StopStringFilter(metadata.stop, self._includes_stop)
-        # A message begins a text of its own; a completion continues one. The first character clears this flag.
-        self._drops_space = metadata.dialect == "chat" and model.drops_first_space
-        # Characters of the text so far; counted for log-probabilities only.
-        self._length = 0
-        self.finish_reason: str | None = None
-
-    def push(self, delta: Delta) -> str:
-        """Returns the text that a delta makes certain."""
-        token_ids = delta.token_ids if delta.finish_reason is None else self._text_ids(delta)
-        text = self._filter.push(self._detokenizer.push(token_ids))
-        return self._strip_first_space(text) if self._drops_space else text
-
-    def push_scored(self, delta: Delta, records: bytes) -> tuple[str, ScoredTokens]:
-        """Like `push`, token by token: also returns where in the text each token begins."""
-        text, offsets, token_ids = "", [], self._text_ids(delta)
-        for token_id in token_ids:
-            offsets.append(self._length)
-            new = self._detokenizer.push((token_id,))
-            self._length += len(new)
-            text += self._filter.push(new)
-        offsets += [self._length] * (len(delta.token_ids) - len(token_ids))
-        return self._strip_first_space(text), ScoredTokens(delta.token_ids, records, tuple(offsets))
-
-    def _text_ids(self, delta: Delta) -> tuple[int, ...]:
-        """Returns the tokens of a delta without the token that ended the choice, unless the call wants it as text."""
-        token_ids = delta.token_ids
-        if delta.finish_reason != "stop" or delta.matched_stop or not token_ids:
-            return token_ids
-        if delta.matched_stop == BY_TOKEN:
-            return token_ids if self._includes_stop else token_ids[:-1]
-        # An end token is not text, even if the tokenizer does not list it as a special token.
-        return token_ids[:-1] if token_ids[-1] in self._eos_token_ids else token_ids
-
-    def finish(self, reason: str) -> str:
-        """Ends the choice; returns the text that was held back."""
-        self.finish_reason = reason
-        return self._strip_first_space(self._filter.push(self._detokenizer.flush()) + self._filter.flush())
-
-    def _strip_first_space(self, text: str) -> str:
-        if not self._drops_space or not text:
-            return text
-        self._drops_space = False
-        return text.removeprefix(" ")
-
-
 class _RequestText:
     """The text of one request. `first_choice`: index of the request's first choice in the answer of the call."""
 
-    def __init__(self, model: ServedModel, metadata: CallMetadata, first_choice: int) -> None:
-        self.choices = [_ChoiceText(model, metadata) for _ in range(metadata.n)]
+    def __init__(self, model: ServedModel, metadata: CallMetadata, request_id: str, first_choice: int) -> None:
+        self.choices = [ChoiceText(model, metadata) for _ in range(metadata.n)]
         self._first_choice = first_choice
+        self._model, self._metadata = model, metadata
+        self._keeps_ids = metadata.answer.return_token_ids
         self.tokens = 0
+        # One per choice; empty if the call has plain text.
+        self._parts: list[ChoiceParts] = []
+        if (output := metadata.output()) is not None:
+            self._parts = [ChoiceParts(output.parser(), request_id, index) for index in range(metadata.n)]
+        self.cached_tokens = 0
+        self.prompt: PromptText | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning of all choices."""
+        return sum(parts.reasoning_tokens for parts in self._parts)
+
+    def begin(self, report: PromptReport) -> None:
+        """Takes the worker's report about the prompt from the first item."""
+        self.cached_tokens = report.cached_tokens
+        if self._metadata.answer.needs_prompt:
+            model, options = self._model, self._metadata.answer
+            self.prompt = PromptText(
+                report,
+                model.tokenizer,
+                model.token_texts,
+                frozenset(model.special_tokens.values()) if options.skip_special_tokens else (),
+                model.drops_first_space,
+                options.echo,
+            )
+            for choice in self.choices:
+                choice.length = len(self.prompt.text)
+
+    def _stop_reason(self, delta: Delta) -> str | int | None:
+        """Returns the stop string or the stop token that ended a choice; None if another reason did."""
+        if delta.matched_stop != BY_TOKEN:
+            return delta.matched_stop
+        if not delta.token_ids:
+            return None
+        token_id = delta.token_ids[-1]
+        # A stop string may be the text of a special token.
+        special = self._model.special_tokens
+        return next((text for text in self._metadata.stop if special.get(text) == token_id), token_id)
 
     def feed(self, item: StepItem, others: int) -> list[TextDelta]:
         """Returns the deltas of an item in order, without those that add nothing.
@@ -151,7 +131,7 @@ class _RequestText:
         `others`: tokens of the call's other requests that the client has.
         """
         first, choices = self._first_choice, self.choices
-        text_deltas = []
+        text_deltas: list[TextDelta] = []
         position = others + item.start
         for delta in item.deltas:
             index, token_ids, reason, _, score, records = delta
@@ -161,24 +141,62 @@ class _RequestText:
             choice = choices[index]
             if choice.finish_reason is not None:
                 continue
-            if records:
-                text, scored = choice.push_scored(delta, records)
+            if self._parts:
+                if reason is None and len(token_ids) == 1 and not records and not self._keeps_ids:
+                    # `_feed_parts` of the common case.
+                    if parts := self._parts[index].push(choice.push(delta), 1):
+                        fields = (first + index, "", "", None, position, score, None, None, parts, ())
+                        text_deltas.append(_new(TextDelta, fields))
+                else:
+                    text_deltas += self._feed_parts(delta, position - len(token_ids))
+                continue
+            if records or self._keeps_ids:
+                text, scored = choice.push_scored(delta, records or b"")
             else:
                 text, scored = choice.push(delta), None
             if reason is not None:
-                text_deltas.append(
-                    TextDelta(first + index, text, choice.finish(reason), reason, position, score, scored)
-                )
+                rest, stop_reason = choice.finish(reason), self._stop_reason(delta)
+                text_deltas.append(TextDelta(first + index, text, rest, reason, position, score, scored, stop_reason))
             elif text or scored is not None:
                 # This runs for every token, and the constructor of a named tuple is slow.
-                text_deltas.append(_new(TextDelta, (first + index, text, "", None, position, None, scored)))
+                text_deltas.append(
+                    _new(TextDelta, (first + index, text, "", None, position, None, scored, None, None, ()))
+                )
         self.tokens = position - others
         if item.outcome is not None and item.outcome.name in ("stop", "length"):
             for index, choice in enumerate(choices):
                 if choice.finish_reason is None:
-                    rest = choice.finish(item.outcome.name)
-                    text_deltas.append(TextDelta(first + index, "", rest, item.outcome.name, position))
+                    delta = Delta(index, (), item.outcome.name)
+                    if self._parts:
+                        text_deltas += self._feed_parts(delta, position)
+                    else:
+                        rest = choice.finish(item.outcome.name)
+                        text_deltas.append(TextDelta(first + index, "", rest, item.outcome.name, position))
         return text_deltas
+
+    def _feed_parts(self, delta: Delta, position: int) -> Iterator[TextDelta]:
+        """Yields the parts of each token of a delta; `position`: tokens of the call before it."""
+        choice, parts = self.choices[delta.choice], self._parts[delta.choice]
+        index = self._first_choice + delta.choice
+        for one in delta.tokens():
+            position += len(one.token_ids)
+            scored: ScoredTokens | None = None
+            if one.logprobs or self._keeps_ids:
+                text, scored = choice.push_scored(one, one.logprobs or b"")
+            else:
+                text = choice.push(one)
+            found = parts.push(text, len(one.token_ids))
+            reason = one.finish_reason
+            rest: tuple[Part, ...] = ()
+            if reason is not None:
+                rest = parts.finish(choice.finish(reason))
+                if reason == OutcomeName.STOP and parts.has_calls:
+                    reason = choice.finish_reason = TOOL_CALLS
+            if found or rest or reason or scored is not None:
+                stop_reason = self._stop_reason(one) if reason is not None else None
+                # This runs for every token, and the constructor of a named tuple is slow.
+                fields = (index, "", "", reason, position, one.score, scored, stop_reason, found, rest)
+                yield _new(TextDelta, fields)
 
 
 class Transcript:
@@ -189,10 +207,10 @@ class Transcript:
     ) -> None:
         """`request_ids`: in the order of the prompts. `is_joined`: whether another HTTP request made the call."""
         self.metadata = metadata
-        self.model_name = model.name
+        self.model_name = metadata.model_name(model.name)
         self.is_joined = is_joined
         self._requests = {
-            request_id: _RequestText(model, metadata, first_choice=index * metadata.n)
+            request_id: _RequestText(model, metadata, request_id, first_choice=index * metadata.n)
             for index, request_id in enumerate(request_ids)
         }
         self._open = len(self._requests)
@@ -211,6 +229,8 @@ class Transcript:
         if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
+        if isinstance(self.outcome, NoWorkerOutcome):
+            return errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if self.outcome.name == OutcomeName.CANCELLED:
             return errors.Cancelled(detail or "The request was cancelled.")
         if self.outcome.name == OutcomeName.DEADLINE:
@@ -219,13 +239,30 @@ class Transcript:
         return errors.GenerationFailed(detail or "The request failed.", code=code)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
+        cached_tokens = sum(request.cached_tokens for request in self._requests.values())
+        usage = self.usage_at(self.tokens) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        if reasoning_tokens := sum(request.reasoning_tokens for request in self._requests.values()):
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+        return usage
+
+    def usage_at(self, tokens: int) -> dict[str, Any]:
+        """Returns the usage at the event with this number of tokens."""
         prompt_tokens = self.metadata.prompt_tokens
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.tokens,
-            "total_tokens": prompt_tokens + self.tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
         }
+
+    @property
+    def prompts(self) -> list[PromptText | None]:
+        """The prompts of the call in order; None for those that the answer does not have."""
+        return [request.prompt for request in self._requests.values()]
+
+    def prompt_of(self, request_id: str) -> tuple[int, PromptText | None]:
+        """Returns the index of a request's prompt, and the prompt if the answer has it."""
+        return list(self._requests).index(request_id), self._requests[request_id].prompt
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -237,6 +274,8 @@ class Transcript:
         """Returns the text that an item adds; choices and tokens are counted over all requests."""
         request = self._requests[item.request_id]
         others = self.tokens - request.tokens
+        if item.report is not None:
+            request.begin(item.report)
         text_deltas = request.feed(item, others)
         self.tokens = others + request.tokens
         if item.outcome is not None:

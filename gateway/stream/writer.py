@@ -1,6 +1,6 @@
 """Writes the answer to a call: as a stream of numbered events, or as one JSON body.
 
-transcript -> dialect -> `EventRenderer` -> `StreamWriter` -> socket
+transcript -> `AnswerFormat` -> `EventRenderer` -> `StreamWriter` -> socket
 
 In steady state the items of a frame are rendered and written while the frame is routed, without waking a task
 (`StreamWriter._on_items`). The call's own task does the rest: the first and the last events, keepalives, reads of the
@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from quire.gateway.api import error_responses, errors
+from quire.gateway.output.parts import Part, merged
 from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.cursor import split
+from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Choice, ScoredTokens, Transcript
+from quire.gateway.stream.transcript import Choice, Transcript
 from quire.shared.messages import StepItem
 
 # Bytes in the write buffer of a socket above which its client counts as slow. Up to `buffer.MAX_WAITING` tokens are
@@ -32,13 +35,37 @@ PART_CHARACTERS = 64 * 1024
 
 
 class AnswerFormat(Protocol):
-    """Writes the answer to one call in a dialect. Events are complete except for their ids."""
+    """Writes the answer to one call in a dialect. Events are complete except for their ids.
 
-    def opening(self) -> list[str]: ...
+    A call without a parser (`CallMetadata.output`) has `text` events, a call with one has `parts` events: one call of
+    `parts` for each token that adds parts. Rendering begins at token 0 also for a resumed stream, so a format may keep
+    state, such as the number of the next event.
+    """
+
+    def opening(self) -> list[str]:
+        """Events before the first token."""
+        ...
+
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
-    def finish(self, index: int, reason: str) -> str: ...
-    def usage(self, usage: dict[str, int]) -> str: ...
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]: ...
+    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]: ...
+
+    def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
+        """Events about the prompt of some choices, if the call asks for them; they come before its first token."""
+        ...
+
+    def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]: ...
+
+    def ending(self, usage: dict[str, Any]) -> list[str]:
+        """Events after the last choice has finished."""
+        ...
+
+    def failure(self, error: errors.ApiError) -> list[str]:
+        """Events after which the stream ends without a complete answer."""
+        ...
+
+    def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
+        """The whole answer: pieces of one JSON object."""
+        ...
 
 
 class WriteMeter(Protocol):
@@ -57,12 +84,20 @@ class EventRenderer:
     """
 
     def __init__(
-        self, transcript: Transcript, dialect: AnswerFormat, headers: Mapping[str, str], after: EventId = BEGINNING
+        self,
+        transcript: Transcript,
+        dialect: AnswerFormat,
+        headers: Mapping[str, str],
+        after: EventId = BEGINNING,
+        *,
+        adds_ids: bool = True,
     ) -> None:
-        """`headers`: of the client's request; they tell whether it can parse ids."""
+        """`headers`: of the client's request; they tell whether it can parse ids. `adds_ids`: False if the dialect
+        numbers its events itself."""
         self._transcript = transcript
         self._dialect = dialect
-        self._with_ids = sse.takes_ids(headers)
+        self._with_ids = adds_ids and sse.takes_ids(headers)
+        self._shows_usage = transcript.metadata.answer.continuous_usage
         self._after = after
         self._is_skipping = True
         # The id of the last event.
@@ -82,7 +117,7 @@ class EventRenderer:
 
     def feed(self, items: Sequence[StepItem]) -> str:
         """Renders the events of these items, and the end of the stream if the call has ended with them."""
-        for item in items:
+        for item in items:  # nearly always one
             if self._is_skipping:
                 # `after` may lie inside an item: the first stream may have received the tokens in other portions.
                 for part in split(item, self._after.tokens):
@@ -93,29 +128,64 @@ class EventRenderer:
             self._end()
         return self._take()
 
+    def failure(self, error: errors.ApiError) -> list[str]:
+        """Renders the end of a stream that this gateway cannot complete, as events without ids: a client resumes after
+        the event before them."""
+        return self._dialect.failure(error)
+
     def _feed(self, item: StepItem) -> None:
-        dialect = self._dialect
-        for choice, text, rest, reason, position, _, logprobs in self._transcript.feed(item):
-            if text or logprobs is not None:
-                self._add(position, 0, dialect.text(choice, text, logprobs))
+        dialect, before = self._dialect, self._transcript.tokens
+        text_deltas = self._transcript.feed(item)
+        if item.report is not None:
+            index, prompt = self._transcript.prompt_of(item.request_id)
+            if prompt is not None:
+                for data in dialect.prompt(index * self._transcript.metadata.n, prompt):
+                    self._add_at(before, data)
+        for choice, text, rest, reason, position, _, logprobs, stop_reason, parts, rest_parts in text_deltas:
+            if parts is not None:
+                if parts or logprobs is not None:
+                    events = dialect.parts(choice, parts, logprobs)
+                    if len(events) != 1 or self._tokens >= position or self._is_skipping or self._shows_usage:
+                        self._add_all(position, events)
+                    else:  # `_add` of the common case
+                        self._tokens, self._step = position, 0
+                        data = events[0]
+                        self._parts.append(f"id: {position}\n{data}" if self._with_ids else data)
+                if rest_parts:
+                    self._add_all(position, dialect.parts(choice, rest_parts))
+            elif text or logprobs is not None:
+                data = dialect.text(choice, text, logprobs)
+                if self._is_skipping or self._shows_usage or not self._with_ids:
+                    self._add(position, 0, data)
+                else:  # `_add` of the common case
+                    self._tokens, self._step = position, 0
+                    self._parts.append(f"id: {position}\n{data}")
             if reason is not None:
                 if rest:
                     self._add_at(position, dialect.text(choice, rest))
-                self._add_at(position, dialect.finish(choice, reason))
+                for data in dialect.finish(choice, reason, stop_reason):
+                    self._add_at(position, data)
 
     def _end(self) -> None:
         transcript = self._transcript
         if transcript.error is not None:
-            # Without [DONE], so that a client does not take this for the end of a complete answer.
-            self._add_at(transcript.tokens, sse.event(errors.body(transcript.error)))
-            return
-        if transcript.metadata.include_usage:
-            self._add_at(transcript.tokens, self._dialect.usage(transcript.usage))
-        self._add_at(transcript.tokens, sse.event("[DONE]"))
+            events = self._dialect.failure(transcript.error)
+        else:
+            events = self._dialect.ending(transcript.usage)
+        for data in events:
+            self._add_at(transcript.tokens, data)
 
     def _add_at(self, position: int, data: str) -> None:
         """Adds an event that brings no token: it is numbered within its position."""
         self._add(position, self._step + 1 if self._tokens == position else 1, data)
+
+    def _add_all(self, position: int, events: Sequence[str]) -> None:
+        """Adds the events of one token; the first has the number of the position itself."""
+        for data in events:
+            if self._tokens < position:
+                self._add(position, 0, data)
+            else:
+                self._add_at(position, data)
 
     def _add(self, tokens: int, step: int, data: str) -> None:
         # This runs for every token.
@@ -124,14 +194,17 @@ class EventRenderer:
             if (tokens, step) <= self._after:
                 return
             self._is_skipping = False
+        if self._shows_usage:
+            data = sse.with_usage(data, self._transcript.usage_at(tokens))
         if not self._with_ids:
             self._parts.append(data)
         else:
             self._parts.append(f"id: {EventId(tokens, step)}\n{data}" if step else f"id: {tokens}\n{data}")
 
     def _take(self) -> str:
-        text = "".join(self._parts)
-        self._parts.clear()
+        parts = self._parts
+        text = parts[0] if len(parts) == 1 else "".join(parts)
+        parts.clear()
         return text
 
 
@@ -197,7 +270,7 @@ class StreamWriter:
             except ConnectionError:
                 raise
             except Exception as error:  # the head has been sent, so the error becomes an event
-                self._last = sse.event(errors.body(error_responses.unexpected(error, self._request)))
+                self._last = "".join(self._events.failure(error_responses.unexpected(error, self._request)))
             # 4) Write the end.
             await self._in_time(response.write_eof(self._last.encode("ascii")))
             if self._last:
@@ -210,24 +283,28 @@ class StreamWriter:
     def _on_items(self) -> bool:
         """Writes the items that were fed. Returns False if the call's task must run."""
         try:
-            self._write_items()
+            return self._write_items() and not self._protocol.writing_paused
         except Exception as error:
             self._failure = error
-        return self._failure is None and not self._transcript.ended and not self._protocol.writing_paused
+            return False
 
-    def _write_items(self) -> None:
-        """Renders and writes the buffered items, unless the client is slow."""
-        if self._protocol.writing_paused or self._transcript.ended or self._failure is not None:
-            return
-        is_due = self._buffer.keepalive_due
-        text = self._events.feed(items := self._buffer.take())
-        if self._transcript.ended:
+    def _write_items(self) -> bool:
+        """Renders and writes the buffered items, unless the client is slow. Returns False if nothing more can be
+        written by this method."""
+        buffer, transcript = self._buffer, self._transcript
+        if self._protocol.writing_paused or self._failure is not None or transcript.ended:
+            return False
+        is_due = buffer.keepalive_due
+        text = self._events.feed(items := buffer.take())
+        if transcript.ended:
             self._last = text
-        elif text:
+            return False
+        if text:
             self._write(text)
-            self._meter.wrote(self._transcript.tokens, self._buffer.came_at)
+            self._meter.wrote(transcript.tokens, buffer.came_at)
         elif is_due and not items:
             self._write(sse.KEEPALIVE.decode("ascii"))
+        return True
 
     def _write(self, text: str) -> None:
         # `text` is ASCII. This is the framing of aiohttp's writer without its coroutines.
@@ -246,18 +323,25 @@ async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
     scored: list[list[ScoredTokens]] = [[] for _ in range(count)]
     reasons = [""] * count
     scores: list[float | None] = [None] * count
+    parts: list[list[Part]] = [[] for _ in range(count)]
+    stop_reasons: list[str | int | None] = [None] * count
     while not transcript.ended:
         for item in await buffer.next():
             for delta in transcript.feed(item):
                 texts[delta.choice] += (delta.text, delta.rest)
+                if delta.parts is not None:
+                    parts[delta.choice] += (*delta.parts, *delta.rest_parts)
                 if delta.logprobs is not None:
                     scored[delta.choice].append(delta.logprobs)
                 if delta.finish_reason is not None:
                     reasons[delta.choice], scores[delta.choice] = delta.finish_reason, delta.score
+                    stop_reasons[delta.choice] = delta.stop_reason
     if transcript.error is not None:
         raise transcript.error
     logprobs = [ScoredTokens.join(parts) if parts else None for parts in scored]
-    return list(map(Choice, map("".join, texts), reasons, scores, logprobs))
+    prompts = [prompt for prompt in transcript.prompts for _ in range(transcript.metadata.n)]
+    made = map(merged, parts)
+    return list(map(Choice, map("".join, texts), reasons, scores, logprobs, stop_reasons, prompts, made))
 
 
 async def write_body(

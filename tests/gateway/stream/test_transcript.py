@@ -11,7 +11,9 @@ import pytest
 from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel, load_model
-from quire.gateway.stream.transcript import Choice, ScoredTokens, TextDelta, Transcript
+from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.running import MODEL, tokens
 
@@ -34,7 +36,12 @@ def test_choices_and_positions_are_those_of_the_call(model: ServedModel) -> None
     assert transcript.feed(item("a", 0, "abc", choice=1)) == [TextDelta(1, "abc", "", None, 3)]
     assert transcript.feed(item("b", 0, "de")) == [TextDelta(2, "de", "", None, 5)]
     assert transcript.feed(item("a", 3, "f")) == [TextDelta(0, "f", "", None, 6)]
-    assert transcript.usage == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert transcript.usage == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert not transcript.ended
 
 
@@ -91,3 +98,16 @@ def test_tokens_with_log_probabilities_know_where_they_begin(model: ServedModel)
 def test_a_score_is_a_field_of_its_choice() -> None:
     assert Choice("", "stop").ranking == ""
     assert Choice("", "stop", -0.5).ranking == ',"score":-0.5'
+
+
+@pytest.mark.parametrize(
+    ("dialect", "continues", "text"),
+    [("chat", False, "a"), ("message", False, "a"), ("message", True, " a"), ("completion", False, " a")],
+)
+def test_only_a_text_of_its_own_loses_its_first_space(
+    model: ServedModel, dialect: str, continues: bool, text: str
+) -> None:
+    metadata = replace(COMPLETION, dialect=dialect, answer=AnswerOptions(continues_message=continues))
+    transcript = Transcript(metadata, replace(model, drops_first_space=True), ["a"])
+    deltas = transcript.feed(item("a", 0, " a", reason="stop"))
+    assert "".join(delta.text + delta.rest for delta in deltas) == text

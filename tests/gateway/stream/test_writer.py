@@ -52,7 +52,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
         yield PART_CHARACTERS * " "
         raise RuntimeError
 
-    monkeypatch.setattr("quire.gateway.api.chat.ChatDialect.full", pieces)
+    monkeypatch.setattr("quire.gateway.api.chat.ChatAnswer.full", pieces)
     async with gateway.worker(emit(tokens("a"))):
         reader, writer = await gateway.connect(
             raw_request("POST", "/v1/chat/completions", json.dumps(chat_body()).encode())

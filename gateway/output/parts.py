@@ -1,0 +1,92 @@
+"""The parts of an answer: content, reasoning and tool calls.
+
+A parser reads the text of one choice as it grows and returns parts. The parts depend on the text alone, not on how the
+text was divided into pushes, except that a text part may come in several pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class PartKind(StrEnum):
+    """The kind of text that a part adds to the answer."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    # A tool call begins; the text is the name of the tool.
+    CALL = "call"
+    # A piece of the JSON text of the arguments of the call that began last.
+    ARGUMENTS = "arguments"
+
+
+class Part(NamedTuple):
+    """A piece of an answer.
+
+    call: number of the tool call within the choice, from 0; -1 outside of tool calls. id: the id of the tool call that
+    begins with this part, set by the transcript (`call_id`).
+    """
+
+    kind: PartKind
+    text: str
+    call: int = -1
+    id: str = ""
+
+
+def call_id(request_id: str, choice: int, position: int) -> str:
+    """The id of the tool call that begins with a token of a choice; `position` counts the tokens of the choice.
+
+    The id follows from the tokens alone. So it is the same in a stream, after a recovery, in a resumed stream and for a
+    repeated Idempotency-Key, and a client can run each tool call exactly once.
+    """
+    return "call_" + hashlib.sha256(f"{request_id}/{choice}/{position}".encode()).hexdigest()[:24]
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """Joins neighbouring parts of the same kind and call: each tool call has one CALL and one ARGUMENTS part."""
+    found: list[Part] = []
+    texts: list[str] = []
+    for part in parts:
+        is_same = found and part.kind == found[-1].kind != PartKind.CALL and part.call == found[-1].call
+        if not is_same:
+            if found:
+                found[-1] = found[-1]._replace(text="".join(texts))
+            found.append(part)
+            texts = []
+        texts.append(part.text)
+    if found:
+        found[-1] = found[-1]._replace(text="".join(texts))
+    return found
+
+
+class OutputParser(Protocol):
+    """Divides the text of one choice into parts.
+
+    The parser holds back text that may be the beginning of a marker. A marker is never part of the answer. The
+    arguments of a call are JSON: the concatenation of its ARGUMENTS parts is one JSON object, unless the text ends
+    inside it.
+    """
+
+    def push(self, text: str) -> list[Part]:
+        """Returns the parts that `text`, which follows the text so far, makes certain."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """Ends the text; returns the parts that were held back."""
+        ...
+
+
+_new = tuple.__new__  # the constructor of a named tuple is slow
+
+
+class PlainText:
+    """The parser of a call without tools and without reasoning: all text is content."""
+
+    def push(self, text: str) -> list[Part]:
+        return [_new(Part, (PartKind.CONTENT, text, -1, ""))] if text else []
+
+    def finish(self) -> list[Part]:
+        return []

@@ -1,0 +1,51 @@
+"""The format in which a model family writes tool calls: its parser and its grammar."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from quire.gateway.output.parts import OutputParser
+from quire.gateway.output.reasoning import Reasoning
+from quire.gateway.output.tool_grammar import SpecialTokens
+from quire.gateway.output.tools import Tool, ToolChoice
+
+
+class ToolFormat(ABC):
+    """One format of tool calls. The formats have no state; `parser` makes the state of one choice."""
+
+    # The value of the setting, and the key in `formats.FORMATS`.
+    name: ClassVar[str]
+    # Special or added tokens that the parser looks for: the text of an answer must contain them.
+    markers: ClassVar[frozenset[str]] = frozenset()
+    # True if the parser also reads the model's reasoning, so that answers without tools need it, too.
+    has_reasoning: ClassVar[bool] = False
+    # The keys of name and arguments, if a call is a JSON object without marks around it.
+    json_keys: ClassVar[tuple[str, str] | None] = None
+
+    @abstractmethod
+    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> OutputParser:
+        """Return the parser of one choice.
+
+        is_forced: the answer follows the grammar of this format, so that the arguments of a call are passed on as they
+        grow. Without a grammar a call is held back until it is complete and valid.
+        """
+
+    @abstractmethod
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        special_tokens: SpecialTokens,
+        reasoning: Reasoning | None = None,
+    ) -> str:
+        """Return the Lark grammar of the whole answer.
+
+        tools: at least one. choice: any mode but NONE, in which an answer needs no grammar. reasoning: what may come
+        before the answer. Raises GrammarError if the format cannot enforce the schema of a strict tool.
+        """
+
+    def prompt(self, tools: Sequence[Tool]) -> str:
+        """Return the text for the system message that describes the tools; empty if the chat template does that."""
+        return ""

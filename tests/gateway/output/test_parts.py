@@ -1,0 +1,41 @@
+from quire.gateway.output.parts import Part, PartKind, PlainText, call_id, merged
+
+CONTENT, REASONING, CALL, ARGUMENTS = PartKind
+
+
+def test_plain_text_is_content() -> None:
+    parser = PlainText()
+    assert parser.push("some text") == [Part(PartKind.CONTENT, "some text", -1)]
+    assert parser.push("") == []
+    assert parser.finish() == []
+
+
+def test_the_id_of_a_tool_call_tells_request_choice_and_position_apart() -> None:
+    ids = {call_id(request, choice, at) for request in ("a", "b") for choice in (0, 1) for at in (1, 2, 11)}
+    assert len(ids) == 12
+    assert call_id("a", 0, 1) == "call_" + "64992eb62b2101de4c4b69b7"
+
+
+def test_pieces_of_one_part_are_joined() -> None:
+    parts = [
+        Part(REASONING, "think"),
+        Part(REASONING, "ing"),
+        Part(CONTENT, "te"),
+        Part(CONTENT, "xt"),
+        Part(CALL, "add", 0, "call_1"),
+        Part(ARGUMENTS, "{", 0),
+        Part(ARGUMENTS, "}", 0),
+        Part(CALL, "add", 1, "call_2"),
+        Part(CALL, "add", 2, "call_3"),
+        Part(ARGUMENTS, "{}", 2),
+    ]
+    assert merged(parts) == [
+        Part(REASONING, "thinking"),
+        Part(CONTENT, "text"),
+        Part(CALL, "add", 0, "call_1"),
+        Part(ARGUMENTS, "{}", 0),
+        Part(CALL, "add", 1, "call_2"),
+        Part(CALL, "add", 2, "call_3"),
+        Part(ARGUMENTS, "{}", 2),
+    ]
+    assert merged([]) == []
