@@ -28,5 +28,14 @@ def dead_letters() -> int:
     return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
 
 
+def api_keys() -> int:
+    """`quire-keys`: make and limit API keys. The settings of the gateway may be in its environment."""
+    end_at_ctrl_c()
+    from quire.gateway.commands import GATEWAY, KEYS
+    from quire.shared.command_line import run_script
+
+    return run_script("quire-keys", KEYS, known=[GATEWAY.settings])
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from aiohttp import web
 
-from quire.gateway import calls
-from quire.gateway.api import error_responses
+from quire.gateway import completion_routes, embedding_calls, message_routes, responses, tokenization
+from quire.gateway.api import error_responses, headers
+from quire.gateway.api.authentication import authentication
+from quire.gateway.api.cors import CorsOrigins
+from quire.gateway.api.messages.headers import add_answer_headers
+from quire.gateway.api.openapi import document
+from quire.gateway.directory.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.http_server import add_headers
 from quire.gateway.pages import engine_page, static_files
+from quire.gateway.pages.admin_routes import admin_routes
+from quire.gateway.pages.model_cards import ModelCards
 from quire.gateway.pages.status import Status
-from quire.gateway.service import GATEWAY, Gateway
 from quire.gateway.telemetry.access_log import recording
 
 
-def create_app(gateway: Gateway) -> web.Application:
-    """Returns the application of a gateway. The application starts the gateway on startup and closes it on cleanup."""
+def create_app(models: Served) -> web.Application:
+    """Returns the application of a gateway process: of one model, or of a directory of models.
+
+    The application starts the models on startup and closes them on cleanup. Raises StartError for a wrong setting.
+    """
+    directory = ModelDirectory.of(models)
+    process, settings = directory.process, directory.process.settings
+    origins = CorsOrigins.parse(settings.cors_origins)
     app = web.Application(
-        middlewares=[recording(gateway.meters, gateway.tracer), error_responses.middleware],
-        client_max_size=gateway.settings.max_body_bytes,
+        middlewares=[
+            recording(process.meters, process.tracer),
+            error_responses.middleware,
+            headers.middleware,
+            origins.middleware(),
+            authentication(lambda secret: process.key_ring.caller(secret), settings.is_open),
+        ],
+        client_max_size=settings.max_body_bytes,
     )
-    app[GATEWAY] = gateway
+    app[DIRECTORY] = directory
     app.on_startup.append(_start)
-    status = Status(gateway)
+    status, model_cards = Status(directory), ModelCards(directory)
     # Before the static files: if the engine view is off, its routes replace the page.
-    engine_page.add_to(app, gateway)
-    for path, dialect in calls.DIALECTS.items():
-        app.add_routes(
-            [
-                web.post(path, partial(calls.serve, gateway, dialect)),
-                # No HEAD: a HEAD request would attach to the generation request.
-                web.get(f"{path}/{{id}}/stream", partial(calls.resume, gateway, dialect), allow_head=False),
-                web.post(f"{path}/{{id}}/cancel", partial(calls.cancel, gateway, dialect)),
-            ]
-        )
+    engine_page.add_to(app, directory)
     app.add_routes(
         [
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{name:.+}", status.one_model),
+            *completion_routes.routes(directory),
+            *embedding_calls.routes(directory),
+            *message_routes.routes(directory),
+            *tokenization.routes(directory),
+            web.get("/v1/models", model_cards.all),
+            web.get("/v1/models/{name:.+}", model_cards.one),
+            web.get("/version", status.version),
             web.get("/healthz", status.healthz),
+            # The names of the probe in vLLM and in SageMaker.
+            web.get("/health", status.healthz),
+            web.get("/ping", status.healthz),
             web.get("/readyz", status.readyz),
             web.get("/status", status.show),
+            *responses.routes(directory),
+            *admin_routes(directory),
+            web.get("/openapi.json", document.handler(directory.title)),
             *static_files.routes(),
         ]
     )
-    app.on_shutdown.append(gateway.drain)
+    app.on_shutdown.append(directory.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(add_answer_headers)
+    app.on_response_prepare.append(origins.on_prepare())
     return app
 
 
 async def _start(app: web.Application) -> None:
-    await app[GATEWAY].start()
+    await app[DIRECTORY].start()
 
 
 async def _close(app: web.Application) -> None:
-    await app[GATEWAY].close()
+    await app[DIRECTORY].close()

@@ -8,19 +8,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
-from quire.gateway.api.call_metadata import request_id
-from quire.gateway.api.chat import ChatDialect
-from quire.gateway.api.completions import CompletionDialect
+from quire.gateway.api.call import Call
+from quire.gateway.api.call_metadata import CallMetadata, request_id
+from quire.gateway.api.caller import caller_of
 from quire.gateway.api.errors import REQUEST_ID, BrokerDown
 from quire.gateway.api.parsing import read_object
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
+from quire.gateway.model.renderer import Renderer
+from quire.gateway.model.served_model import ServedModel
 from quire.gateway.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
@@ -34,13 +37,71 @@ log = logging.getLogger("gateway")
 # Characters of a prompt that are logged with --log-prompts.
 MAX_LOGGED_PROMPT = 4096
 
-# One of the two APIs: how it reads calls, and how it writes answers.
-Dialect = type[ChatDialect] | type[CompletionDialect]
-DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect, "/v1/completions": CompletionDialect}
+
+C_co = TypeVar("C_co", bound=Call, covariant=True)
+C_contra = TypeVar("C_contra", bound=Call, contravariant=True)
+C = TypeVar("C", bound=Call)
+
+
+class CallReader(Protocol[C_co]):
+    """How an API reads its calls. name: in the metadata of its calls, in metrics and in logs."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> C_co:
+        """Checks and tokenizes a call. Raises ApiError."""
+        ...
+
+
+class AnswerWriter(Protocol[C_contra]):
+    """Writes the answer to an accepted call. The id of the call is `request[REQUEST_ID]`."""
+
+    async def __call__(
+        self, gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: C_contra
+    ) -> web.StreamResponse: ...
+
+
+class Dialect(CallReader[Call], Protocol):
+    """One of the APIs: how it reads calls, and how it writes answers. prefix: of the ids that clients see."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> AnswerFormat:
+        """Returns the renderer of the answer to one call."""
+        ...
 
 
 async def serve(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions, /v1/completions: generates an answer."""
+    """POST /v1/chat/completions, /v1/completions, /v1/messages: generates an answer."""
+    return await serve_with(gateway, dialect, request, partial(_write_answer, dialect))
+
+
+async def _write_answer(
+    dialect: Dialect,
+    gateway: Gateway,
+    request: web.Request,
+    buffer: OutputBuffer,
+    transcript: Transcript,
+    call: Call,
+) -> web.StreamResponse:
+    """Writes the answer as events or as one body."""
+    form = dialect.form(request[REQUEST_ID], gateway.model, transcript.metadata)
+    meter, write_timeout_s = request[METER], gateway.settings.write_timeout_s
+    request[TRANSCRIPT] = transcript
+    if not call.options.stream:
+        choices = await collect(buffer, transcript)
+        meter.collected(transcript.tokens)
+        return await write_body(request, form.full(choices, transcript.usage), meter, write_timeout_s)
+    events = EventRenderer(transcript, form, request.headers)
+    return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
+
+
+async def serve_with(
+    gateway: Gateway, dialect: CallReader[C], request: web.Request, write: AnswerWriter[C]
+) -> web.StreamResponse:
+    """Reads and submits a call, or attaches to the earlier one of its idempotency key; `write` writes the answer."""
     settings = gateway.settings
     meter = request[METER] = gateway.meters.open(dialect.name, "new", request[BEGAN])
     # 1) Read the call: parse, check and tokenize it.
@@ -48,9 +109,18 @@ async def serve(gateway: Gateway, dialect: Dialect, request: web.Request) -> web
     if settings.log_prompts:
         _log_prompt(request[REQUEST_ID], body)
     call = await dialect.read(body, gateway.limits, gateway.renderer)
+    caller = caller_of(request)
+    call = gateway.key_limits.restricted(caller, call, body)
+    call.options.labels.note(request, gateway.user_hash_key)
     options = read_admission_options(
         request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
     )
+    options = replace(
+        options,
+        retention_s=call.retention_s,
+        conversation=call.conversation,
+    )
+    options = gateway.key_limits.charged(caller, call.options.model, options)
     if (span := request.get(SPAN)) is not None:
         span.asks(dialect.name, call)
         options = replace(options, traceparent=str(span.context))
@@ -62,28 +132,27 @@ async def serve(gateway: Gateway, dialect: Dialect, request: web.Request) -> web
     with gateway.listening([item.id for item in requests], can_return=can_return) as buffer:
         # 3) Submit a request for each prompt.
         first = await gateway.submission.submit(requests, metadata.encode(), options)
+        gateway.key_limits.tell(request, options.charge)
         if first == call_id:
             meter.accepted(metadata.prompt_tokens)
             buffer.accept(options.deadline_ms / 1000 or None, is_logged=False)
             buffer.is_responsible = not options.is_background
             # 4) Answer.
             transcript = Transcript(metadata, gateway.model, buffer.cursors)
-            form = dialect(call_id, gateway.model, metadata)
-            return await _answer(gateway, request, buffer, transcript, form, call.options.stream)
+            return await write(gateway, request, buffer, transcript, call)
     # The idempotency key stands for an earlier call. 3) Attach to the requests of that call.
     meter.kind = "joined"
     ids = [request_id(first, index) for index in range(len(requests))]
     with gateway.listening(ids) as buffer:
         # The submission may have added requests that the earlier call lacked, or listeners to its requests.
         buffer.is_responsible = not options.is_background
-        known = await _look_up(gateway, ids, dialect.name)
-        if known is None or not await _attach(gateway, buffer, known):
+        known = await _look_up(gateway, ids, dialect.name, caller.owner)
+        if known is None or not await attach(gateway, buffer, known):
             raise down(f"request {first} of an idempotency key is gone")
         request[REQUEST_ID] = first
         # 4) Answer.
         transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
-        form = dialect(first, gateway.model, known.about)
-        return await _answer(gateway, request, buffer, transcript, form, call.options.stream)
+        return await write(gateway, request, buffer, transcript, call)
 
 
 async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
@@ -96,11 +165,11 @@ async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
     await gateway.retry.check_subscribed()
     with gateway.listening([call_id]) as buffer:
         # 2) Find the call in Redis.
-        known = await _look_up(gateway, [call_id], dialect.name)
+        known = await _look_up(gateway, [call_id], dialect.name, caller_of(request).owner)
         if known is None:
             raise stored.not_found()
         transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
-        form = dialect(call_id, gateway.model, known.about)
+        form = dialect.form(call_id, gateway.model, known.about)
         events = EventRenderer(transcript, form, request.headers, after)
         buffer.accept(known.left_s, is_logged=True)
         # All other listeners of this gateway may leave during the reads. A listener at another gateway keeps the
@@ -109,7 +178,7 @@ async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
         # 3) Read the output log up to that event.
         beginning = await stored.catch_up(buffer, transcript, events, after, known)
         # 4) Attach only now: it takes the output away from another gateway, and makes this one responsible.
-        if not await _attach(gateway, buffer, known):
+        if not await attach(gateway, buffer, known):
             raise stored.not_found()
         # 5) Write the rest.
         request[REQUEST_ID] = call_id
@@ -127,46 +196,27 @@ async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
     broker = gateway.broker
     call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
     try:
-        known = await gateway.retry(partial(stored.look_up, broker, call_id))
+        known = await gateway.retry(partial(stored.look_up, broker, call_id, caller_of(request).owner))
         if known is None or known.about.dialect != dialect.name:
             raise stored.not_found()
         ids = [request_id(call_id, index) for index in range(known.about.requests)]
         found = [await gateway.retry(partial(broker.cancel, id_)) for id_ in ids]
     except MessageError as error:
-        _note_corrupt_metadata(gateway, call_id, error)
+        note_corrupt_metadata(gateway, call_id, error)
         raise stored.not_found() from error
     ran = not known.is_done or "cancelled" in found or "flagged" in found
     return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
 
 
-async def _answer(
-    gateway: Gateway,
-    request: web.Request,
-    buffer: OutputBuffer,
-    transcript: Transcript,
-    form: AnswerFormat,
-    is_stream: bool,
-) -> web.StreamResponse:
-    """Writes the answer to an accepted call."""
-    meter, write_timeout_s = request[METER], gateway.settings.write_timeout_s
-    request[TRANSCRIPT] = transcript
-    if not is_stream:
-        choices = await collect(buffer, transcript)
-        meter.collected(transcript.tokens)
-        return await write_body(request, form.full(choices, transcript.usage), meter, write_timeout_s)
-    events = EventRenderer(transcript, form, request.headers)
-    return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
-
-
-async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str) -> StoredCall | None:
-    """Returns what Redis has of the call with these requests; None if it is unknown or of another dialect.
+async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str, owner: str) -> StoredCall | None:
+    """Returns what Redis has of the call with these requests; None if it is unknown, or of another dialect or owner.
 
     Raises BrokerDown, or InvalidRequest if the call has another number of requests.
     """
     try:
-        known = await gateway.retry(partial(stored.look_up, gateway.broker, ids[0]))
+        known = await gateway.retry(partial(stored.look_up, gateway.broker, ids[0], owner))
     except MessageError as error:
-        _note_corrupt_metadata(gateway, ids[0], error)
+        note_corrupt_metadata(gateway, ids[0], error)
         return None
     if known is None or known.about.dialect != dialect:
         return None
@@ -175,7 +225,7 @@ async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str) -> Stored
     return known
 
 
-async def _attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> bool:
+async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> bool:
     """Has the requests of a call published to this gateway from now on. Returns False if they are gone."""
     # Set first: the client may leave during the commands, which may have made this gateway a listener by then.
     buffer.is_responsible = not known.about.is_background
@@ -190,7 +240,7 @@ async def _attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> 
     return True
 
 
-def _note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) -> None:
+def note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) -> None:
     """Counts metadata that cannot be decoded; the first one is logged."""
     gateway.meters.corrupt_abouts += 1
     if gateway.meters.corrupt_abouts == 1:
@@ -204,6 +254,6 @@ def _note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) 
 
 def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
     """Logs the beginning of a prompt, also if the call is then refused."""
-    asked = {name: body[name] for name in ("messages", "prompt") if name in body}
+    asked = {name: body[name] for name in ("messages", "prompt", "instructions", "input") if name in body}
     prompt = json.dumps(asked)[:MAX_LOGGED_PROMPT]
     log.info("request %s asks: %s", call_id, prompt, extra={"request_id": call_id, "prompt": prompt})

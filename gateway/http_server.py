@@ -9,10 +9,13 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 from quire.gateway.api import error_responses, errors
-from quire.gateway.service import GATEWAY, Gateway
+from quire.gateway.api.headers import add_request_headers
+from quire.gateway.directory.model_directory import DIRECTORY
+from quire.gateway.service import GatewayProcess
 from quire.shared.validators import shown
 
 log = logging.getLogger("gateway")
@@ -24,8 +27,7 @@ MAX_HEADERS = 64
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Adds the headers of every response that the application prepares."""
-    if request_id := request.get(errors.REQUEST_ID):
-        response.headers["x-request-id"] = request_id
+    add_request_headers(request, response)
     _add_common_headers(response)
 
 
@@ -83,10 +85,10 @@ class _Connection(RequestHandler):
 class HttpServer(web.Server):
     """aiohttp's server with connections of this module."""
 
-    def __init__(self, handler: Any, gateway: Gateway, **options: Any) -> None:
+    def __init__(self, handler: Any, process: GatewayProcess, **options: Any) -> None:
         super().__init__(handler, **options)
-        self.meters = gateway.meters
-        self.write_timeout_s = gateway.settings.write_timeout_s
+        self.meters = process.meters
+        self.write_timeout_s = process.settings.write_timeout_s
 
     def __call__(self) -> RequestHandler:
         """Returns the protocol for a new connection."""
@@ -97,7 +99,7 @@ class GatewayRunner(web.AppRunner):
     """Runs the application on an `HttpServer`. Handlers are cancelled when their clients leave."""
 
     def __init__(self, app: web.Application) -> None:
-        settings = app[GATEWAY].settings
+        settings = app[DIRECTORY].process.settings
         super().__init__(
             app,
             access_log=None,
@@ -117,7 +119,15 @@ class GatewayRunner(web.AppRunner):
         # Starts the application. The server that this returns is not used: aiohttp lets only a subclass of its server
         # choose the class of connections, and has no way to pass one in.
         await super()._make_server()
-        return HttpServer(self._handle, self.app[GATEWAY], request_factory=self.app._make_request, **self._kwargs)
+        return HttpServer(self._handle, self.app[DIRECTORY].process, request_factory=self._make_request, **self._kwargs)
+
+    def _make_request(self, message: RawRequestMessage, *arguments: Any) -> web.Request:
+        """Makes the request of a message. A path with a slash at its end is the path without it, for every method."""
+        url = message.url
+        if len(url.raw_path) > 1 and url.raw_path.endswith("/"):
+            url = url.with_path(url.raw_path[:-1], encoded=True, keep_query=True)
+            message = message._replace(url=url, path=str(url))
+        return self.app._make_request(message, *arguments)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -13,16 +13,20 @@ from dataclasses import replace
 import uvloop
 
 from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.admin.start_check import check_start
 from quire.gateway.app import create_app
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.http_server import GatewayRunner, start_site
-from quire.gateway.model.served_model import load_model
-from quire.gateway.service import Gateway
+from quire.gateway.model.served_model import ServedModel, load_model
+from quire.gateway.service import Gateway, GatewayProcess
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker import new_id
 from quire.shared.errors import StartError
+from quire.shared.keys import REGISTRY_LANE
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.url import redact
 from quire.shared.settings import with_sources
+from quire.shared.start_pipe import report_ready
 from quire.shared.telemetry.internal_server import bind
 from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing
@@ -56,14 +60,20 @@ def run(settings: GatewaySettings) -> int:
 
 async def _serve(settings: GatewaySettings) -> None:
     listener = bind(settings.internal_host, settings.internal_port)
-    uses_generation_config = settings.generation_config == "auto"
-    model = await asyncio.to_thread(load_model, settings.model, settings.name, uses_generation_config)
+    model = None if settings.discover_models else await asyncio.to_thread(_load, settings)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
-    server = await check_redis(settings.redis_url, model.name)
-    gateway = Gateway(settings, model, tracer)
-    runner = GatewayRunner(create_app(gateway))
+    server = await check_redis(settings.redis_url, model.name if model else REGISTRY_LANE)
+    await check_start(
+        settings.redis_url,
+        settings.host,
+        is_open=settings.is_open,
+        has_admin_key=bool(settings.admin_key or settings.admin_key_file),
+    )
+    process = GatewayProcess(settings, tracer)
+    directory = ModelDirectory(process, Gateway(settings, model, process=process) if model else None)
+    runner = GatewayRunner(create_app(directory))
     await runner.setup()
-    internal = GatewayAdminServer(gateway, listener).server
+    internal = GatewayAdminServer(directory, listener).server
     try:
         await internal.start()
         stop = asyncio.Event()
@@ -71,11 +81,13 @@ async def _serve(settings: GatewaySettings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         port = await _listen(runner, settings)
-        log.info("serving %s through %s at %s", model.name, server, redact(settings.redis_url))
+        what = model.name if model else "every model that workers register"
+        log.info("serving %s through %s at %s", what, server, redact(settings.redis_url))
         log.info("listening on http://%s:%d", f"[{settings.host}]" if ":" in settings.host else settings.host, port)
         log.info("for operators: %s%s", internal.url, internal.paths)
         if tracer is not None:
             log.info("traces go to %s", tracer.url)
+        report_ready(os.environ)
         # All objects of the start live as long as the process: exempt them from garbage collection.
         gc.collect()
         gc.freeze()
@@ -91,6 +103,17 @@ async def _serve(settings: GatewaySettings) -> None:
             await internal.close()
         if tracer is not None:
             tracer.close()
+
+
+def _load(settings: GatewaySettings) -> ServedModel:
+    return load_model(
+        settings.model,
+        settings.name,
+        settings.generation_config == "auto",
+        settings.tool_call_format,
+        settings.reasoning_format,
+        settings.aliases,
+    )
 
 
 async def _listen(runner: GatewayRunner, settings: GatewaySettings) -> int:

@@ -1,15 +1,16 @@
-"""The gateway as one object: its parts, and how they are wired."""
+"""A gateway process, and each model that it serves: the parts, and how they are wired."""
 
 from __future__ import annotations
 
-import asyncio
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from quire.gateway.admission.account_retry import AccountRetry
+from quire.gateway.admission.key_limits import KeyLimits, read_prices
+from quire.gateway.admission.key_ring import KeyRing
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
@@ -21,7 +22,9 @@ from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
+from quire.shared.accounts.store import AccountStore
 from quire.shared.broker import Broker, QueueBounds, new_id
+from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 
@@ -32,17 +35,67 @@ if TYPE_CHECKING:
 CANCEL_TIMEOUT_S = 3.0
 
 
-class Gateway:
-    """The parts of one gateway. Between `start` and `close` it holds connections, tasks and threads."""
+class GatewayProcess:
+    """The parts of a gateway that do not depend on a model. Between `start` and `close` it reads API keys from Redis.
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel, tracer: Tracer | None = None) -> None:
+    Raises StartError for a wrong price.
+    """
+
+    def __init__(self, settings: GatewaySettings, tracer: Tracer | None = None) -> None:
         self.settings = settings
-        self.model = model
         self.tracer = tracer
         self.id = settings.gateway_id or new_id()
         self.started = int(time.time())
         self.draining = False
+        self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
+        self.prices = read_prices(settings.prices)
+
+    def start(self) -> None:
+        self.loop_lag = LoopLag()
+        self.loop_lag.start()
+        self.account_client = command_client(self.settings.redis_url, ACCOUNTS_TAG, connections=2)
+        self.retry = AccountRetry()
+        self.key_ring = KeyRing(AccountStore(self.account_client, "admin API"), self.retry)
+
+    async def close(self) -> None:
+        await self.loop_lag.close()
+        await self.account_client.aclose()
+
+
+class Gateway:
+    """One model at a gateway process. Between `start` and `close` it holds connections, tasks and threads.
+
+    The queue of a model is its lane in Redis. Each model of a process has its own connections, subscription, worker
+    registry and tokenizer, so that a model that fails delays no other.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        model: ServedModel,
+        tracer: Tracer | None = None,
+        process: GatewayProcess | None = None,
+    ) -> None:
+        """process: shared with the other models; by default one of this model alone."""
+        self.process = process or GatewayProcess(settings, tracer)
+        self.settings = settings
+        self.model = model
+        self.tracer = self.process.tracer
+        self.id = self.process.id
+        self.started = self.process.started
+        self.user_hash_key = self.process.user_hash_key
+        self.meters = self.process.meters
+        self.key_limits = KeyLimits(settings.redis_url, model.name, self.process.prices)
+
+    @property
+    def draining(self) -> bool:
+        """True while the process shuts down."""
+        return self.process.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self.process.draining = value
 
     async def start(self) -> None:
         settings = self.settings
@@ -54,24 +107,27 @@ class Gateway:
         self.renderer = Renderer(self.model, settings.tokenizer_threads)
         self.router = FrameRouter(self.broker, settings.keepalive_s)
         self.worker_registry = WorkerRegistry(
-            self.broker, self.id, self.model, settings.max_model_len, self.router.stats
+            self.broker,
+            self.id,
+            self.model,
+            settings.max_model_len,
+            self.router.stats,
+            self.router.give_up_queued,
+            settings.no_worker_timeout_s,
         )
         self.subscription = Subscription(
             self._pubsub, self.broker.keys.channel(self.id), self.router.feed, self.router.suspect_all
         )
         self.retry = RetryPolicy(self.subscription)
-        bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens)
+        bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens, settings.max_stored_bytes)
         self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
         self.canceller = self.submission.canceller
         # 3) The background tasks.
-        self.loop_lag = LoopLag()
-        self.loop_lag.start()
         self.router.silence.start()
         self.subscription.start()
         await self.worker_registry.start()
 
     async def close(self) -> None:
-        await self.loop_lag.close()
         await self.canceller.close(CANCEL_TIMEOUT_S)
         await self.subscription.close()
         await self.router.silence.close()
@@ -79,6 +135,11 @@ class Gateway:
         self.renderer.close()
         await self._pubsub.aclose()
         await self._commands.aclose()
+
+    @property
+    def names(self) -> list[str]:
+        """The names by which calls may name this model: its own, its aliases, and those of its LoRA adapters."""
+        return [self.model.name, *self.model.aliases, *self.worker_registry.adapters]
 
     @property
     def limits(self) -> RequestLimits:
@@ -92,8 +153,14 @@ class Gateway:
             max_n=settings.max_n,
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
+            max_tools=settings.max_tools,
+            max_schema_bytes=settings.max_schema_bytes,
+            max_schema_depth=settings.max_schema_depth,
             special_tokens=self.model.special_tokens,
             sampling_defaults=self.model.sampling_defaults,
+            system_fingerprint=workers.system_fingerprint,
+            adapters=workers.adapters,
+            aliases=self.model.aliases,
         )
 
     @contextmanager
@@ -121,12 +188,3 @@ class Gateway:
             *([] if self.worker_registry.redis_answers else ["Redis does not answer"]),
             *([] if self.subscription.ready.is_set() else ["not subscribed to the workers' output"]),
         ]
-
-    async def drain(self, app: web.Application) -> None:
-        """Makes the gateway not ready; open calls go on."""
-        self.draining = True
-        # Let the event loop close listening sockets, and answer requests that have arrived.
-        await asyncio.sleep(0)
-
-
-GATEWAY = web.AppKey("gateway", Gateway)

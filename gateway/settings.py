@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.shared.model.naming import served_name
-from quire.shared.service_settings import ListenSettings, ServiceSettings
+from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
+from quire.shared.errors import StartError
+from quire.shared.keys import MAX_RETENTION_S
+from quire.shared.model.naming import read_aliases, served_name
+from quire.shared.service_settings import ListenSettings, ServiceSettings, is_loopback
 from quire.shared.settings import option
 
 
@@ -13,6 +16,20 @@ from quire.shared.settings import option
 class GatewaySettings(ListenSettings, ServiceSettings):
     """One gateway. A gateway keeps no state: any number of gateways may serve the same Redis."""
 
+    discover_models: bool = option(
+        False,
+        help="Serve every model that a worker registers in Redis, without its folder; MODEL is not read. A new model "
+        "needs no restart.",
+    )
+    max_models: int = option(
+        32, minimum=1, maximum=256, help="Largest number of models that a gateway with --discover-models serves."
+    )
+    no_worker_timeout_s: float = option(
+        120.0,
+        minimum=1,
+        maximum=86400,
+        help="Seconds for which a call waits if no worker of its model is alive; then it gets status 503.",
+    )
     generation_config: str = option(
         "auto",
         choices=("auto", "none"),
@@ -48,11 +65,51 @@ class GatewaySettings(ListenSettings, ServiceSettings):
         16, minimum=1, maximum=128, help="Largest `n`, `best_of` or `beam_width`: sequences per prompt."
     )
     max_prompts: int = option(64, minimum=1, maximum=1024, help="Largest number of prompts in one call.")
+    max_embedding_inputs: int = option(
+        2048, minimum=1, maximum=2048, help="Largest number of inputs in one embedding call."
+    )
     max_choices: int = option(
         128,
         minimum=1,
         maximum=4096,
         help="Largest number of sequences in one call: prompts times `n`, `best_of` or `beam_width`.",
+    )
+    tool_call_format: str = option(
+        "auto",
+        choices=("auto", *TOOL_CALL_FORMATS),
+        help="Form in which the model writes tool calls; auto takes it from the chat template, or json if the template "
+        "does not know tools.",
+    )
+    reasoning_format: str = option(
+        "auto",
+        choices=("auto", "none", *REASONING_FORMATS),
+        help="Marks around the model's reasoning, which answers show apart; auto takes them from the chat template.",
+    )
+    max_tools: int = option(128, minimum=1, maximum=1024, help="Largest number of tools in one call.")
+    max_schema_bytes: int = option(
+        65_536, minimum=256, maximum=524_288, help="Largest JSON schema of a tool or an answer, in characters."
+    )
+    max_schema_depth: int = option(
+        64, minimum=4, maximum=512, help="Deepest nesting of objects and arrays in a JSON schema of a tool."
+    )
+    response_retention_s: int = option(
+        86_400,
+        minimum=1,
+        maximum=MAX_RETENTION_S,
+        help="Seconds for which a stored response (/v1/responses) can be read after its end, unless --max-stored-bytes "
+        "is reached.",
+    )
+    max_stored_bytes: int = option(
+        256 * 1024 * 1024,
+        minimum=0,
+        maximum=2**50,
+        help="Memory of Redis for stored responses; beyond it, the oldest expire ten minutes later, like other calls.",
+    )
+    max_conversation_bytes: int = option(
+        4 * 1024 * 1024,
+        minimum=1024,
+        maximum=64 * 1024 * 1024,
+        help="Largest conversation of a stored response in bytes of JSON, with those of all previous responses.",
     )
     default_timeout_s: float = option(
         0.0, minimum=0, maximum=86400, help="Deadline in seconds of calls that do not set one; 0 for no deadline."
@@ -90,11 +147,61 @@ class GatewaySettings(ListenSettings, ServiceSettings):
         help="Serve /engine, which shows counts and ids of what workers run, never text; auto serves it only if --host "
         "is a loopback address.",
     )
+    cors_origins: str = option(
+        "",
+        metavar="ORIGINS",
+        help="Origins whose web pages may call the API, separated by commas: https://app.example.com, or * for all. By "
+        "default none (no CORS headers).",
+    )
+    user_hash_key: str = option(
+        "",
+        metavar="KEY",
+        secret=True,
+        help="Key of the hash by which logs name the `user` of a call. Gateways with the same key log the same hash; "
+        "by default a random key per start.",
+    )
+    allow_anonymous: bool = option(
+        False,
+        help="Accept calls without an API key although --host is not a loopback address. Without this flag such a "
+        "gateway refuses to start before there is a key or an admin key (docs/how-to/keys.md).",
+    )
+    require_keys: bool = option(
+        False,
+        help="Refuse calls without an API key also if --host is a loopback address, for example with a "
+        "proxy in front of it.",
+    )
+    prices: str = option(
+        "",
+        metavar="PRICES",
+        repeatable=True,
+        help="Prices of models for budgets in money, as MODEL=INPUT:OUTPUT for a million tokens, separated by commas: "
+        "qwen=0.25:1.25.",
+    )
+    admin_key: str = option(
+        "",
+        metavar="KEY",
+        secret=True,
+        help="Key of the admin API (/admin/adapters, /admin/keys), at least 16 characters, which clients send as a "
+        "bearer token. By default the admin API is off.",
+    )
+    admin_key_file: str = option("", metavar="FILE", help="File with the key of the admin API, instead of --admin-key.")
     log_prompts: bool = option(
         False, help="Log the first 4,096 characters of each prompt, and the full texts of unexpected exceptions."
     )
 
     @property
+    def is_open(self) -> bool:
+        """True if calls without an API key are accepted. Raises StartError for two settings that contradict."""
+        if self.allow_anonymous and self.require_keys:
+            raise StartError("--allow-anonymous and --require-keys are both given; give one of them")
+        return self.allow_anonymous or (is_loopback(self.host) and not self.require_keys)
+
+    @property
     def name(self) -> str:
         """The model's name in the API; the lane of the model has the same name. Raises InvalidModelName."""
         return served_name(self.model, self.served_model_name)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names of the model. Raises InvalidModelName."""
+        return read_aliases(self.model_aliases, self.name)

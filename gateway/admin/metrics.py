@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.service import Gateway
+from quire.shared.accounts.usage import UsageRow
 from quire.shared.broker.lane_state import LaneState, read_lane
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
@@ -21,44 +24,54 @@ log = logging.getLogger("gateway")
 
 # Shortest time between two reads of the lane's state, in seconds.
 LANE_S = 1.0
+# Keys with a label of their own.
+MAX_KEYS = 50
 # Longest time that a scrape waits for Redis.
 ANSWER_S = 2.0
 
 
 class GatewayMetrics:
-    """Renders what one gateway has counted, and the state of its lane."""
+    """Renders what one gateway has counted, and the states of the lanes of its models."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
         self._exposition = Exposition("gateway")
-        self._lane: LaneState | None = None
+        self._lanes: dict[str, LaneState] = {}
+        self._answers = False
+        self._usage: list[UsageRow] = []
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
     async def render(self) -> bytes:
         """Returns the exposition of this moment."""
-        lane = await self._read_lane()
-        families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(lane is not None)]
-        if lane is not None:
-            families += [self._retry_after(lane), *_lane(self._gateway.broker.keys.lane, lane)]
+        await self._read_lanes()
+        families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(self._answers)]
+        if self._lanes:
+            families += [self._retry_after(), *_lanes(self._lanes), _usage(self._usage)]
         return self._exposition.render(families)
 
-    async def _read_lane(self) -> LaneState | None:
+    async def _read_lanes(self) -> None:
         async with self._reading:
             loop = asyncio.get_running_loop()
             if loop.time() - self._read_at < LANE_S:
-                return self._lane
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    self._lane = await read_lane(self._gateway.broker)
-            except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
-                log.warning("the state of the queue cannot be read now: %s", error or type(error).__name__)
-                self._lane = None
+                return
+            models = self._directory.gateways
+            found = await asyncio.gather(*map(_read_lane, models))
+            self._lanes = {one.model.name: lane for one, lane in zip(models, found, strict=True) if lane is not None}
+            self._answers = bool(self._lanes) if models else self._directory.redis_answers
+            if self._lanes:
+                await self._read_usage()
             self._read_at = loop.time()
-            return self._lane
+
+    async def _read_usage(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                self._usage = await self._directory.usage(1)
+        except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
+            log.warning("the usage of API keys cannot be read now: %s", error or type(error).__name__)
 
     def _calls(self) -> Iterator[Metric]:
-        meters = self._gateway.meters
+        meters = self._directory.process.meters
         yield counter("quire_http_requests", "HTTP requests that have ended", meters.http, ("route", "status"))
         yield counter("quire_calls", "Calls that have ended", meters.calls, ("dialect", "kind", "outcome"))
         yield counter("quire_refusals", "HTTP requests answered with an error", meters.refusals, ("reason",))
@@ -69,7 +82,7 @@ class GatewayMetrics:
         )
 
     def _latency(self) -> Iterator[Metric]:
-        meters, labels = self._gateway.meters, ("dialect",)
+        meters, labels = self._directory.process.meters, ("dialect",)
         yield histogram(
             "quire_time_to_first_token_seconds",
             "Time from receiving a streamed call to writing its first token",
@@ -96,64 +109,114 @@ class GatewayMetrics:
             ("part",),
         )
         yield histogram(
-            "quire_event_loop_lag_seconds", "Delay of timers in the event loop", self._gateway.loop_lag.seconds
+            "quire_event_loop_lag_seconds",
+            "Delay of timers in the event loop",
+            self._directory.process.loop_lag.seconds,
         )
 
     def _streams(self) -> Iterator[Metric]:
-        meters, stats = self._gateway.meters, self._gateway.router.stats
+        meters, models = self._directory.process.meters, self._directory.gateways
         yield gauge("quire_open_streams", "Open event streams of calls", meters.open_streams)
         yield counter("quire_slow_clients", "Connections closed because their client did not read", meters.slow_clients)
-        yield counter("quire_gap_repairs", "Gaps in published output that were filled from the log", stats.repairs)
-        yield counter("quire_log_reads", "Reads of output logs", stats.log_reads)
-        yield counter("quire_cancellations", "Requests cancelled by this gateway", self._gateway.canceller.cancelled)
+        repairs = sum(one.router.stats.repairs for one in models)
+        yield counter("quire_gap_repairs", "Gaps in published output that were filled from the log", repairs)
+        log_reads = sum(one.router.stats.log_reads for one in models)
+        yield counter("quire_log_reads", "Reads of output logs", log_reads)
+        cancelled = sum(one.canceller.cancelled for one in models)
+        yield counter("quire_cancellations", "Requests cancelled by this gateway", cancelled)
 
     def _redis(self, answers: bool) -> Iterator[Metric]:
-        gateway = self._gateway
-        subscription = gateway.subscription
+        models = self._directory.gateways
+        subscriptions = [one.subscription for one in models]
         yield gauge("quire_redis_up", "Constant 1 while Redis answers scrapes, else 0", float(answers))
         yield gauge(
             "quire_subscribed",
-            "Subscription to the output of workers: 1 while it stands, else 0",
-            float(subscription.ready.is_set()),
+            "Subscriptions to the output of workers: 1 while those of all models stand, else 0",
+            float(all(one.ready.is_set() for one in subscriptions)),
         )
-        yield counter("quire_frames", "Frames of output received from workers", subscription.frames)
+        yield counter(
+            "quire_frames", "Frames of output received from workers", sum(one.frames for one in subscriptions)
+        )
         yield counter(
             "quire_resubscriptions",
             "Subscriptions made after the connection for workers' output was lost",
-            max(0, subscription.subscribes - 1),
+            sum(max(0, one.subscribes - 1) for one in subscriptions),
         )
         yield counter(
             "quire_corrupt_messages",
             "Messages that could not be decoded, by kind",
             {
-                "frame": subscription.corrupt,
-                "log": gateway.router.stats.corrupt_logs,
-                "about": gateway.meters.corrupt_abouts,
-                "card": gateway.broker.corrupt["worker card"],
+                "frame": sum(one.corrupt for one in subscriptions),
+                "log": sum(one.router.stats.corrupt_logs for one in models),
+                "about": self._directory.process.meters.corrupt_abouts,
+                "card": sum(one.broker.corrupt["worker card"] for one in models),
             },
             ("where",),
         )
-        yield gauge("quire_live_workers", "Workers that are registered", len(gateway.worker_registry.workers))
+        workers = {one.model.name: float(len(one.worker_registry.workers)) for one in models}
+        yield gauge("quire_live_workers", "Workers that are registered, by model", workers, ("model",))
+        yield gauge("quire_models", "Models that this gateway serves", float(len(models)))
+        faults = float(len(self._directory.faults))
+        yield gauge("quire_refused_models", "Registered models that this gateway cannot serve", faults)
 
-    def _retry_after(self, lane: LaneState) -> Metric:
-        wait_s = self._gateway.worker_registry.rate.retry_after_s(sum(lane.waiting.values()))
-        return gauge("quire_retry_after_seconds", "Retry-After of a call that finds the queue full now", wait_s)
+    def _retry_after(self) -> Metric:
+        waits = {
+            one.model.name: float(
+                one.worker_registry.rate.retry_after_s(sum(self._lanes[one.model.name].waiting.values()))
+            )
+            for one in self._directory.gateways
+            if one.model.name in self._lanes
+        }
+        what = "Retry-After of a call that finds the queue of its model full now"
+        return gauge("quire_retry_after_seconds", what, waits, ("model",))
 
 
-def _lane(name: str, lane: LaneState) -> Iterator[Metric]:
+async def _read_lane(gateway: Gateway) -> LaneState | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await read_lane(gateway.broker)
+    except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
+        log.warning("the state of the queue cannot be read now: %s", error or type(error).__name__)
+        return None
+
+
+def _usage(rows: list[UsageRow]) -> Metric:
+    """The tokens of today; the keys with fewer tokens than the first MAX_KEYS share the label `other`."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[row.key] += row.prompt + row.completion
+    named = {key for key, _ in sums.most_common(MAX_KEYS)}
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        key = row.key if row.key in named else "other"
+        found[key, "prompt"] += row.prompt
+        found[key, "completion"] += row.completion
+    return gauge("quire_usage_tokens", "Tokens of API keys today, by key", found, ("key", "kind"))
+
+
+def _lanes(lanes: dict[str, LaneState]) -> Iterator[Metric]:
     model = ("model",)
-    yield counter("quire_lane_accepted", "Requests accepted into the lane", {name: lane.accepted}, model)
+    yield counter(
+        "quire_lane_accepted", "Requests accepted into the lane", {n: one.accepted for n, one in lanes.items()}, model
+    )
     yield counter(
         "quire_lane_ended",
         "Requests of the lane that have ended, by outcome",
-        {(name, outcome): count for outcome, count in lane.ended.items()},
+        {(name, outcome): count for name, lane in lanes.items() for outcome, count in lane.ended.items()},
         (*model, "outcome"),
     )
-    yield gauge("quire_lane_running", "Requests of the lane that workers are running", {name: lane.running}, model)
-    yield gauge("quire_lane_dead", "Quarantined requests in the dead-letter stream", {name: lane.dead}, model)
-    for metric, what, values in (
-        ("quire_queue_requests", "Requests waiting in the queue, by priority class", lane.waiting),
-        ("quire_queue_tokens", "Tokens that waiting requests may need, by priority class", lane.tokens),
-        ("quire_queue_oldest_age_seconds", "Age of the oldest waiting request, by priority class", lane.oldest_s),
+    running = {name: lane.running for name, lane in lanes.items()}
+    yield gauge("quire_lane_running", "Requests of the lane that workers are running", running, model)
+    dead = {name: lane.dead for name, lane in lanes.items()}
+    yield gauge("quire_lane_dead", "Quarantined requests in the dead-letter stream", dead, model)
+    for metric, what, part in (
+        ("quire_queue_requests", "Requests waiting in the queue, by priority class", "waiting"),
+        ("quire_queue_tokens", "Tokens that waiting requests may need, by priority class", "tokens"),
+        ("quire_queue_oldest_age_seconds", "Age of the oldest waiting request, by priority class", "oldest_s"),
     ):
-        yield gauge(metric, what, {(name, class_): float(value) for class_, value in values.items()}, (*model, "class"))
+        values: dict[tuple[str, ...], float] = {
+            (name, class_): float(value)
+            for name, lane in lanes.items()
+            for class_, value in getattr(lane, part).items()
+        }
+        yield gauge(metric, what, values, (*model, "class"))

@@ -7,17 +7,17 @@ import socket
 from aiohttp import web
 
 from quire.gateway.admin.metrics import GatewayMetrics
-from quire.gateway.service import Gateway
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import InternalServer, json_response
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 
 
 class GatewayAdminServer:
-    """Serves the admin endpoints of one started gateway on a bound socket."""
+    """Serves the admin endpoints of one started gateway process on a bound socket."""
 
-    def __init__(self, gateway: Gateway, listener: socket.socket) -> None:
-        self._gateway = gateway
-        self._metrics = GatewayMetrics(gateway)
+    def __init__(self, directory: ModelDirectory, listener: socket.socket) -> None:
+        self._directory = directory
+        self._metrics = GatewayMetrics(directory)
         self.server = InternalServer(listener, {"/metrics": self.metrics, "/health": self.health})
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -27,7 +27,8 @@ class GatewayAdminServer:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: 200 while Redis answers and the subscription holds, with workers or without."""
-        problems = self._gateway.redis_problems()
+        problems = self._directory.redis_problems()
         if problems:
             return json_response(503, {"status": "unavailable", "reason": "; ".join(problems)})
-        return json_response(200, {"status": "ok", "workers": len(self._gateway.worker_registry.workers)})
+        workers = sum(len(one.worker_registry.workers) for one in self._directory.gateways)
+        return json_response(200, {"status": "ok", "workers": workers})

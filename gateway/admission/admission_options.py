@@ -14,9 +14,9 @@ from multidict import CIMultiDictProxy
 from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api.call import Options
 from quire.gateway.api.errors import refused
+from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.shared.validators import shown
 
-IDEMPOTENCY_KEY = "Idempotency-Key"
 REQUEST_TIMEOUT = "X-Request-Timeout"
 
 _VISIBLE = re.compile(r"[!-~]{1,255}", re.ASCII)

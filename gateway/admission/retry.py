@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from quire.gateway.api.errors import BrokerDown
-from quire.gateway.stream.subscription import Subscription
 from quire.shared.backoff import Backoff
 
 log = logging.getLogger("gateway")
@@ -25,10 +24,17 @@ PAUSE_S = (0.05, 0.4)
 ATTEMPTS = 3
 
 
-class RetryPolicy:
-    """Retries the commands of one gateway, with backoff."""
+class Connected(Protocol):
+    """What tells whether Redis answers. ready: set while it does. lost_at: when it last ceased, on the loop's clock."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    ready: asyncio.Event
+    lost_at: float
+
+
+class RetryPolicy:
+    """Retries commands with backoff."""
+
+    def __init__(self, subscription: Connected) -> None:
         self._subscription = subscription
 
     async def check_subscribed(self) -> None:
@@ -58,6 +64,13 @@ class RetryPolicy:
                 if (attempts >= ATTEMPTS and is_over) or (is_late and not self._is_subscribed):
                     raise down(str(error)) from error
             await asyncio.sleep(backoff.next())
+
+    async def once(self, work: Awaitable[T]) -> T:
+        """The result of work that must not be repeated. Raises BrokerDown; then its effect is unknown."""
+        try:
+            return await work
+        except (RedisError, OSError) as error:
+            raise down(str(error)) from error
 
     @property
     def _is_subscribed(self) -> bool:

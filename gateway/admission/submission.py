@@ -11,15 +11,19 @@ from functools import partial
 from redis.exceptions import WatchError
 
 from quire.gateway.admission.canceller import Canceller
+from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
+from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.messages import GenerationRequest
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3
+# Maximum number of requests of a call that are submitted at the same time.
+BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class AdmissionOptions:
 
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
-    traceparent: the span of the call; empty without tracing.
+    traceparent: the span of the call; empty without tracing. retention_s, conversation, owner,
+    charge: as in `Broker.submit`.
     """
 
     priority_class: str
@@ -37,6 +42,10 @@ class AdmissionOptions:
     idempotency_key: str
     fingerprint: str
     traceparent: str = ""
+    retention_s: int = 0
+    conversation: bytes = b""
+    owner: str = ""
+    charge: Charge | None = None
 
 
 class Submission:
@@ -62,8 +71,8 @@ class Submission:
         """Accept the requests of a call into the queue.
 
         Returns the id of the first request of the call. If the idempotency key was used before, the id is that of the
-        earlier call, and all requests of the earlier call are in Redis. Raises BrokerDown, QueueIsFull or
-        IdempotencyKeyReused; then no request of this call runs.
+        earlier call, and all requests of the earlier call are in Redis. Raises BrokerDown, QueueIsFull,
+        IdempotencyKeyReused, RateLimited or BudgetSpent; then no request of this call runs.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -87,15 +96,22 @@ class Submission:
         try:
             first = await self._submit_first(requests[0], about, options)
             # The first id gives the ids of the rest. Requests that a first gateway failed to submit are submitted now.
-            others = replace(options, idempotency_key="")
+            others = replace(options, idempotency_key="", conversation=b"")
             beside = "" if first == requests[0].id else first
-            for index, request in enumerate(requests[1:], start=1):
-                await self._submit(replace(request, id=request_id(first, index)), about, others, beside)
+            rest = [replace(one, id=request_id(first, index)) for index, one in enumerate(requests) if index]
+            for at in range(0, len(rest), BATCH):
+                submissions = (self._submit(request, about, others, beside) for request in rest[at : at + BATCH])
+                # All of a batch end, also if one fails: a submission that is given up may still reach Redis.
+                for result in await asyncio.gather(*submissions, return_exceptions=True):
+                    if isinstance(result, BaseException):
+                        raise result
         except QueueFull as error:
             raise QueueIsFull(
                 f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
                 headers={"Retry-After": str(self._worker_registry.rate.retry_after_s(error.requests))},
             ) from error
+        except LimitReached as error:
+            raise error_of(error) from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."
@@ -150,5 +166,12 @@ class Submission:
                 fingerprint=options.fingerprint,
                 traceparent=options.traceparent,
                 beside=beside,
+                retention_s=options.retention_s,
+                conversation=options.conversation,
+                owner=options.owner,
+                charge=options.charge,
+                prompt_tokens=len(request.prompt),
+                # Further prompts of a call have a number behind its id.
+                begins_call="-" not in request.id,
             )
         )

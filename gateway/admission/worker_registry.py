@@ -5,28 +5,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections.abc import Callable, Collection, Sequence
 
 from redis.exceptions import RedisError
 
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.stream.answer_options import MAX_FINGERPRINT
 from quire.gateway.stream.buffer import StreamStats
 from quire.shared.broker import Broker
 from quire.shared.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.shared.model.adapter_names import Announcement
 from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.version import installed_version
 
 log = logging.getLogger("gateway")
 
 FIRST_WORKER_S = 0.05
+# Time without a worker after which a gateway looks as rarely as with one.
+AWAITED_S = 300.0
 
 
 class WorkerRegistry:
     """The live workers of the lane, and the limits that follow from them. Without a worker the last limits stay."""
 
     def __init__(
-        self, broker: Broker, gateway_id: str, model: ServedModel, max_model_len: int, stats: StreamStats
+        self,
+        broker: Broker,
+        gateway_id: str,
+        model: ServedModel,
+        max_model_len: int,
+        stats: StreamStats,
+        give_up_queued: Callable[[float], None] = lambda waited_s: None,
+        no_worker_timeout_s: float = math.inf,
     ) -> None:
+        """give_up_queued: called with `no_worker_timeout_s` while no worker has been alive for that time."""
+        self._give_up_queued = give_up_queued
+        self._no_worker_timeout_s = no_worker_timeout_s
         self._broker = broker
         self._stats = stats
         self._noted_repairs = 0
@@ -34,14 +51,40 @@ class WorkerRegistry:
         own = [limit for limit in (max_model_len, model.max_model_len) if limit]
         self._own_limit = min(own, default=MAX_PROMPT_TOKENS)
         self._task: asyncio.Task[None] | None = None
+        # Time at which the last worker was gone, on the loop's clock; None with a worker, or if Redis does not answer.
+        self._empty_at: float | None = None
         self._leased_at = float("-inf")
         self.workers: tuple[WorkerCard, ...] = ()
+        # Digests of the adapters that calls may name, and the announcements.
+        self.adapters: dict[str, str] = {}
+        self.announced: dict[str, Announcement] = {}
         self.rate = ServiceRate()
         self.redis_answers = False
         self.max_model_len = self._own_limit
         self.max_num_seqs = MAX_CHOICES
         self.vocab_size = model.vocab_size
         self._own_vocab_size = model.vocab_size
+
+    @property
+    def system_fingerprint(self) -> str:
+        """The version of this server, and the digest of the weights of its workers, if they have one in common."""
+        digests = {card.weights_digest for card in self.workers}
+        weights = f"{digests.pop()}_" if len(digests) == 1 else ""
+        return f"fp_{weights}{installed_version('0')}"[:MAX_FINGERPRINT]
+
+    @property
+    def empty_s(self) -> float:
+        """Seconds for which no worker has been alive; 0 with a worker, or if Redis does not answer."""
+        return 0.0 if self._empty_at is None else asyncio.get_running_loop().time() - self._empty_at
+
+    def holders(self, name: str) -> dict[str, str]:
+        """Return the digest of an adapter at each worker that holds it, by worker id."""
+        held = {card.worker_id: held_adapters(card).get(name, "") for card in self.workers}
+        return {worker_id: digest for worker_id, digest in held.items() if digest}
+
+    def held_names(self) -> set[str]:
+        """Return the names of all adapters that some worker holds."""
+        return {name for card in self.workers for name in held_adapters(card)}
 
     async def start(self) -> None:
         await self.refresh()
@@ -54,9 +97,12 @@ class WorkerRegistry:
 
     async def _refresh_forever(self) -> None:
         while True:
-            # Until the first worker is there, look more often: a start waits for it.
-            await asyncio.sleep(BEAT_S if self.workers else FIRST_WORKER_S)
+            # Until a worker is there, look more often: a start waits for it. Many models may be without one for long.
+            is_awaited = not self.workers and self.empty_s < AWAITED_S
+            await asyncio.sleep(FIRST_WORKER_S if is_awaited else BEAT_S)
             await self.refresh()
+            if self.empty_s >= self._no_worker_timeout_s:
+                self._give_up_queued(self._no_worker_timeout_s)
             check_cancelled()
 
     async def refresh(self) -> None:
@@ -70,12 +116,14 @@ class WorkerRegistry:
                 self._noted_repairs += repairs  # if Redis fails now they are lost, and not counted twice
                 await self._broker.note_repairs(repairs)
             workers = tuple(await self._broker.live_workers())
+            self.announced = await self._broker.announced_adapters()
             with contextlib.suppress(ValueError):  # a counter that is not a number
                 self.rate.sample(now, await self._broker.read_totals())
         except (RedisError, OSError) as error:
             if self.redis_answers:
                 log.warning("Redis does not answer: %s", error)
             self.redis_answers, self.workers = False, ()
+            self._empty_at = None
             self._leased_at = float("-inf")  # the lease may expire meanwhile
             return
         if not self.redis_answers:
@@ -83,7 +131,28 @@ class WorkerRegistry:
         if len(workers) != len(self.workers) or not self.redis_answers:
             log.info("live workers: %d", len(workers))
         self.redis_answers, self.workers = True, workers
+        self._empty_at = None if workers else self._empty_at or now
         if workers:
+            self.adapters = usable_adapters(workers, self.announced)
             self.max_model_len = min(self._own_limit, *(card.max_model_len for card in workers))
             self.max_num_seqs = min(card.max_num_seqs for card in workers)
             self.vocab_size = min(self._own_vocab_size, *(card.vocab_size for card in workers))
+
+
+def held_adapters(card: WorkerCard) -> dict[str, str]:
+    """Return the digests of the adapters that a worker holds, by name."""
+    return {name: digest for name, _, digest in (entry.rpartition("@") for entry in card.adapters)}
+
+
+def usable_adapters(workers: Sequence[WorkerCard], announced: Collection[str]) -> dict[str, str]:
+    """Return the digests of the adapters that calls may name: every worker must be able to run each request.
+
+    All workers hold such an adapter with one digest; or some do and it is announced, so that the others load it.
+    """
+    held = [held_adapters(card) for card in workers]
+    usable = {}
+    for name in sorted(set().union(*held)):
+        digests = [one[name] for one in held if name in one]
+        if len(set(digests)) == 1 and (len(digests) == len(workers) or name in announced):
+            usable[name] = digests[0]
+    return usable

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.gateway.api.call_metadata import CallMetadata, request_id
+from quire.gateway.api.labels import Labels
+from quire.gateway.api.prompt_parameters import check_prompt_size
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.output.output_spec import OutputSpec
+from quire.gateway.stream.answer_options import AnswerOptions
 from quire.shared.messages import GenerationRequest, SamplingParams
 
 
@@ -14,8 +19,10 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 class Options:
     """The options of one call.
 
-    sampling: complete, except for `max_tokens` and `seed`, whose final values depend on the prompt.
+    sampling: complete, except for `max_tokens` and `seed`, whose final values depend on the prompt. answer: what the
+    answer shows besides its text. form: how prompts become tokens.
     max_tokens, seed: the values of the call; None if it has none. timeout_s: None for the default of the server.
+    grammar_parameter: the name of the parameter that `sampling.grammar` comes from, for errors.
     """
 
     model: str
@@ -28,6 +35,10 @@ class Options:
     max_tokens: int | None
     seed: int | None
     sampling: SamplingParams
+    answer: AnswerOptions
+    form: PromptForm
+    labels: Labels
+    grammar_parameter: str = ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -38,11 +49,22 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The options of a call, and token ids and sampling parameters of each prompt."""
+    """The options of a call, and token ids and sampling parameters of each prompt.
+
+    output: how the answer is read; None if it is plain text. echo: JSON that the dialect repeats in its answer.
+    retention_s: life of the answer in Redis after its end; 0 for the default. conversation: stored with the request.
+    adapter, adapter_digest: the LoRA adapter that the call names as its model; empty for the model itself.
+    """
 
     options: Options
     prompts: tuple[tuple[int, ...], ...]
     sampling: tuple[SamplingParams, ...]
+    output: OutputSpec | None = None
+    echo: str = ""
+    retention_s: int = 0
+    conversation: bytes = b""
+    adapter: str = ""
+    adapter_digest: str = ""
 
     @classmethod
     def of(
@@ -51,11 +73,15 @@ class Call:
         prompts: Sequence[tuple[str, list[int]]],
         limits: RequestLimits,
         default_max_tokens: int | None,
+        output: OutputSpec | None = None,
+        echo: str = "",
     ) -> Call:
         """The call for these prompts, each with its name for errors. Raises InvalidRequest.
 
         default_max_tokens: for calls without max_tokens; None: the rest of the context.
         """
+        answer = options.answer._replace(system_fingerprint=limits.system_fingerprint)
+        check_prompt_size(answer, options.sampling.n, [token_ids for _, token_ids in prompts], options.stream)
         sampling = limits.sampling(
             options.sampling,
             prompts,
@@ -63,7 +89,17 @@ class Call:
             default_max_tokens=default_max_tokens,
             seed=options.seed,
         )
-        return cls(options, tuple(tuple(token_ids) for _, token_ids in prompts), sampling)
+        token_ids_of_prompts = tuple(tuple(token_ids) for _, token_ids in prompts)
+        digest = limits.adapters.get(options.model, "")
+        return cls(
+            replace(options, answer=answer),
+            token_ids_of_prompts,
+            sampling,
+            output,
+            echo,
+            adapter=options.model if digest else "",
+            adapter_digest=digest,
+        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -83,6 +119,13 @@ class Call:
             requests=len(self.prompts),
             is_background=options.background,
             include_stop_str_in_output=options.sampling.include_stop_str_in_output,
+            output_spec=self.output.encode() if self.output is not None else "",
+            echo=self.echo,
+            answer=options.answer,
+            metadata=options.labels.metadata,
+            service_tier=options.labels.service_tier,
+            prompt_cache_key=options.labels.prompt_cache_key,
+            adapter=self.adapter,
         )
 
     def requests(self, call_id: str) -> list[GenerationRequest]:
@@ -94,6 +137,8 @@ class Call:
                 prompt=prompt,
                 sampling=sampling,
                 cache_salt=self.options.cache_salt,
+                adapter=self.adapter,
+                adapter_digest=self.adapter_digest,
             )
             for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]

@@ -5,21 +5,34 @@ Each request of the call carries this metadata as one msgpack array, which gatew
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
 import msgpack
 
-from quire.shared.messages import MAX_PROMPT_TOKENS, decode
+from quire.gateway.output.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
+from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
+from quire.shared.messages import MAX_PROMPT_TOKENS, MessageError, decode
+from quire.shared.model.adapter_names import MAX_NAME as MAX_ADAPTER_NAME
 from quire.shared.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from quire.shared.validators import Flag, Integer, OneOf, Texts, checked, fixed_array
+from quire.shared.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
 
-VERSION = 1
-DIALECTS = ("chat", "completion")
+VERSION = 2
+DIALECTS = ("chat", "completion", "response", "message", "embeddings")
+# OpenAI's service tiers, in the order of `labels.CLASSES`.
+TIERS = ("default", "flex", "priority")
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+MAX_CACHE_KEY_LENGTH = 512
 # The largest size of a message; a character has at most four bytes.
-MAX_BYTES = 4 * MAX_STOP_STRINGS * MAX_STOP_LENGTH + 4096
-MAX_REQUESTS = 1024
+MAX_LABEL_CHARACTERS = MAX_METADATA_PAIRS * (MAX_METADATA_KEY + MAX_METADATA_VALUE) + MAX_CACHE_KEY_LENGTH
+MAX_ECHO_LENGTH = 1024 * 1024
+MAX_TEXT_LENGTH = MAX_STOP_STRINGS * MAX_STOP_LENGTH + MAX_LABEL_CHARACTERS + MAX_SPEC_LENGTH + MAX_ECHO_LENGTH
+MAX_BYTES = 4 * MAX_TEXT_LENGTH + 4096
+MAX_REQUESTS = 2048
 
 
 def request_id(call_id: str, index: int) -> str:
@@ -27,12 +40,31 @@ def request_id(call_id: str, index: int) -> str:
     return f"{call_id}-{index}" if index else call_id
 
 
+def metadata_pairs(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of `metadata` as a message carries them: an array of arrays of two strings. Raises InvalidValue."""
+    if type(value) is not list or len(value) > MAX_METADATA_PAIRS:
+        raise InvalidValue(name, f"must have at most {MAX_METADATA_PAIRS} pairs")
+    key, text = Text(1, MAX_METADATA_KEY), Text(0, MAX_METADATA_VALUE)
+    for pair in value:
+        if type(pair) is not list or len(pair) != 2:
+            raise InvalidValue(name, "must have pairs of a key and a string")
+        try:
+            key(name, pair[0])
+        except InvalidValue:
+            raise InvalidValue(name, f"must have keys of 1 to {MAX_METADATA_KEY} characters") from None
+        text(f"{name}.{pair[0]}", pair[1])
+    return tuple((pair[0], pair[1]) for pair in value)
+
+
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
     """One call, with a request for each prompt.
 
     created: unix seconds. n: choices per prompt. prompt_tokens: of all prompts together.
-    is_background: the call runs on without a client.
+    is_background: the call runs on without a client. metadata, service_tier: returned in the answer; empty if the call
+    did not ask for them. prompt_cache_key: of the call. output_spec: the JSON of `OutputSpec`; empty for an answer of
+    plain text. echo: JSON that the dialect repeats in its answer. adapter: the LoRA adapter that the call named as its
+    model; empty for the model itself.
     """
 
     dialect: str = checked(OneOf(DIALECTS))
@@ -44,11 +76,37 @@ class CallMetadata:
     requests: int = checked(Integer(1, MAX_REQUESTS))
     is_background: bool = checked(Flag())
     include_stop_str_in_output: bool = checked(Flag(), default=False)
+    metadata: tuple[tuple[str, str], ...] = checked(metadata_pairs, default=())
+    service_tier: str = checked(OneOf(("", *TIERS)), default="")
+    prompt_cache_key: str = checked(Text(0, MAX_CACHE_KEY_LENGTH), default="")
+    answer: AnswerOptions = checked(read_answer_options, default=AnswerOptions())
+    output_spec: str = checked(Text(0, MAX_SPEC_LENGTH), default="")
+    echo: str = checked(Text(0, MAX_ECHO_LENGTH), default="")
+    adapter: str = checked(Text(0, MAX_ADAPTER_NAME), default="")
+
+    def output(self) -> OutputSpec | None:
+        """The formats with which the answer is read; None if it is plain text. Raises MessageError."""
+        try:
+            return read_spec("output_spec", self.output_spec) if self.output_spec else None
+        except InvalidValue as error:
+            raise MessageError(str(error)) from error
+
+    def model_name(self, model: str) -> str:
+        """Return the name of the model in the answer. model: the name of the served model."""
+        return self.adapter or model
 
     @property
     def choices(self) -> int:
         """Choices of all prompts together."""
         return self.requests * self.n
+
+    @property
+    def label_fields(self) -> tuple[str, str]:
+        """The fields of the answer that labels add, as JSON: the tier with a comma after it, the metadata with one
+        before. A field is empty if the call did not ask for it."""
+        tier = f'"service_tier":{json.dumps(self.service_tier)},' if self.service_tier else ""
+        pairs = json.dumps(dict(self.metadata), separators=(",", ":"))
+        return tier, f',"metadata":{pairs}' if self.metadata else ""
 
     def encode(self) -> bytes:
         """The metadata as a message: an array of the version and the fields."""

@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.logprobs import of_chat
-from quire.gateway.api.options import read_options
-from quire.gateway.api.parameters import CHAT
+from quire.gateway.api.conversation import Conversation, read_call, template_variables
+from quire.gateway.api.errors import ApiError, body
+from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
+from quire.gateway.api.options import make_options
+from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.api.tools import check_choice
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.parts import Part, PartKind, merged
+from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
-from quire.gateway.stream.transcript import Choice, ScoredTokens
-
-
-async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-    """Check and tokenize a call. Raises ApiError."""
-    options = read_options(body, CHAT, limits.sampling_defaults)
-    limits.check_model(options.model)
-    limits.check_choices(1, options.counts)
-    await renderer.check_schema(options.sampling.json_schema)
-    messages = read_messages(body["messages"])
-    token_ids = await renderer.chat(messages, limits.max_model_len)
-    return Call.of(options, [("messages", token_ids)], limits, default_max_tokens=None)
+from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.prompt_text import PromptText
+from quire.gateway.stream.transcript import Choice
 
 
 class ChatDialect:
-    """Renders the answer to one call, and each event of its stream without the event's id."""
+    """The chat completions API."""
 
-    read = staticmethod(read)
     name = "chat"
     prefix = "chatcmpl-"
 
-    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
-        self._texts = model.token_texts
+    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
+        """Check and tokenize a call. Raises ApiError."""
+        given = read(body, CHAT)
+        limits.check_model(given["model"])
+        tools, choice = given.get("tools", ()), given.get("tool_choice", ToolChoice())
+        check_choice(tools, choice)
+        conversation = Conversation(
+            messages=read_messages(body["messages"]),
+            tools=tools,
+            tool_choice=choice._replace(parallel=given.get("parallel_tool_calls", True)),
+            template_variables=template_variables(given),
+        )
+        options = make_options(given, limits.sampling_defaults)
+        return await read_call(conversation, options, limits, renderer)
+
+    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ChatAnswer:
+        return ChatAnswer(self.prefix + call_id, model, about)
+
+
+class ChatAnswer:
+    """Renders the answer to one call, and each event of its stream without the event's id."""
+
+    def __init__(self, public_id: str, model: ServedModel, about: CallMetadata) -> None:
+        self._answer = about.answer
+        self._texts = texts_of(model.token_texts, about.answer)
         self._choices = about.choices
-        head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"chat.completion'
-        rest = f'"created":{about.created},"model":{sse.quote(model.name)},"choices":['
+        self._include_usage = about.include_usage
+        head = f'{{"id":{sse.quote(public_id)},"object":"chat.completion'
+        fingerprint = sse.quote(about.answer.system_fingerprint)
+        tier, self._metadata = about.label_fields
+        name = sse.quote(about.model_name(model.name))
+        rest = f'"created":{about.created},"model":{name},"system_fingerprint":{fingerprint},{tier}'
+        rest += '"choices":['
         self._head, self._whole_head = f'{head}.chunk",{rest}', f'{head}",{rest}'
         self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
         self._text_head = [
@@ -50,33 +73,98 @@ class ChatDialect:
 
     def opening(self) -> list[str]:
         """The first event of each choice, with the role of the speaker."""
-        return [
-            f'data: {self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},'
-            f'"logprobs":null,"finish_reason":null}}]{self._tail}'
-            for index in range(self._choices)
-        ]
+        return [self._event(index, '{"role":"assistant","content":""}') for index in range(self._choices)]
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
         if logprobs is None:
             return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
-        scored = "".join(of_chat(logprobs, self._texts))
-        return f'{self._text_head[index]}{sse.quote(text)}}},"logprobs":{scored},"finish_reason":null}}]{self._tail}'
+        return self._event(index, f'{{"content":{sse.quote(text)}}}', logprobs)
 
-    def finish(self, index: int, reason: str) -> str:
-        return (
+    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+        if len(parts) == 1 and logprobs is None:  # nearly always
+            part = parts[0]
+            if part.kind is PartKind.CONTENT:
+                return [f"{self._text_head[index]}{sse.quote(part.text)}{self._text_tail}"]
+            return [self._event(index, _delta(part))]
+        deltas = [_delta(part) for part in merged(parts)] or ["{}"]
+        return [self._event(index, delta, None if at else logprobs) for at, delta in enumerate(deltas)]
+
+    def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
+        """The event with the token ids of the prompt, if the call asks for them."""
+        if self._answer.return_token_ids:
+            yield f'data: {self._head}],"prompt_token_ids":{sse.dumps(prompt.token_ids)}{self._tail}'
+
+    def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:
+        return [
             f'data: {self._head}{{"index":{index},"delta":{{}},"logprobs":null,'
-            f'"finish_reason":{sse.quote(reason)}}}]{self._tail}'
-        )
+            f'"finish_reason":{sse.quote(reason)},"stop_reason":{sse.dumps(stop_reason)}}}]{self._metadata}{self._tail}'
+        ]
 
-    def usage(self, usage: dict[str, int]) -> str:
-        return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
+    def ending(self, usage: dict[str, Any]) -> list[str]:
+        events = [f'{self._head}],"usage":{sse.dumps(usage)}}}'] if self._include_usage else []
+        return [sse.event(data) for data in (*events, sse.DONE)]
 
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]:
+    def failure(self, error: ApiError) -> list[str]:
+        # Without [DONE], so that a client does not take this for the end of a complete answer.
+        return [sse.event(body(error))]
+
+    def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         """The whole answer: pieces of one JSON object."""
         yield self._whole_head
         for index, choice in enumerate(choices):
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
-            yield f'{"," if index else ""}{{"index":{index},"message":{sse.dumps(message)},"logprobs":'
-            yield from ["null"] if choice.logprobs is None else of_chat(choice.logprobs, self._texts)
-            yield f',"finish_reason":{sse.quote(choice.finish_reason)}{choice.ranking}}}'
-        yield f'],"usage":{sse.dumps(usage)}}}'
+            yield f'{"," if index else ""}{{"index":{index},"message":{sse.dumps(_message(choice))},"logprobs":'
+            scored = choice.logprobs
+            yield from ["null"] if scored is None or not scored.records else of_chat(scored, self._texts)
+            yield f',"finish_reason":{sse.quote(choice.finish_reason)},"stop_reason":{sse.dumps(choice.stop_reason)}'
+            yield f"{token_ids_of(choice, self._answer)}{choice.ranking}}}"
+        yield f'],"usage":{sse.dumps(usage)}{self._metadata}'
+        yield from choice_prompt(choices[0].prompt, self._answer, self._texts)
+        yield "}"
+
+    def _event(self, index: int, delta: str, logprobs: ScoredTokens | None = None) -> str:
+        scored, ids = "null", ""
+        if logprobs is not None:
+            scored = "".join(of_chat(logprobs, self._texts)) if logprobs.records else "null"
+            ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._answer.return_token_ids else ""
+        return (
+            f'data: {self._head}{{"index":{index},"delta":{delta},"logprobs":{scored},"finish_reason":null{ids}}}]'
+            f"{self._tail}"
+        )
+
+
+def _delta(part: Part) -> str:
+    """The `delta` of one part."""
+    text = sse.quote(part.text)
+    match part.kind:
+        case PartKind.CONTENT:
+            return f'{{"content":{text}}}'
+        case PartKind.REASONING:
+            return f'{{"reasoning_content":{text}}}'
+        case PartKind.CALL:
+            call = f'"id":{sse.quote(part.id)},"type":"function","function":{{"name":{text},"arguments":""}}'
+        case PartKind.ARGUMENTS:
+            call = f'"function":{{"arguments":{text}}}'
+    return f'{{"tool_calls":[{{"index":{part.call},{call}}}]}}'
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """The `message` of a whole choice."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
+    if not choice.parts:
+        return message
+    texts = {kind: "".join(part.text for part in choice.parts if part.kind == kind) for kind in PartKind}
+    calls = [part for part in choice.parts if part.kind == PartKind.CALL]
+    arguments = {part.call: part.text for part in choice.parts if part.kind == PartKind.ARGUMENTS}
+    message["content"] = texts[PartKind.CONTENT] or (None if calls else "")
+    if texts[PartKind.REASONING]:
+        message["reasoning_content"] = texts[PartKind.REASONING]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.text, "arguments": arguments.get(call.call, "")},
+            }
+            for call in calls
+        ]
+    return message

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
+from quire.gateway.api.errors import invalid, of_check, refused
+from quire.gateway.api.given_grammars import only
+from quire.gateway.api.tools import tool_name
 from quire.shared.text.chat_template import Message
-from quire.shared.validators import shown
+from quire.shared.validators import InvalidValue, Text, shown
 
 # OpenAI's name `developer` is new; chat templates know it as `system`.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MAX_MESSAGES = 10_000
 MAX_NAME_LENGTH = 256
 
 # Keys of the answers of this API. Clients send these keys back with the conversation; a value must be null or [].
-_EMPTY = ("refusal", "audio", "annotations", "function_call", "tool_calls")
+_EMPTY = ("refusal", "audio", "annotations", "function_call")
+# Keys that belong to the messages of one role, besides role, content and name. vLLM writes `reasoning` for
+# `reasoning_content`.
+_OF_ROLE = {"assistant": ("tool_calls", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
+# litellm copies keys of an answer's message that it does not know into this object, and sends the object back.
+_COPIES = "provider_specific_fields"
+MAX_TOOL_CALLS = 128
+MAX_CALL_ID_LENGTH = 256
 
 
 def read_messages(value: Any) -> list[Message]:
-    """The conversation: each message with `role`, `content` (a string, or a list of text parts) and perhaps `name`.
+    """The conversation: each message with the keys of its role (`chat_template.Message`).
 
     A key whose value is null counts as absent. Raises InvalidRequest that names the message and the key.
     """
@@ -26,29 +36,102 @@ def read_messages(value: Any) -> list[Message]:
         raise invalid("messages", "an array of messages", value)
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise refused("messages", f"messages must have 1 to {MAX_MESSAGES} messages, not {len(value)}.")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+    try:
+        return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+    except InvalidValue as error:
+        raise of_check(error) from None
 
 
 def _message(name: str, value: Any) -> Message:
     if type(value) is not dict:
         raise invalid(name, "an object with role and content", value)
+    role = value.get("role")
+    if type(role) is not str or role not in ROLES:
+        raise invalid(f"{name}.role", "system, developer, user, assistant or tool", role)
+    known = ("role", "content", "name", *_OF_ROLE.get(role, ()))
     for key, item in value.items():
-        if key in ("role", "content", "name") or item is None or (key in _EMPTY and item == []):
+        if key in known or item is None or (key in (*_EMPTY, "tool_calls") and item == []):
+            continue
+        if key == _COPIES and role == "assistant" and _has_only_copies(item, value):
             continue
         raise refused(
             f"{name}.{key[:80]}",
-            f"{name}.{key[:80]} is not supported by this server yet; leave it out.",
+            f"{name}.{key[:80]} is not supported in a message of the role {role}; leave it out.",
             code="unsupported_parameter" if key in _EMPTY else "unknown_parameter",
         )
-    role = value.get("role")
-    if type(role) is not str or role not in ROLES:
-        raise invalid(f"{name}.role", "system, developer, user or assistant", role)
-    message = {"role": ROLES[role], "content": _content(f"{name}.content", value.get("content"))}
+    message: dict[str, Any] = {"role": ROLES[role]}
+    calls = value.get("tool_calls")
+    if calls is not None and (calls := _tool_calls(f"{name}.tool_calls", calls)):
+        message["tool_calls"] = calls
+    key = "reasoning" if value.get("reasoning_content") is None else "reasoning_content"
+    reasoning = value.get(key)
+    if reasoning is not None and (reasoning := Text(0)(f"{name}.{key}", reasoning)):
+        message["reasoning_content"] = reasoning
+    content = value.get("content")
+    if content is None and role == "assistant" and (calls or reasoning):
+        message["content"] = None if calls else ""
+    else:
+        message["content"] = _content(f"{name}.content", content)
+    if role == "tool":
+        message["tool_call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.tool_call_id", value.get("tool_call_id"))
     if (speaker := value.get("name")) is not None:
         if type(speaker) is not str or not 1 <= len(speaker) <= MAX_NAME_LENGTH:
             raise invalid(f"{name}.name", f"a string of 1 to {MAX_NAME_LENGTH} characters", speaker)
         message["name"] = speaker
     return message
+
+
+def _has_only_copies(value: Any, message: dict[str, Any]) -> bool:
+    """Return True if each value of an object is null, or the text that the message has under the same key."""
+    if type(value) is not dict:
+        return False
+    return all(item is None or (type(item) is str and item == message.get(key)) for key, item in value.items())
+
+
+def _tool_calls(name: str, value: Any) -> list[dict[str, Any]]:
+    """The tool calls of an assistant's message, with their arguments as objects: chat templates write them as JSON."""
+    if type(value) is not list or len(value) > MAX_TOOL_CALLS:
+        raise invalid(name, f"an array of at most {MAX_TOOL_CALLS} tool calls", value)
+    calls = []
+    for index, call in enumerate(value):
+        at = f"{name}[{index}]"
+        if type(call) is not dict:
+            raise invalid(at, "an object with id and function", call)
+        if call.get("type", "function") != "function":
+            raise invalid(f"{at}.type", "function", call["type"])
+        # `index` is a key of streamed deltas, which clients send back as they are.
+        only(at, call, ("id", "type", "function", "index"))
+        function = call.get("function")
+        if type(function) is not dict:
+            raise invalid(f"{at}.function", "an object with name and arguments", function)
+        only(f"{at}.function", function, ("name", "arguments"))
+        calls.append(
+            {
+                "id": Text(1, MAX_CALL_ID_LENGTH)(f"{at}.id", call.get("id")),
+                "type": "function",
+                "function": {
+                    "name": tool_name(f"{at}.function.name", function.get("name")),
+                    "arguments": call_arguments(f"{at}.function.arguments", function.get("arguments")),
+                },
+            }
+        )
+    return calls
+
+
+def call_arguments(name: str, value: Any) -> dict[str, Any]:
+    """The arguments of a tool call, given as JSON text; an empty text stands for none. Raises InvalidRequest.
+
+    An answer that was cut off may end inside of its arguments; such a call cannot be sent back.
+    """
+    if type(value) is not str:
+        raise invalid(name, "a string: the arguments as JSON", value)
+    try:
+        arguments = json.loads(value) if value.strip() else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    if type(arguments) is not dict:
+        raise invalid(name, "the text of a JSON object", value)
+    return arguments
 
 
 def _content(name: str, value: Any) -> str | list[dict[str, str]]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import invalid, refused
-from quire.gateway.api.logprobs import of_completion
+from quire.gateway.api.errors import ApiError, body
+from quire.gateway.api.logprobs import (
+    TokenRow,
+    choice_prompt,
+    generated_rows,
+    of_completion,
+    prompt_portions,
+    prompt_rows,
+    texts_of,
+    token_ids_of,
+)
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETION_DEFAULT_TOKENS, COMPLETIONS
+from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.model.renderer import Prompt, Renderer
+from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.parts import Part
 from quire.gateway.stream import sse
-from quire.gateway.stream.transcript import Choice, ScoredTokens
+from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.prompt_text import PromptText
+from quire.gateway.stream.transcript import Choice
 
 
 async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
@@ -25,59 +38,42 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
     limits.check_model(options.model)
     prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
     limits.check_choices(len(prompts), options.counts)
-    await renderer.check_schema(options.sampling.json_schema)
-    token_ids = await asyncio.gather(*(renderer.prompt(name, prompt, limits.max_model_len) for name, prompt in prompts))
-    named = [(name, ids) for (name, _), ids in zip(prompts, token_ids, strict=True)]
+    await renderer.check_grammar(options.sampling.grammar, options.grammar_parameter)
+    token_ids = await asyncio.gather(
+        *(renderer.prompt(name, prompt, limits.max_model_len, options.form) for name, prompt in prompts)
+    )
+    answer_length = COMPLETION_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens
+    room = limits.max_model_len - answer_length
+    named = [(name, options.form.truncated(ids, room)) for (name, _), ids in zip(prompts, token_ids, strict=True)]
     return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
 
 
-def read_prompts(value: Any, max_prompts: int, vocab_size: int) -> list[tuple[str, Prompt]]:
-    """The prompts of a completion call, each with its name for errors.
-
-    A string, an array of token ids, or an array of strings and arrays of token ids. Raises InvalidRequest.
-    """
-    forms = "a string, an array of token ids, or an array of strings and arrays of token ids"
-    if type(value) is str:
-        found: list[tuple[str, Prompt]] = [("prompt", value)]
-    elif type(value) is not list:
-        raise invalid("prompt", forms, value)
-    elif value and type(value[0]) is int:
-        found = [("prompt", value)]
-    else:
-        if len(value) > max_prompts:
-            raise refused(
-                "prompt", f"prompt has {len(value)} prompts; this server allows at most {max_prompts} in one call."
-            )
-        found = [(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
-    if not found:
-        raise refused("prompt", "prompt is empty.", code="empty_prompt")
-    for name, prompt in found:
-        if type(prompt) not in (str, list):
-            raise invalid(name, "a string or an array of token ids", prompt)
-        if not prompt:
-            raise refused(name, f"{name} is empty.", code="empty_prompt")
-        if isinstance(prompt, list):
-            _check_token_ids(name, prompt, vocab_size)
-    return found
-
-
-def _check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
-    for index, token_id in enumerate(token_ids):
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise invalid(f"{name}[{index}]", f"a token id from 0 to {vocab_size - 1}", token_id)
-
-
 class CompletionDialect:
-    """Renders the answer to one call, and each event of its stream without the event's id."""
+    """The completions API."""
 
-    read = staticmethod(read)
     name = "completion"
     prefix = "cmpl-"
 
-    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
-        self._texts = model.token_texts
-        head = f'{{"id":{sse.quote(self.prefix + call_id)},"object":"text_completion","created":{about.created},'
-        self._head = head + f'"model":{sse.quote(model.name)},"choices":['
+    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
+        return await read(body, limits, renderer)
+
+    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> CompletionAnswer:
+        return CompletionAnswer(self.prefix + call_id, model, about)
+
+
+class CompletionAnswer:
+    """Renders the answer to one call, and each event of its stream without the event's id."""
+
+    def __init__(self, public_id: str, model: ServedModel, about: CallMetadata) -> None:
+        self._answer = about.answer
+        self._texts = texts_of(model.token_texts, about.answer)
+        self._n = about.n
+        self._include_usage = about.include_usage
+        head = f'{{"id":{sse.quote(public_id)},"object":"text_completion","created":{about.created},'
+        tier, self._metadata = about.label_fields
+        fingerprint = sse.quote(about.answer.system_fingerprint)
+        name = sse.quote(about.model_name(model.name))
+        self._head = head + f'"model":{name},"system_fingerprint":{fingerprint},{tier}"choices":['
         self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
         self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(about.choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
@@ -88,20 +84,64 @@ class CompletionDialect:
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
         if logprobs is None:
             return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
-        scored = "".join(of_completion(logprobs, self._texts))
-        return f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null}}]{self._tail}'
+        scored = "".join(self._logprobs(None, logprobs))
+        ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._answer.return_token_ids else ""
+        return f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null{ids}}}]{self._tail}'
 
-    def finish(self, index: int, reason: str) -> str:
-        return f'{self._text_head[index]}"","logprobs":null,"finish_reason":{sse.quote(reason)}}}]{self._tail}'
+    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+        return [self.text(index, "".join(part.text for part in parts), logprobs)]
 
-    def usage(self, usage: dict[str, int]) -> str:
-        return sse.event(f'{self._head}],"usage":{sse.dumps(usage)}}}')
+    def _logprobs(self, prompt: PromptText | None, scored: ScoredTokens | None) -> Iterator[str]:
+        """The JSON of `logprobs` of an echoed prompt and generated tokens, in pieces."""
+        echoes = self._answer.echo and self._answer.logprobs >= 0
+        echoed = prompt if echoes and prompt is not None and prompt.is_scored else None
+        generated = scored if scored is not None and scored.records else None
+        if echoed is None and generated is None:
+            return iter(["null"])
 
-    def full(self, choices: list[Choice], usage: dict[str, int]) -> Iterator[str]:
+        def rows() -> Iterator[TokenRow]:
+            if echoed is not None:
+                yield from prompt_rows(echoed, self._answer.logprobs)
+            if generated is not None:
+                yield from generated_rows(generated)
+
+        return of_completion(rows, self._texts)
+
+    def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
+        """The events of a prompt, before the text of its choices: an echoed prompt in portions, and its token ids."""
+        ids = f',"prompt_token_ids":{sse.dumps(prompt.token_ids)}' if self._answer.return_token_ids else ""
+        portions = list(prompt_portions(prompt, self._answer)) if self._answer.echo else [("", None)]
+        for index in range(first_choice, first_choice + self._n):
+            for at, (text, rows) in enumerate(portions):
+                scored = "null" if rows is None else "".join(of_completion(rows, self._texts))
+                yield (
+                    f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null'
+                    f"{'' if at else ids}}}]{self._tail}"
+                )
+
+    def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:
+        return [
+            f'{self._text_head[index]}"","logprobs":null,"finish_reason":{sse.quote(reason)},'
+            f'"stop_reason":{sse.dumps(stop_reason)}}}]{self._metadata}{self._tail}'
+        ]
+
+    def ending(self, usage: dict[str, Any]) -> list[str]:
+        events = [f'{self._head}],"usage":{sse.dumps(usage)}}}'] if self._include_usage else []
+        return [sse.event(data) for data in (*events, sse.DONE)]
+
+    def failure(self, error: ApiError) -> list[str]:
+        # Without [DONE], so that a client does not take this for the end of a complete answer.
+        return [sse.event(body(error))]
+
+    def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         """The whole answer: pieces of one JSON object."""
         yield self._head
         for index, choice in enumerate(choices):
-            yield f'{"," if index else ""}{{"index":{index},"text":{sse.quote(choice.text)},"logprobs":'
-            yield from ["null"] if choice.logprobs is None else of_completion(choice.logprobs, self._texts)
-            yield f',"finish_reason":{sse.quote(choice.finish_reason)}{choice.ranking}}}'
-        yield f'],"usage":{sse.dumps(usage)}}}'
+            prompt = choice.prompt
+            text = choice.text if prompt is None else prompt.text + choice.text
+            yield f'{"," if index else ""}{{"index":{index},"text":{sse.quote(text)},"logprobs":'
+            yield from self._logprobs(prompt, choice.logprobs)
+            yield f',"finish_reason":{sse.quote(choice.finish_reason)},"stop_reason":{sse.dumps(choice.stop_reason)}'
+            yield from choice_prompt(prompt, self._answer, self._texts)
+            yield f"{token_ids_of(choice, self._answer)}{choice.ranking}}}"
+        yield f'],"usage":{sse.dumps(usage)}{self._metadata}}}'

@@ -16,6 +16,7 @@ from quire.gateway.api.errors import (
     NotFound,
     body,
 )
+from quire.gateway.api.messages.errors import error_json, is_messages_path
 
 log = logging.getLogger("gateway")
 
@@ -25,11 +26,13 @@ REASON = web.RequestKey("reason", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def response(error: ApiError) -> web.Response:
-    """The HTTP response for an error."""
+def response(error: ApiError, request: web.Request | None = None) -> web.Response:
+    """The HTTP response for an error, in the shape of the API whose path the request has."""
     reason = "Client Closed Request" if error.status == 499 else None
+    is_message = request is not None and is_messages_path(request.path)
+    text = error_json(error, request.get(REQUEST_ID, "")) if request is not None and is_message else body(error)
     answer = web.Response(
-        status=error.status, reason=reason, text=body(error), content_type="application/json", headers=error.headers
+        status=error.status, reason=reason, text=text, content_type="application/json", headers=error.headers
     )
     if error.closes:
         answer.force_close()
@@ -55,7 +58,7 @@ def reasons() -> tuple[str, ...]:
 def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
     """The error of this API for an error of the HTTP framework."""
     if error.status == 404:
-        return NotFound(f"There is nothing at {path[:200]}. This server has /v1/chat/completions and /v1/completions.")
+        return NotFound(f"There is nothing at {path[:200]}. GET /docs shows what this server has, and its methods.")
     if error.status == 405:
         allowed = error.headers.get("Allow", "")
         return MethodNotAllowed(
@@ -70,7 +73,7 @@ def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every exception of a handler into an error response in the shape of the OpenAI API."""
+    """Turns every exception of a handler into an error response."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -86,7 +89,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
         if request.writer.output_size > 0:
             raise ConnectionResetError("the answer has begun; it cannot become an error") from error
     request[REASON] = reason(refusal)
-    return response(refusal)
+    return response(refusal, request)
 
 
 def unexpected(error: Exception, request: web.Request) -> ApiError:

@@ -14,6 +14,9 @@ from quire.shared.validators import InvalidValue, wrong
 
 # The id of an HTTP request: in the answer's headers, in the log, and in Redis.
 REQUEST_ID = web.RequestKey("request_id", str)
+# The hash of the user that a request names, for the log, and the names of its parameters without effect, for a header.
+USER_HASH = web.RequestKey("user_hash", str)
+NO_EFFECT_NAMES = web.RequestKey("no_effect_names", str)
 
 
 class ApiError(Exception):
@@ -45,6 +48,32 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class ApiKeyWrong(ApiError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class BudgetSpent(ApiError):
+    status = 402
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class PermissionDenied(ApiError):
+    """The API key is valid, but its limits do not allow what the call asks for."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class AdminKeyWrong(ApiError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_admin_key"
+
+
 class NotFound(ApiError):
     status = 404
     type = "invalid_request_error"
@@ -74,6 +103,12 @@ class IdempotencyKeyReused(ApiError):
     code = "idempotency_conflict"
 
 
+class AdapterExists(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    code = "adapter_exists"
+
+
 class BodyTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
@@ -97,6 +132,14 @@ class HeadersTooLarge(ApiError):
     status = 431
     type = "invalid_request_error"
     code = "headers_too_large"
+
+
+class RateLimited(ApiError):
+    """A limit of the API key, its project or its organisation is reached."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class QueueIsFull(ApiError):
@@ -125,10 +168,20 @@ class BrokerDown(ApiError):
     code = "broker_unavailable"
 
 
+class NoWorkers(ApiError):
+    status = 503
+    type = "server_error"
+    code = "no_workers"
+
+
 class DeadlinePassed(ApiError):
     status = 504
     type = "server_error"
     code = "deadline_exceeded"
+
+
+# Each value of `type` in the JSON of an error.
+ERROR_TYPES = sorted({ApiError.type, *(kind.type for kind in ApiError.__subclasses__())})
 
 
 def body(error: ApiError) -> str:

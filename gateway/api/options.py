@@ -7,8 +7,11 @@ from typing import Any
 
 from quire.gateway.api.call import Options
 from quire.gateway.api.errors import refused
-from quire.gateway.api.parameters import OF_THE_CALL, read
-from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter, SamplingParams
+from quire.gateway.api.given_grammars import GivenGrammar
+from quire.gateway.api.labels import read_labels
+from quire.gateway.api.parameters import OF_THE_CALL, StreamOptions, read
+from quire.gateway.api.prompt_parameters import check_no_tokens, of_the_prompt, read_answer, read_prompt_form
+from quire.shared.sampling_params import GRAMMAR_PARAMETERS, MAX_OUTPUT_TOKENS, PARAMETERS, Parameter, SamplingParams
 
 # The default of `beam_width`, unless `n` is more.
 DEFAULT_BEAM_WIDTH = 4
@@ -19,22 +22,36 @@ def read_options(body: Mapping[str, Any], table: Mapping[str, Parameter], defaul
 
     Raises InvalidRequest.
     """
-    given = read(body, table)
+    return make_options(read(body, table), defaults)
+
+
+def make_options(given: Mapping[str, Any], defaults: Mapping[str, float]) -> Options:
+    """The options from parameters that were read. Raises InvalidRequest."""
     call = {name: given.get(name, parameter.default) for name, parameter in OF_THE_CALL.items()}
+    labels = read_labels(given)
     max_tokens = _max_tokens(given)
-    sampling = SamplingParams(**{**defaults, **_sampling(given), "max_tokens": max_tokens or MAX_OUTPUT_TOKENS})
+    stream = call["stream_options"] or StreamOptions()
+    answer = read_answer(given, stream.continuous_usage_stats)
+    longest = MAX_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    sampling = SamplingParams(**{**defaults, **_sampling(given), **of_the_prompt(answer), "max_tokens": longest})
+    old_name = given.get("max_completion_tokens") is None
+    check_no_tokens("max_tokens" if old_name else "max_completion_tokens", sampling, answer)
     _check_counts(sampling, call["stream"])
     return Options(
         model=call["model"],
         stream=call["stream"],
-        include_usage=bool(call["stream_options"]),
+        include_usage=stream.include_usage,
         cache_salt=call["cache_salt"],
         background=call["background"],
-        priority=call["priority"],
+        priority=labels.priority_class,
         timeout_s=call["timeout"],
         max_tokens=max_tokens,
         seed=given.get("seed"),
         sampling=sampling,
+        grammar_parameter=grammar.name if (grammar := _grammar(given)) else "",
+        answer=answer,
+        form=read_prompt_form(given),
+        labels=labels,
     )
 
 
@@ -43,13 +60,18 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {name: value for name, value in given.items() if name in PARAMETERS}
     if type(top_logprobs := given.get("logprobs")) is int:  # a completion
         sampling |= {"logprobs": True, "top_logprobs": top_logprobs}
-    if schema := given.get("response_format"):
-        sampling["json_schema"] = schema
+    if grammar := _grammar(given):
+        sampling["grammar"] = grammar.text
     if given.get("use_beam_search"):
         # A beam search draws no tokens: the model's temperature and truncation do not apply to it.
         sampling |= {name: one.beam_value for name, one in PARAMETERS.items() if one.beam_value is not None}
         sampling.setdefault("beam_width", max(given.get("n", 1), DEFAULT_BEAM_WIDTH))
     return sampling
+
+
+def _grammar(given: Mapping[str, Any]) -> GivenGrammar | None:
+    """The grammar of the call; None if any text will do."""
+    return next((given[name] for name in GRAMMAR_PARAMETERS if given.get(name)), None)
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:

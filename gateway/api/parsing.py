@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from aiohttp import web
 
-from quire.gateway.api.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
+from quire.gateway.api.errors import ApiError, BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 # A body may have LEAST_MAX_VALUES values, or one per BYTES_PER_VALUE bytes of the size limit if that is more.
 LEAST_MAX_VALUES = 1 << 16
@@ -24,9 +24,16 @@ BYTES_PER_VALUE = 16
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+# The body of a request that was read to find its model, or the error of the reading.
+BODY = web.RequestKey("body", object)
+
 
 async def read_object(request: web.Request, limit: int, timeout_s: float) -> dict[str, Any]:
-    """The JSON object in the body of `request`. Raises ApiError."""
+    """The JSON object in the body of `request`, which is read at the first call only. Raises ApiError."""
+    if (found := request.get(BODY)) is not None:
+        if isinstance(found, ApiError):
+            raise found
+        return cast("dict[str, Any]", found)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("A body with a Content-Encoding is not accepted; send plain JSON.")
     if request.content_type != "application/json":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from quire.gateway.api.errors import InvalidRequest, ModelNotFound, refused
+from quire.gateway.api.tools import schema_size
+from quire.gateway.output.tools import Tool
 from quire.shared.logprobs import record_bytes
 from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams
 from quire.shared.validators import shown
@@ -27,11 +29,18 @@ class RequestLimits:
     max_n: int
     max_prompts: int
     max_choices: int
+    max_tools: int
+    max_schema_bytes: int
+    max_schema_depth: int
     special_tokens: Mapping[str, int]  # token ids of the tokenizer's special tokens, by text
     sampling_defaults: Mapping[str, float]
+    system_fingerprint: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)  # digests of the LoRA adapters that calls may name
+    aliases: Sequence[str] = ()  # other names of the model
 
     def check_model(self, name: str) -> None:
-        if name != self.model:
+        """Raise ModelNotFound unless the name is that of the model, an alias, or that of one of its adapters."""
+        if name != self.model and name not in self.adapters and name not in self.aliases:
             raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
 
     def check_choices(self, prompts: int, counts: Mapping[str, int]) -> None:
@@ -54,6 +63,32 @@ class RequestLimits:
                     f"{self.max_choices} in one call (its setting --max-choices).",
                 )
 
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """Check number and schemas of the tools of a call. Raises InvalidRequest that names the tool."""
+        if len(tools) > self.max_tools:
+            raise refused(
+                "tools", f"tools has {len(tools)} tools; this server allows at most {self.max_tools} (--max-tools)."
+            )
+        # Nearly always all schemas together are within the limits of one.
+        size, depth = schema_size([tool.parameters for tool in tools])
+        if size <= self.max_schema_bytes and depth <= self.max_schema_depth:
+            return
+        for index, tool in enumerate(tools):
+            size, depth = schema_size(tool.parameters)
+            name = f"tools[{index}].function.parameters"
+            if size > self.max_schema_bytes:
+                raise refused(
+                    name,
+                    f"{name}, of the tool {tool.name}, has {size} characters; this server allows at most "
+                    f"{self.max_schema_bytes} (--max-schema-bytes).",
+                )
+            if depth > self.max_schema_depth:
+                raise refused(
+                    name,
+                    f"{name}, of the tool {tool.name}, is nested more than {self.max_schema_depth} levels deep "
+                    "(--max-schema-depth).",
+                )
+
     def sampling(
         self,
         common: SamplingParams,
@@ -70,6 +105,7 @@ class RequestLimits:
         """
         self._check_token_ids("logit_bias", [token_id for token_id, _ in common.logit_bias])
         self._check_token_ids("stop_token_ids", common.stop_token_ids)
+        self._check_token_ids("allowed_token_ids", common.allowed_token_ids)
         common = replace(common, stop_token_ids=self._stop_token_ids(common))
         sampling = []
         for name, token_ids in prompts:
@@ -104,7 +140,7 @@ class RequestLimits:
         if length == 0:
             raise refused(name, f"{name} is empty: it has no tokens.", code="empty_prompt")
         rest = self.max_model_len - length
-        if rest < 1:
+        if rest < min(1, 1 if asked is None else asked):
             raise self._too_long(
                 name, f"However, {name} has {length} tokens, and at least one must be left for the answer."
             )

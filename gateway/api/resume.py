@@ -30,12 +30,13 @@ LOOKS = 10
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A call as Redis has it. left_s: seconds until its deadline; None without one."""
+    """A call as Redis has it. left_s: seconds until its deadline; None without one. is_queued: no worker has it."""
 
     about: CallMetadata
     is_done: bool
     tokens: int
     left_s: float | None
+    is_queued: bool = False
 
 
 def read_call_id(public_id: str, prefix: str) -> str:
@@ -72,20 +73,24 @@ def read_event_id(request: web.Request) -> EventId:
     return BEGINNING
 
 
-async def look_up(broker: Broker, request_id: str) -> StoredCall | None:
-    """The call that Redis has under the id of its first request; None if unknown.
+async def look_up(broker: Broker, request_id: str, owner: str = "") -> StoredCall | None:
+    """The call that Redis has under the id of its first request; None if it is unknown or has another owner.
 
     Raises MessageError, RedisError or OSError.
     """
     pipe = broker.client.pipeline(transaction=False)
-    pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline")
+    pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline", "account")
     pipe.time()
-    (about, state, emitted, deadline), (seconds, micros) = await pipe.execute()
-    if not about:
+    (about, state, emitted, deadline, account), (seconds, micros) = await pipe.execute()
+    if not about or (account or b"") != owner.encode():
         return None
     left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
     return StoredCall(
-        CallMetadata.decode(about), state == b"done", int(emitted or 0), None if left_ms is None else left_ms / 1000
+        CallMetadata.decode(about),
+        state == b"done",
+        int(emitted or 0),
+        None if left_ms is None else left_ms / 1000,
+        state == b"queued",
     )
 
 
@@ -97,12 +102,16 @@ async def catch_up(
     Raises InvalidRequest if the stream has no such place, or does not reach it soon.
     """
     beginning = events.opening()
+    # The events of a prompt come with the first item of the log.
+    has_prompt = known.about.answer.needs_prompt and events.reached < after and not after.tokens
     # The worker sends again what Redis lost when it died, or another worker computes it again.
-    is_ahead = after.tokens > known.tokens
+    is_ahead = after.tokens > known.tokens or (has_prompt and not known.tokens and not known.is_done)
     if not (known.is_done and is_ahead):
         async with _waiting(outputs) if is_ahead else nullcontext():
             # After the last token of a request, more events exist only if the request is done: the events of its end.
-            while not answer.ended and (answer.tokens < after.tokens or (known.is_done and events.reached < after)):
+            while not answer.ended and (
+                answer.tokens < after.tokens or ((known.is_done or has_prompt) and events.reached < after)
+            ):
                 beginning += events.feed(await outputs.next())
     if events.reached < after:
         last = max(events.reached, EventId(known.tokens))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from quire.gateway.api.errors import refused
-from quire.gateway.model.schema_check import Schemas
+from quire.gateway.model.continued_message import render_continued
+from quire.gateway.model.grammar_check import GrammarTrials
+from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.shared.text.chat_template import Message, TemplateFailure
-from quire.shared.text.json_schema import SchemaError
+from quire.shared.text.grammar import Vocabulary
+from quire.shared.text.grammar_error import GrammarError
 
 # Upper bound of the average number of characters per token, for any tokenizer in use. A prompt with more than this
 # number of characters for each token of the context is refused without tokenizing it.
@@ -22,79 +28,159 @@ SHORT_CHARACTERS = 512
 MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]
+T = TypeVar("T")
+DEFAULT_FORM = PromptForm()
+
+
+class RenderedChat(NamedTuple):
+    """The prompt of a conversation, as text and as token ids."""
+
+    text: str
+    token_ids: list[int]
 
 
 class Renderer:
     """Renders and tokenizes for one model."""
 
     def __init__(self, model: ServedModel, threads: int) -> None:
-        self._model = model
+        self.model = model
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._schemas = Schemas(threads)
+        vocabulary = Vocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
+        self._grammars = GrammarTrials(vocabulary, threads)
+        self.tool_grammars = ToolGrammars(model.grammar_tokens)
 
     def close(self) -> None:
-        self._schemas.close()
+        self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, messages: Sequence[Message], limit: int) -> list[int]:
-        """The token ids of a conversation, for a context of `limit` tokens. Raises InvalidRequest."""
-        if self._model.template is None:
-            raise refused(
-                "messages", f"{self._model.name} has no chat template; use /v1/completions.", code="no_chat_template"
-            )
-        characters = sum(_characters(message["content"]) for message in messages)
-        _check_length("messages", characters, limit)
-        around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, messages)
+    @property
+    def template_takes_tools(self) -> bool:
+        """True if the chat template describes tools to the model."""
+        return self.model.template is not None and "tools" in self.model.template.variables
 
-    async def prompt(self, name: str, prompt: Prompt, limit: int) -> list[int]:
-        """The token ids of a plain prompt, with the special tokens that the tokenizer puts around it."""
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        limit: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        form: PromptForm = DEFAULT_FORM,
+    ) -> RenderedChat:
+        """The prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
+
+        tools: in the form of the OpenAI API. variables: further ones for the chat template.
+        """
+        if self.model.template is None:
+            raise refused(
+                "messages", f"{self.model.name} has no chat template; use /v1/completions.", code="no_chat_template"
+            )
+        characters = sum(map(_characters, messages))
+        _check_length("messages", characters, limit)
+        if tools and self.template_takes_tools:
+            # Text that the template writes for the tools counts as little as the tags around messages.
+            characters += len(json.dumps(tools, ensure_ascii=False))
+            _check_length("tools", characters, limit)
+        around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
+        return await self._run(characters + around, self._render_chat, messages, tools, variables, form)
+
+    async def prompt(self, name: str, prompt: Prompt, limit: int, form: PromptForm = DEFAULT_FORM) -> list[int]:
+        """The token ids of a plain prompt, by default with the special tokens that the tokenizer puts around it."""
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(len(prompt), self._encode, prompt, True)
+        return await self._run(len(prompt), self._encode, prompt, form.add_special_tokens is not False)
 
-    async def check_schema(self, schema: str) -> None:
-        """Check that answers can follow a JSON schema. Raises InvalidRequest."""
-        if not schema:
+    async def texts(
+        self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """The token ids of texts, each given with its name for errors, with or without the special tokens around each.
+
+        limit: of the context in tokens; None if the caller shortens longer texts. Raises InvalidRequest.
+        """
+        for name, text in named:
+            if limit is not None:
+                _check_length(name, len(text), limit)
+        texts = [text for _, text in named]
+        characters = sum(map(len, texts))
+        if characters <= SHORT_CHARACTERS:
+            return self._encode_all(texts, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._encode_all, texts, add_special_tokens)
+
+    async def check_grammar(self, grammar: str, name: str) -> None:
+        """Check that answers can follow a grammar. `name` is the parameter that errors name. Raises InvalidRequest."""
+        if not grammar:
             return
-        if not self._model.eos_token_ids:
-            raise refused(
-                "response_format", f"response_format needs a model with an end token, and {self._model.name} has none."
-            )
         try:
-            await self._schemas.check(schema)
-        except SchemaError as error:
-            name = "response_format.json_schema.schema"
+            await self.try_grammar(grammar)
+        except GrammarError as error:
             raise refused(name, f"{name} cannot be followed: {error}.") from error
 
-    async def _run(self, characters: int, function: Any, *arguments: Any) -> list[int]:
-        if characters <= SHORT_CHARACTERS:
-            short: list[int] = function(*arguments)
-            return short
-        ids: list[int] = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        return ids
+    async def try_grammar(self, grammar: str) -> None:
+        """Raises GrammarError if answers cannot follow a grammar."""
+        if not self.model.eos_token_ids:
+            raise GrammarError(f"it needs a model with an end token, and {self.model.name} has none")
+        await self._grammars.check(grammar)
 
-    def _render_chat(self, messages: Sequence[Message]) -> list[int]:
-        assert self._model.template is not None
+    async def text(self, token_ids: list[int]) -> str:
+        """The text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
+        return await self._run(len(token_ids), self._decode, token_ids)
+
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
+        """The entries of the vocabulary with these ids; empty for tokens that the tokenizer lacks."""
+        entry = self.model.tokenizer.id_to_token
+        return await self._run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
+
+    async def _run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function, in a thread if its input is not short. size: of the input, in characters or tokens."""
+        if size <= SHORT_CHARACTERS:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self.model.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def _render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None,
+        form: PromptForm,
+    ) -> RenderedChat:
+        assert self.model.template is not None
+        render = partial(self.model.template.render, tools=tools or None, variables=variables)
         try:
-            text = self._model.template.render(messages)
+            if form.continue_final_message:
+                text = render_continued(render, messages)
+            else:
+                text = render(messages, form.add_generation_prompt)
         except TemplateFailure as error:
             raise refused(
                 "messages",
-                f"The chat template of {self._model.name} refuses these messages: {str(error)[:500]}.",
+                f"The chat template of {self.model.name} refuses these messages: {str(error)[:500]}.",
                 code="template_error",
             ) from error
         # The template writes its own beginning-of-sequence token.
-        return self._encode(text, False)
+        return RenderedChat(text, self._encode(text, form.add_special_tokens is True))
+
+    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        encodings = self.model.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
 
-def _characters(content: str | list[dict[str, str]]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+def _characters(message: Message) -> int:
+    """The characters of a message that a template writes."""
+    content = message["content"] or ""
+    count = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    count += len(message.get("reasoning_content", ""))
+    if calls := message.get("tool_calls"):
+        count += len(json.dumps(calls, ensure_ascii=False))
+    return count
 
 
 def _check_length(name: str, characters: int, limit: int) -> None:

@@ -8,23 +8,28 @@ five fields as in vLLM (`--generation-config auto`). `do_sample` and `max_new_to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.token_texts import TokenTexts
-from quire.shared.model.config import context_length, read_model_config
+from quire.gateway.output.formats import FALLBACK, detect, detect_reasoning
+from quire.shared.model.config import HIDDEN_KEYS, longest_context, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
 from quire.shared.sampling_params import MODEL_DEFAULTS, PARAMETERS
+from quire.shared.text import grammar
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
 from quire.shared.validators import InvalidValue
 
 GENERATION_CONFIG = "generation_config.json"
+# Values of the settings of formats besides the names of formats.
+AUTO, NO_FORMAT = "auto", "none"
 
 __all__ = ["ModelError", "ServedModel", "load_model"]
 
@@ -42,6 +47,12 @@ class ServedModel:
     max_model_len: None if the configuration does not say.
     special_tokens: token ids by text.
     sampling_defaults: by name of the sampling parameter.
+    tool_format: how the model writes tool calls, a name of `FORMATS`. reasoning_format: how it marks its reasoning, a
+    name of `REASONING_FORMATS`; empty if it does not.
+    grammar_tokens: ids of the tokens that grammars name by their ids, by text.
+    hidden_size: numbers in an embedding; None if the configuration does not say.
+    pooling: the default of embedding calls (`quire.gateway.model.pooling`); empty if they must name one.
+    aliases: other names by which calls may name the model.
     """
 
     name: str
@@ -55,12 +66,26 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     special_tokens: dict[str, int]
     sampling_defaults: Mapping[str, float]
+    hidden_size: int | None = None
+    pooling: str = ""
+    tool_format: str = ""
+    reasoning_format: str = ""
+    grammar_tokens: Mapping[str, int] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
 
 
-def load_model(model: str, name: str, uses_generation_config: bool = True) -> ServedModel:
+def load_model(
+    model: str,
+    name: str,
+    uses_generation_config: bool = True,
+    tool_call_format: str = AUTO,
+    reasoning_format: str = AUTO,
+    aliases: tuple[str, ...] = (),
+) -> ServedModel:
     """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError.
 
     Without `uses_generation_config` the sampling defaults are those of the API, not those of the model.
+    tool_call_format, reasoning_format: a format's name, or `auto` for the one that the chat template has.
     """
     folder = _folder(model)
     config = read_model_config(folder)
@@ -73,14 +98,16 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
         raise ModelError(f"{folder / 'config.json'}: text_config is not a JSON object; fetch the model again.")
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     declared = text_config.get("vocab_size")
+    template = load_chat_template(folder, tokenizer_config, special_tokens)
+    added_tokens = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
         context=context_of(tokenizer),
         drops_first_space=drops_first_space(tokenizer),
         token_texts=TokenTexts(tokenizer),
-        template=load_chat_template(folder, tokenizer_config, special_tokens),
-        max_model_len=context_length(text_config),
+        template=template,
+        max_model_len=longest_context(text_config),
         vocab_size=declared if type(declared) is int else vocab_size,
         eos_token_ids=_eos_token_ids(generation, text_config, config, tokenizer, special_tokens),
         special_tokens={
@@ -89,7 +116,29 @@ def load_model(model: str, name: str, uses_generation_config: bool = True) -> Se
         sampling_defaults=(
             read_sampling_defaults(folder / GENERATION_CONFIG, generation) if uses_generation_config else MODEL_DEFAULTS
         ),
+        hidden_size=next((text_config[key] for key in HIDDEN_KEYS if type(text_config.get(key)) is int), None),
+        pooling=read_pooling(folder),
+        tool_format=_tool_format(tool_call_format, template, added_tokens),
+        grammar_tokens=grammar.special_tokens(tokenizer),
+        reasoning_format=_reasoning_format(reasoning_format, template, added_tokens),
+        aliases=aliases,
     )
+
+
+def _tool_format(name: str, template: ChatTemplate | None, added_tokens: set[str]) -> str:
+    """The name of the format of tool calls: the one that is set, or the one that the chat template tells."""
+    if name != AUTO or template is None:
+        return "" if name == AUTO else name
+    found = detect(template.source, added_tokens) if "tools" in template.variables else None
+    return (found or FALLBACK).name
+
+
+def _reasoning_format(name: str, template: ChatTemplate | None, added_tokens: set[str]) -> str:
+    """The name of the format of reasoning: the one that is set, or the one that the chat template tells; or empty."""
+    if name != AUTO:
+        return "" if name == NO_FORMAT else name
+    found = detect_reasoning(template.source, added_tokens) if template is not None else None
+    return found.name if found is not None else ""
 
 
 def read_sampling_defaults(path: Path, generation: Mapping[str, Any]) -> dict[str, float]:

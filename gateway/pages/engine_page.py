@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import re
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from quire.gateway.admission.worker_registry import WorkerRegistry
+from quire.gateway.api.caller import caller_of
 from quire.gateway.api.errors import ApiError, InvalidRequest, NotFound
+from quire.gateway.api.key_policy import check_model, may_use
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.pages.engine_viewer import EngineViewer
 from quire.gateway.pages.view_subscriptions import ViewSubscriptions
 from quire.gateway.service import Gateway
 from quire.gateway.stream import sse
+from quire.shared.service_settings import is_loopback
 
 # Maximum number of open streams of one gateway.
 MAX_VIEWERS = 64
@@ -36,22 +41,17 @@ def is_on(setting: str, host: str) -> bool:
     """True if a gateway that listens on `host` serves the page. `setting`: the value of `--engine-view`."""
     if setting != "auto":
         return setting == "on"
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(host)
 
 
-def add_to(app: web.Application, gateway: Gateway) -> None:
+def add_to(app: web.Application, directory: ModelDirectory) -> None:
     """Adds the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
-    if not is_on(gateway.settings.engine_view, gateway.settings.host):
+    settings = directory.process.settings
+    if not is_on(settings.engine_view, settings.host):
         app.add_routes([web.get("/engine", _refuse), web.get("/engine/{rest:.*}", _refuse)])
         return
-    page = EnginePage(gateway)
+    page = EnginePage(directory)
     app.add_routes([web.get("/engine/workers", page.workers), web.get("/engine/stream", page.stream, allow_head=False)])
-    app.on_startup.append(page.start)
     app.on_shutdown.append(page.close)
 
 
@@ -63,25 +63,44 @@ async def _refuse(request: web.Request) -> web.StreamResponse:
 
 
 class EnginePage:
-    """Handlers of the page's data. Between `start` and `close` they accept viewers."""
+    """Handlers of the page's data. Until `close` they accept viewers."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
         self._is_closing = False
-
-    async def start(self, app: web.Application) -> None:
-        self._views = ViewSubscriptions(self._gateway.settings.redis_url, self._gateway.broker, self._live_workers)
+        # The subscriptions of each model with a viewer; a model that is gone takes its own with it.
+        self._views: WeakKeyDictionary[Gateway, ViewSubscriptions] = WeakKeyDictionary()
 
     async def close(self, app: web.Application) -> None:
         """Ends all streams: the same views can be had from another gateway."""
         self._is_closing = True
-        self._views.end_all()
+        for views in self._views.values():
+            views.end_all()
 
-    def _live_workers(self) -> list[str]:
-        return [card.worker_id for card in self._gateway.worker_registry.workers]
+    def _views_of(self, gateway: Gateway) -> ViewSubscriptions:
+        if gateway not in self._views:
+            url = gateway.settings.redis_url
+            # No reference to the gateway itself: the key of a weak dictionary must not be held by its value.
+            registry = gateway.worker_registry
+            self._views[gateway] = ViewSubscriptions(url, gateway.broker, lambda: _ids(registry))
+        return self._views[gateway]
+
+    def _choose(self, request: web.Request) -> Gateway:
+        """Returns the model that `model` names, by default the first with a live worker. Raises ApiError."""
+        name, caller = request.query.get("model"), caller_of(request)
+        if name is not None:
+            gateway = self._directory.choose(name, caller)
+            gateway.limits.check_model(name)
+            check_model(caller, name)
+            return gateway
+        models = [one for one in self._directory.live or self._directory.gateways if may_use(caller, one.model.name)]
+        if not models:
+            raise NotFound("This server has no model for you yet.", param="model")
+        return models[0]
 
     async def workers(self, request: web.Request) -> web.Response:
-        """GET /engine/workers: the live workers."""
+        """GET /engine/workers?model=NAME: the live workers of a model, and the names of all models."""
+        gateway = self._choose(request)
         workers = [
             {
                 "id": card.worker_id,
@@ -93,33 +112,42 @@ class EnginePage:
                 "max_model_len": card.max_model_len,
                 "max_num_seqs": card.max_num_seqs,
             }
-            for card in sorted(self._gateway.worker_registry.workers, key=lambda card: card.worker_id)
+            for card in sorted(gateway.worker_registry.workers, key=lambda card: card.worker_id)
         ]
-        return web.json_response({"model": self._gateway.model.name, "workers": workers})
+        return web.json_response(
+            {
+                "model": gateway.model.name,
+                "models": [
+                    one.model.name for one in self._directory.live if may_use(caller_of(request), one.model.name)
+                ],
+                "workers": workers,
+            }
+        )
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /engine/stream?worker=ID&follow=KEY: views of a worker as they arrive, until the client leaves.
+        """GET /engine/stream?model=NAME&worker=ID&follow=KEY: views of a worker, until the client leaves.
 
         `follow`: an idempotency key. The stream then has the views of the worker that has claimed the request of this
         key, as soon as a worker has claimed it.
         """
-        worker_id, key = self._read_worker(request), _read_key(request)
+        gateway = self._choose(request)
+        worker_id, key = _read_worker(gateway, request), caller_of(request).scoped(_read_key(request))
         if self._is_closing:
             raise ApiError("This gateway is shutting down.", code="shutting_down")
-        if self._views.num_viewers >= MAX_VIEWERS:
+        if sum(views.num_viewers for views in self._views.values()) >= MAX_VIEWERS:
             raise TooManyViewers(
                 f"This gateway has {MAX_VIEWERS} open engine views already, which is its limit; close one, or wait."
             )
         viewer = EngineViewer()
         response = web.StreamResponse(headers=sse.HEADERS)
-        async with self._views.showing(viewer, worker_id, key):
+        async with self._views_of(gateway).showing(viewer, worker_id, key):
             await response.prepare(request)
             await self._send(request, response, viewer)
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, viewer: EngineViewer) -> None:
         """Writes events until the viewer ends, the client leaves, or the client does not read for the write timeout."""
-        settings = self._gateway.settings
+        settings = self._directory.process.settings
         with contextlib.suppress(ConnectionError):
             while True:
                 try:
@@ -138,17 +166,22 @@ class EnginePage:
                         request.transport.abort()
                     return
 
-    def _read_worker(self, request: web.Request) -> str:
-        """Returns the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
-        unknown = sorted(request.query.keys() - {"worker", "follow"})
-        if unknown:
-            raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has worker and follow.")
-        live = sorted(self._live_workers())
-        worker_id: str = request.query.get("worker", live[0] if live else "")
-        if worker_id not in live:
-            there = f"there are {', '.join(live[:8])}" if live else "there is none now"
-            raise NotFound(f"No live worker has the id {worker_id[:80]!r}; {there}.", param="worker")
-        return worker_id
+
+def _ids(registry: WorkerRegistry) -> list[str]:
+    return [card.worker_id for card in registry.workers]
+
+
+def _read_worker(gateway: Gateway, request: web.Request) -> str:
+    """Returns the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
+    unknown = sorted(request.query.keys() - {"model", "worker", "follow"})
+    if unknown:
+        raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has model, worker and follow.")
+    live = sorted(_ids(gateway.worker_registry))
+    worker_id: str = request.query.get("worker", live[0] if live else "")
+    if worker_id not in live:
+        there = f"there are {', '.join(live[:8])}" if live else "there is none now"
+        raise NotFound(f"No live worker has the id {worker_id[:80]!r}; {there}.", param="worker")
+    return worker_id
 
 
 def _read_key(request: web.Request) -> str:

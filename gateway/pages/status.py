@@ -1,8 +1,9 @@
-"""Endpoints that describe a gateway: its model, and whether it works.
+"""Endpoints that describe a gateway: its version, and whether it works.
 
-`/readyz` is for supervisors: it counts a worker until its registration expires, at least five seconds after its last
-heartbeat. `/status` is for a person who waits for an answer, and wants to know earlier that a worker has stopped: it
-looks at the age of the heartbeats.
+`/healthz`, `/health` and `/ping` are for liveness: they succeed while the process answers, so that no supervisor
+restarts a gateway because Redis or the workers are away. `/readyz` is for readiness: it counts a worker until its
+registration expires, at least five seconds after its last heartbeat. `/status` is for a person who waits for an answer,
+and wants to know earlier that a worker has stopped: it looks at the age of the heartbeats.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from aiohttp import web
 from redis.exceptions import RedisError
 
 from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.service import Gateway
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.shared.broker import LastBeat
+from quire.shared.version import installed_version
 
 log = logging.getLogger("gateway")
 
@@ -31,44 +33,29 @@ REDIS_TIMEOUT_S = 1.0
 class Status:
     """Handlers of the endpoints that describe one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
         self._lock = asyncio.Lock()
         self._looked_at = float("-inf")
         self._state: dict[str, Any] = {}
 
-    async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models"""
-        return web.json_response({"object": "list", "data": [self._card()]})
-
-    async def one_model(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{name}"""
-        self._gateway.limits.check_model(request.match_info["name"])
-        return web.json_response(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        model = self._gateway.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._gateway.started,
-            "owned_by": "quire",
-            "max_model_len": self._gateway.worker_registry.max_model_len,
-            "sampling_defaults": model.sampling_defaults,
-        }
-
     async def healthz(self, request: web.Request) -> web.Response:
-        """GET /healthz: 200 while the process is alive."""
+        """GET /healthz, /health and /ping: 200 while the process is alive."""
         return web.json_response({"status": "ok"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        """GET /version: the version of Quire."""
+        return web.json_response({"version": installed_version("0 (not installed)")})
 
     async def readyz(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 if a worker would take a request that arrives now, else 503 with the reasons."""
-        registry = self._gateway.worker_registry
-        workers = len(registry.workers)
+        directory = self._directory
+        workers = sum(len(one.worker_registry.workers) for one in directory.gateways)
+        answers = directory.redis_answers and all(one.worker_registry.redis_answers for one in directory.gateways)
         problems = [
-            *(["this gateway is shutting down"] if self._gateway.draining else []),
-            *self._gateway.redis_problems(),
-            *([] if workers or not registry.redis_answers else ["no worker makes progress"]),
+            *(["this gateway is shutting down"] if directory.process.draining else []),
+            *directory.redis_problems(),
+            *([] if workers or not answers else ["no worker makes progress"]),
         ]
         state = {"ready": not problems, "workers": workers, "problems": problems}
         return web.json_response(state, status=503 if problems else 200)
@@ -87,7 +74,8 @@ class Status:
     async def _look(self) -> dict[str, Any]:
         try:
             async with asyncio.timeout(REDIS_TIMEOUT_S):
-                return summary(await self._gateway.broker.last_beats())
+                found = await asyncio.gather(*(one.broker.last_beats() for one in self._directory.gateways))
+                return summary([beat for beats in found for beat in beats])
         except (RedisError, OSError, TimeoutError) as error:
             log.debug("the heartbeats of the workers cannot be read: %s", error)
             return {"redis": False, "workers": 0, "responding": 0, "silent_s": None}

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from quire.gateway.api.caller import caller_of
 from quire.gateway.api.error_responses import REASON, Handler
-from quire.gateway.api.errors import REQUEST_ID
+from quire.gateway.api.errors import REQUEST_ID, USER_HASH
+from quire.gateway.api.headers import client_id
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.gateway.telemetry.tracing import PREFIX, SPAN, HttpSpan
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 access = logging.getLogger("gateway.access")
 
 # Paths that supervisors and waiting pages request several times per second: logged at DEBUG only.
-PROBES = ("/healthz", "/readyz", "/status")
+PROBES = ("/health", "/healthz", "/ping", "/readyz", "/status")
 
 
 def recording(meters: RequestMeters, tracer: Tracer | None) -> Middleware:
@@ -78,6 +80,15 @@ def _log(level: int, request: web.Request, status: Any, duration_ms: float) -> N
         "status": status,
         "duration_ms": round(duration_ms, 3),
     }
+    if given := client_id(request):
+        line += f" client_request={given}"
+        fields["client_request_id"] = given
+    if owner := caller_of(request).owner:
+        line += f" key={owner}"
+        fields["key_id"] = owner
+    if user := request.get(USER_HASH):
+        line += f" user={user}"
+        fields["user_hash"] = user
     if (span := request.get(SPAN)) is not None:
         line += f" trace={span.trace_id}"
         fields["trace_id"] = span.trace_id

@@ -57,12 +57,14 @@ class RequestMeters:
 class CallMeter:
     """The counts of one call."""
 
-    __slots__ = ("_began", "_dialect", "_last_at", "first_at", "kind", "meters", "tokens")
+    __slots__ = ("_began", "_between", "_deliver", "_dialect", "_last_at", "first_at", "kind", "meters", "tokens")
 
     def __init__(self, meters: RequestMeters, dialect: str, kind: str, began: float) -> None:
         self.meters = meters
         self._dialect = dialect
         self._began = began
+        self._deliver = meters.overhead_s["deliver"]
+        self._between = meters.between_tokens_s[dialect]
         self._last_at = 0.0
         # Time at which the first token was written to the stream of a new call; 0 before.
         self.first_at = 0.0
@@ -84,13 +86,13 @@ class CallMeter:
         """
         now = clock()
         if came_at:
-            self.meters.overhead_s["deliver"].observe(now - came_at)
+            self._deliver.observe(now - came_at)
         if tokens <= self.tokens:
             return
         self.meters.completion_tokens[self._dialect] += tokens - self.tokens
         self.tokens = tokens
         if self._last_at:
-            self.meters.between_tokens_s[self._dialect].observe(now - self._last_at)
+            self._between.observe(now - self._last_at)
         elif self.kind == "new":
             self.first_at = now
             self.meters.first_token_s[self._dialect].observe(now - self._began)

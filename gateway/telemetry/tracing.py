@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 PREFIX = "/v1/"
 TRACEPARENT = "traceparent"
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}
-ID_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
+OPERATIONS = {
+    "chat": "chat",
+    "completion": "text_completion",
+    "response": "chat",
+    "message": "chat",
+    "embeddings": "embeddings",
+}
+ID_PREFIXES = {
+    "chat": "chatcmpl-",
+    "completion": "cmpl-",
+    "response": "resp_",
+    "message": "msg_",
+    "embeddings": "embd-",
+}
 # Characters of the path that are recorded; clients choose it.
 MAX_PATH = 200
 
@@ -67,28 +79,14 @@ class HttpSpan:
         """Records the parameters of the call."""
         if not self._span.is_recording():
             return
-        sampling = call.sampling[0]
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": OPERATIONS[dialect],
             "gen_ai.provider.name": "quire",
             "gen_ai.request.model": call.options.model,
-            "gen_ai.request.max_tokens": sampling.max_tokens,
-            "gen_ai.request.temperature": float(sampling.temperature),
-            "gen_ai.request.top_p": float(sampling.top_p),
-            "gen_ai.request.stream": call.options.stream,
             "gen_ai.usage.input_tokens": call.prompt_tokens,
         }
-        if call.options.seed is not None:
-            # Attributes are signed 64-bit integers; a larger seed wraps around.
-            attributes["gen_ai.request.seed"] = (call.options.seed + 2**63) % 2**64 - 2**63
-        if sampling.top_k:
-            attributes["gen_ai.request.top_k"] = sampling.top_k
-        if sampling.frequency_penalty:
-            attributes["gen_ai.request.frequency_penalty"] = float(sampling.frequency_penalty)
-        if sampling.presence_penalty:
-            attributes["gen_ai.request.presence_penalty"] = float(sampling.presence_penalty)
-        if len(call.prompts) * sampling.n > 1:
-            attributes["gen_ai.request.choice.count"] = len(call.prompts) * sampling.n
+        if OPERATIONS[dialect] != "embeddings":
+            attributes |= _sampling_attributes(call)
         self._span.set_attributes(attributes)
 
     def end(self, status: int | None) -> None:
@@ -128,6 +126,29 @@ class HttpSpan:
             if outcome in ("error", "quarantined", "deadline"):
                 fail(span, outcome)
         span.end()
+
+
+def _sampling_attributes(call: Call) -> dict[str, Any]:
+    """Returns the attributes of a call that generates tokens."""
+    sampling = call.sampling[0]
+    attributes: dict[str, Any] = {
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": float(sampling.temperature),
+        "gen_ai.request.top_p": float(sampling.top_p),
+        "gen_ai.request.stream": call.options.stream,
+    }
+    if call.options.seed is not None:
+        # Attributes are signed 64-bit integers; a larger seed wraps around.
+        attributes["gen_ai.request.seed"] = (call.options.seed + 2**63) % 2**64 - 2**63
+    if sampling.top_k:
+        attributes["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.frequency_penalty:
+        attributes["gen_ai.request.frequency_penalty"] = float(sampling.frequency_penalty)
+    if sampling.presence_penalty:
+        attributes["gen_ai.request.presence_penalty"] = float(sampling.presence_penalty)
+    if len(call.prompts) * sampling.n > 1:
+        attributes["gen_ai.request.choice.count"] = len(call.prompts) * sampling.n
+    return attributes
 
 
 # The span of an HTTP request, if tracing is on.

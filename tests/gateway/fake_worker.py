@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem, WorkerCard
+from quire.shared.messages import Delta, GenerationRequest, Outcome, PromptReport, StepItem, WorkerCard
 from quire.shared.redis.clients import blocking_client, command_client
 
 # The steps of one request: the deltas of each, and the outcome that ends it.
@@ -30,6 +30,9 @@ class FakeWorker:
     claimed: list[GenerationRequest] = field(default_factory=list)
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     steps: dict[str, int] = field(default_factory=dict)
+    # Makes the report about the prompt, which the first item carries.
+    report: Callable[[GenerationRequest], PromptReport | None] = lambda request: None
+    weights_digest: str = ""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeWorker]:
@@ -65,6 +68,7 @@ class FakeWorker:
                 running=0,
                 waiting=0,
                 steps=1,
+                weights_digest=self.weights_digest,
             )
         )
 
@@ -94,7 +98,8 @@ class FakeWorker:
         self.claimed.append(request)
         start = claim.emitted
         async for deltas, outcome in self.script(request):
-            item = StepItem(request.id, start, deltas, outcome)
+            report = None if request.id in self.steps else self.report(request)
+            item = StepItem(request.id, start, deltas, outcome, report)
             reply = await self.broker.commit_step(self.worker_id, [StepCommit(claim.attempt, item)])
             self.steps[request.id] = self.steps.get(request.id, 0) + 1
             start = item.end

@@ -142,8 +142,8 @@ class RunningGateway:
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=20)
 
-    async def get(self, path: str) -> Reply:
-        return await self.send(raw_request("GET", path))
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.send(raw_request("GET", path, headers=headers))
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -260,7 +260,14 @@ async def until(condition: Any) -> None:
 
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
-    gateway = Gateway(settings, load_model(settings.model, settings.name, settings.generation_config == "auto"))
+    model = load_model(
+        settings.model,
+        settings.name,
+        settings.generation_config == "auto",
+        settings.tool_call_format,
+        settings.reasoning_format,
+    )
+    gateway = Gateway(settings, model)
     runner = GatewayRunner(create_app(gateway))
     await runner.setup()
     try:

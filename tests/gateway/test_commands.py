@@ -24,7 +24,7 @@ def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path:
         commands.run_gateway(GatewaySettings(model=str(tmp_path)), {})
 
 
-@pytest.mark.parametrize("command", [commands.GATEWAY, commands.DEAD_LETTERS])
+@pytest.mark.parametrize("command", [commands.GATEWAY, commands.DEAD_LETTERS, commands.KEYS, commands.USAGE])
 def test_each_example_begins_with_the_program(command: object) -> None:
     assert isinstance(command, type(commands.GATEWAY))
     assert command.examples

@@ -170,6 +170,12 @@ def test_a_name_that_keys_cannot_hold(redis_url: str, model_folder: Path) -> Non
     assert "--served-model-name" in line
 
 
+def test_an_origin_that_no_browser_sends(redis_url: str, model_folder: Path) -> None:
+    line = refusal(settings(redis_url, model_folder, cors_origins="https://app.example.com/path"))
+    assert "--cors-origins (QUIRE_CORS_ORIGINS)" in line
+    assert "'https://app.example.com/path' is not an origin" in line
+
+
 def test_the_redis_url_is_not_shown_to_others() -> None:
     given = GatewaySettings(redis_url="redis://:secret@host/0")
     assert "secret" not in repr(given)

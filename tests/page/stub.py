@@ -48,7 +48,7 @@ class Call:
         self.is_over.set()
 
     async def accept(self, request_id: str) -> None:
-        self._response = web.StreamResponse(headers={**sse.HEADERS, "x-request-id": request_id})
+        self._response = web.StreamResponse(headers={**sse.HEADERS, "x-quire-request-id": request_id})
         await self._response.prepare(self.request)
 
     async def write(self, text: str) -> None:
@@ -133,12 +133,12 @@ class Script:
     def __init__(self, request_id: str = "ab" * 16, n: int = 1) -> None:
         self.request_id = request_id
         about = CallMetadata("chat", 1, n, True, (), 5, 1, True)
-        self._form = ChatDialect(request_id, SERVED, about)
+        self._form = ChatDialect().form(request_id, SERVED, about)
         self._n = n
 
     @property
     def call_id(self) -> str:
-        return self._form.prefix + self.request_id
+        return ChatDialect.prefix + self.request_id
 
     def opening(self) -> str:
         events = self._form.opening()
@@ -151,9 +151,9 @@ class Script:
         return "".join(self.text(first + index, piece) for index, piece in enumerate(pieces))
 
     def end(self, position: int) -> str:
-        finishes = [self._form.finish(choice, "stop") for choice in range(self._n)]
+        finishes = [event for choice in range(self._n) for event in self._form.finish(choice, "stop")]
         usage = {"prompt_tokens": 5, "completion_tokens": position, "total_tokens": 5 + position}
-        events = [*finishes, self._form.usage(usage), sse.event("[DONE]")]
+        events = [*finishes, *self._form.ending(usage)]
         return "".join(f"id: {EventId(position, step)}\n{event}" for step, event in enumerate(events, start=1))
 
     def error(self, position: int, message: str, code: str) -> str:

@@ -81,7 +81,8 @@ async function* deliveries(call, signal, opened) {
       response = await fetch(CHAT, { method: "POST", headers, body: call.body, signal: either });
     }
     if (!response.ok) throw await refusalOf(response);
-    const requestId = response.headers.get("x-request-id") ?? "";
+    // Not x-request-id: a proxy may have chosen that one.
+    const requestId = response.headers.get("x-quire-request-id") ?? "";
     if (/^[0-9a-f]{32}$/.test(requestId)) call.id ??= `chatcmpl-${requestId}`;
     opened();
     const parser = new SseParser();

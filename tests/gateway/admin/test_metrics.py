@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.gateway.admin import metrics
 from quire.gateway.admin.metrics import GatewayMetrics
+from quire.gateway.directory.model_directory import ModelDirectory
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import RunningGateway, tokens
 
@@ -26,14 +27,14 @@ async def test_what_was_counted_is_there(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("abc"), "stop")):
         await gateway.chat()
         await gateway.gateway.worker_registry.refresh()
-        found = await samples(GatewayMetrics(gateway.gateway))
+        found = await samples(GatewayMetrics(ModelDirectory.of(gateway.gateway)))
     chat = frozenset({("dialect", "chat")})
     model = frozenset({("model", gateway.gateway.model.name)})
     assert found["quire_calls_total", chat | {("kind", "new"), ("outcome", "stop")}] == 1
     assert found["quire_completion_tokens_total", chat] == len(tokens("abc"))
     assert found["quire_frames_total", frozenset()] >= 1
     assert found["quire_redis_up", frozenset()] == found["quire_subscribed", frozenset()] == 1
-    assert found["quire_live_workers", frozenset()] == 1
+    assert found["quire_live_workers", frozenset({("model", "test-model")})] == 1
     assert found["quire_lane_accepted_total", model] == 1
     assert found["quire_lane_ended_total", model | {("outcome", "stop")}] == 1
 
@@ -45,7 +46,7 @@ async def test_while_redis_does_not_answer_the_lane_is_left_out(
         raise ConnectionError("Redis is away")
 
     monkeypatch.setattr(metrics, "read_lane", away)
-    found = await samples(GatewayMetrics(gateway.gateway))
+    found = await samples(GatewayMetrics(ModelDirectory.of(gateway.gateway)))
     assert found["quire_redis_up", frozenset()] == 0
     assert not any(name.startswith(("quire_lane", "quire_queue", "quire_retry")) for name, _ in found)
 
@@ -60,7 +61,7 @@ async def test_redis_is_asked_once_for_scrapes_that_come_together(
         return await read(broker)  # type: ignore[arg-type]
 
     monkeypatch.setattr(metrics, "read_lane", counted)
-    of = GatewayMetrics(gateway.gateway)
+    of = GatewayMetrics(ModelDirectory.of(gateway.gateway))
     for _ in range(3):
         await of.render()
     assert len(asked) == 1
@@ -68,7 +69,7 @@ async def test_redis_is_asked_once_for_scrapes_that_come_together(
 
 async def test_every_help_text_stands_alone(gateway: RunningGateway) -> None:
     """Prometheus shows it without those of other metrics: it names its subject, and no two are the same."""
-    text = (await GatewayMetrics(gateway.gateway).render()).decode()
+    text = (await GatewayMetrics(ModelDirectory.of(gateway.gateway)).render()).decode()
     found = dict(re.findall(r"^# HELP (quire_\w+) (.+)$", text, re.MULTILINE))
     assert len(found) > 25
     assert len(set(found.values())) == len(found)

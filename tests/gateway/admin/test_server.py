@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.directory.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import bind
 from tests.gateway.running import RunningGateway
 
 
 @asynccontextmanager
 async def admin(gateway: RunningGateway) -> AsyncIterator[aiohttp.ClientSession]:
-    server = GatewayAdminServer(gateway.gateway, bind("127.0.0.1", 0)).server
+    server = GatewayAdminServer(ModelDirectory.of(gateway.gateway), bind("127.0.0.1", 0)).server
     await server.start()
     try:
         async with aiohttp.ClientSession(server.url) as session:

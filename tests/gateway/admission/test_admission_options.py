@@ -462,18 +462,31 @@ async def test_deadlines_that_are_none(start_gateway: Start) -> None:
 # --- classes, rates, ports --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["interactive", "standard", "batch", None])
-async def test_a_request_waits_in_the_queue_of_its_class(gateway: RunningGateway, given: str | None) -> None:
+@pytest.mark.parametrize(
+    ("given", "queue"),
+    [
+        ("interactive", "interactive"),
+        ("standard", "standard"),
+        ("batch", "batch"),
+        (None, "standard"),
+        (-1, "interactive"),
+        (0, "standard"),
+        (2**40, "batch"),
+    ],
+)
+async def test_a_request_waits_in_the_queue_of_its_class(
+    gateway: RunningGateway, given: str | int | None, queue: str
+) -> None:
     call = asyncio.create_task(gateway.complete(priority=given))
     await reaches(gateway, "accepted", 1)
     broker = gateway.gateway.broker
-    assert await broker.client.xlen(broker.keys.queue(given or "standard")) == 1
+    assert await broker.client.xlen(broker.keys.queue(queue)) == 1
     async with gateway.worker(emit(tokens("abc"))):
         assert (await call).status == 200
 
 
 async def test_classes_that_are_none(gateway: RunningGateway) -> None:
-    for value in ("urgent", "", 0, True, ["batch"]):
+    for value in ("urgent", "", 0.5, True, ["batch"]):
         reply = await gateway.chat(priority=value)
         assert (reply.status, reply.error["param"]) == (400, "priority")
         assert "interactive, standard, batch" in reply.error["message"]

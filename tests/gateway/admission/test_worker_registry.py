@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.gateway.admission.worker_registry import usable_adapters
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import RunningGateway, tokens
@@ -43,3 +49,21 @@ async def test_the_lease_of_the_gateway_is_there_while_it_runs(start_gateway: St
     gateway = await start_gateway(gateway_id="g7")
     broker = gateway.gateway.broker
     assert await broker.client.ttl(broker.keys.gateway_lease("g7")) > 0
+
+
+@pytest.mark.parametrize(
+    ("held", "announced", "usable"),
+    [
+        ([["a@1", "b@2"], ["a@1", "b@2"]], [], {"a": "1", "b": "2"}),
+        ([["a@1"], []], [], {}),
+        ([["a@1"], []], ["a"], {"a": "1"}),
+        ([["a@1"], ["a@2"]], ["a"], {}),
+        ([[], []], ["a"], {}),
+        ([], ["a"], {}),
+    ],
+)
+def test_calls_may_name_adapters_that_every_worker_can_run(
+    held: list[list[str]], announced: list[str], usable: dict[str, str]
+) -> None:
+    cards: list[Any] = [SimpleNamespace(adapters=tuple(one)) for one in held]
+    assert usable_adapters(cards, announced) == usable

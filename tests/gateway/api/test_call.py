@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from quire.gateway.api.call import Call, Options
+from quire.gateway.api.labels import Labels
+from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.stream.answer_options import AnswerOptions
 from quire.shared.messages import SamplingParams
 
 
@@ -19,6 +22,9 @@ def call(**sampling: object) -> Call:
         max_tokens=8,
         seed=None,
         sampling=params,
+        answer=AnswerOptions(echo=True),
+        form=PromptForm(),
+        labels=Labels(metadata=(("a", "b"),), service_tier="flex", prompt_cache_key="k"),
     )
     return Call(options, ((1, 2, 3), (4,)), (params, params))
 
@@ -33,7 +39,10 @@ def test_each_prompt_is_one_request_and_the_first_has_the_id_of_the_call() -> No
 def test_metadata_says_what_another_gateway_needs() -> None:
     metadata = call(stop=("x",), include_stop_str_in_output=True).metadata("chat", 7)
     assert (metadata.dialect, metadata.created, metadata.requests, metadata.prompt_tokens) == ("chat", 7, 2, 4)
+    assert metadata.answer == AnswerOptions(echo=True)
     assert (metadata.include_usage, metadata.stop, metadata.include_stop_str_in_output) == (True, ("x",), True)
+    labels = (metadata.metadata, metadata.service_tier, metadata.prompt_cache_key)
+    assert labels == ((("a", "b"),), "flex", "k")
 
 
 def test_counts_name_the_parameters_that_choose_a_number_of_sequences() -> None:

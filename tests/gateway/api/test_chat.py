@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.chat import ChatAnswer
+from quire.gateway.output.parts import Part, PartKind
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
@@ -35,6 +39,7 @@ async def test_the_sdk_gets_an_answer_in_one_piece(gateway: RunningGateway) -> N
     assert answer.model == MODEL
     [choice] = answer.choices
     assert (choice.index, choice.message.role, choice.message.content) == (0, "assistant", TEXT)
+    assert (choice.message.refusal, choice.message.annotations) == (None, [])
     assert choice.finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(tokens(TEXT))
@@ -74,6 +79,7 @@ async def test_events_carry_their_place_in_the_stream(gateway: RunningGateway) -
         "object": "chat.completion.chunk",
         "created": events[0].data["created"],
         "model": MODEL,
+        "system_fingerprint": events[0].data["system_fingerprint"],
         "choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None}],
     }
 
@@ -361,3 +367,19 @@ async def test_a_stream_that_is_open_when_the_gateway_is_told_to_end_is_finished
         events = await call
     assert "".join(texts(events)) == "first second"
     assert events[-1].data == "[DONE]"
+
+
+@pytest.mark.parametrize("kind", [PartKind.CONTENT, PartKind.REASONING, PartKind.ARGUMENTS])
+def test_one_part_is_the_same_event_as_its_pieces(kind: PartKind) -> None:
+    """One part, the common case, is written without merging."""
+    about = CallMetadata("chat", 0, 2, True, (), 1, 1, False)
+    model: Any = SimpleNamespace(name=MODEL, token_texts=None)
+    form = ChatAnswer("chatcmpl-1", model, about)
+    call = 0 if kind is PartKind.ARGUMENTS else -1
+    [whole] = form.parts(1, [Part(kind, 'a"\n', call)])
+    assert [whole] == form.parts(1, [Part(kind, "a", call), Part(kind, '"\n', call)])
+    if kind is PartKind.CONTENT:
+        assert whole == form.text(1, 'a"\n')
+    [choice] = json.loads(whole.removeprefix("data: "))["choices"]
+    assert choice["index"] == 1
+    assert choice["finish_reason"] is None

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.completions import read_prompts
 from quire.gateway.api.errors import ApiError, body
+from quire.gateway.api.prompts import read_prompts
 from tests.gateway.api.refusals import CHAT, USER, check
 from tests.gateway.running import RunningGateway, chat_body
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def calls(value: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": None, "tool_calls": value}]
+
 
 MESSAGES: dict[str, tuple[Any, str]] = {
     "none": ([], "messages"),
@@ -23,7 +30,9 @@ MESSAGES: dict[str, tuple[Any, str]] = {
     "a string inside": ([USER, "Hello"], "messages[1]"),
     "no role": ([{"content": "x"}], "messages[0].role"),
     "unknown role": ([{"role": "wizard", "content": "x"}], "messages[0].role"),
-    "tool role": ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+    "a result without a call": ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+    "a result without content": ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
+    "a result of a user": ([{**USER, "tool_call_id": "1"}], "messages[0].tool_call_id"),
     "role of another type": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
     "no content": ([{"role": "user"}], "messages[0].content"),
     "null content": ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
@@ -39,7 +48,39 @@ MESSAGES: dict[str, tuple[Any, str]] = {
         "messages[0].content[0].cache_control",
     ),
     "a part that is a string": ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-    "tool calls": ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    "calls of a user": ([{**USER, "tool_calls": [CALL]}], "messages[0].tool_calls"),
+    "calls that are no array": (calls(CALL), "messages[0].tool_calls"),
+    "a call that is a string": (calls(["add"]), "messages[0].tool_calls[0]"),
+    "a call without an id": (calls([{**CALL, "id": None}]), "messages[0].tool_calls[0].id"),
+    "a call of another type": (calls([{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].type"),
+    "a call without a function": (calls([{**CALL, "function": 1}]), "messages[0].tool_calls[0].function"),
+    "a call with an unknown key": (calls([{**CALL, "x": 1}]), "messages[0].tool_calls[0].x"),
+    "a call without a name": (
+        calls([{**CALL, "function": {"arguments": "{}"}}]),
+        "messages[0].tool_calls[0].function.name",
+    ),
+    "arguments that are an object": (
+        calls([{**CALL, "function": {"name": "add", "arguments": {}}}]),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "arguments that were cut off": (
+        calls([{**CALL, "function": {"name": "add", "arguments": '{"a'}}]),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "reasoning of another type": (
+        [{"role": "assistant", "content": "x", "reasoning_content": 1}],
+        "messages[0].reasoning_content",
+    ),
+    "reasoning of a user": ([{**USER, "reasoning_content": "x"}], "messages[0].reasoning_content"),
+    "a value of its own among the copies": (
+        [{"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None, "content": "y"}}],
+        "messages[0].provider_specific_fields",
+    ),
+    "copies of a user": ([{**USER, "provider_specific_fields": {}}], "messages[0].provider_specific_fields"),
+    "copies that are no object": (
+        [{"role": "assistant", "content": "x", "provider_specific_fields": ["x"]}],
+        "messages[0].provider_specific_fields",
+    ),
     "unknown key": ([{**USER, "surprise": 1}], "messages[0].surprise"),
     "name of another type": ([{**USER, "name": 1}], "messages[0].name"),
 }
@@ -48,6 +89,13 @@ MESSAGES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("messages", "param"), MESSAGES.values(), ids=MESSAGES)
 async def test_messages_that_are_none(server: RunningGateway, messages: Any, param: str) -> None:
     await check(server, CHAT, chat_body(messages=messages), 400, param, param)
+
+
+def test_copies_of_the_values_of_a_message_are_left_out() -> None:
+    """litellm sends such an object back with each message of the assistant."""
+    message = {"role": "assistant", "content": "x", "reasoning_content": "r"}
+    copies = {"refusal": None, "reasoning_content": "r"}
+    assert read_messages([{**message, "provider_specific_fields": copies}]) == read_messages([message])
 
 
 async def test_a_content_without_parts_is_called_empty(server: RunningGateway) -> None:

@@ -24,6 +24,11 @@ async def echo(request: GenerationRequest) -> Steps:
         yield (Delta(0, (token,), "stop" if last else None),), Outcome("stop") if last else None
 
 
+def usage(prompt: int, completion: int) -> dict[str, object]:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
@@ -46,7 +51,7 @@ async def test_every_form_of_prompt_is_answered_in_order(
     assert [choice["index"] for choice in whole["choices"]] == list(range(len(expected)))
     assert ["".join(texts(events, index)) for index in range(len(expected))] == expected
     count = sum(len(tokens(text)) for text in expected)
-    assert whole["usage"] == {"prompt_tokens": count, "completion_tokens": count, "total_tokens": 2 * count}
+    assert whole["usage"] == usage(count, count)
     assert events[-1].id.tokens == count
 
 
@@ -60,26 +65,23 @@ async def test_the_form_of_answers_and_events(gateway: RunningGateway) -> None:
         "object": "text_completion",
         "created": whole["created"],
         "model": MODEL,
-        "choices": [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {
-            "prompt_tokens": len(tokens("Hello")),
-            "completion_tokens": 2,
-            "total_tokens": 2 + len(tokens("Hello")),
-        },
+        "system_fingerprint": whole["system_fingerprint"],
+        "choices": [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
+        "usage": usage(len(tokens("Hello")), 2),
     }
     assert whole["id"].startswith("cmpl-")
     common = {"id": events[0].data["id"], "object": "text_completion", "created": events[0].data["created"]}
-    common["model"] = MODEL
-    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    common |= {"model": MODEL, "system_fingerprint": whole["system_fingerprint"]}
 
     def choice(text: str, reason: str | None) -> list[dict[str, object]]:
-        return [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]
+        end = {"stop_reason": None} if reason else {}
+        return [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason, **end}]
 
     assert [event.data for event in events] == [
         {**common, "choices": choice("a", None), "usage": None},
         {**common, "choices": choice("b", None), "usage": None},
         {**common, "choices": choice("", "stop"), "usage": None},
-        {**common, "choices": [], "usage": usage},
+        {**common, "choices": [], "usage": usage(1, 2)},
         "[DONE]",
     ]
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from quire.gateway.api import chat, completions
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.api.logprobs import LEAST, ScoredTokens, of_chat, of_completion
+from quire.gateway.api.logprobs import LEAST, ScoredTokens, generated_rows, of_chat, of_completion
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
 from quire.gateway.api.request_limits import RequestLimits
@@ -163,6 +163,10 @@ async def test_end_tokens_and_stop_strings_have_entries_too(gateway: RunningGate
     assert "".join(stopped["logprobs"]["tokens"]) == "ab ENDx"
 
 
+def completion(scored: ScoredTokens, texts: TokenTexts) -> Iterator[str]:
+    return of_completion(lambda: generated_rows(scored), texts)
+
+
 async def test_what_is_impossible_is_a_number_that_json_has() -> None:
     one = ScoredTokens((65,), record(NEVER, (66, -1e-7), (67, NEVER)), (0,))
     texts = TokenTexts(byte_level())
@@ -170,10 +174,10 @@ async def test_what_is_impossible_is_a_number_that_json_has() -> None:
     assert (entry["logprob"], entry["top_logprobs"][1]["logprob"]) == (LEAST, LEAST)
     # A float32 survives rendering and parsing with the same bits.
     assert struct.pack("<f", entry["top_logprobs"][0]["logprob"]) == struct.pack("<f", -1e-7)
-    assert json.loads("".join(of_completion(one, texts)))["token_logprobs"] == [LEAST]
+    assert json.loads("".join(completion(one, texts)))["token_logprobs"] == [LEAST]
 
 
-@pytest.mark.parametrize("render", [of_chat, of_completion])
+@pytest.mark.parametrize("render", [of_chat, completion])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
 def test_pieces_make_one_json_of_any_length(render: Any, count: int) -> None:
     delta = scored(0, list(range(count)), 3)
@@ -259,7 +263,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
 ) -> None:
     """Each token and its entry arrive once, wherever the client stopped in the earlier portions."""
     about = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
-    form = (chat.ChatDialect if is_chat else completions.CompletionDialect)("r", model(model_folder), about)
+    form = (chat.ChatAnswer if is_chat else completions.CompletionAnswer)("r", model(model_folder), about)
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
         transcript = Transcript(about, model(model_folder), ["r"])
@@ -364,7 +368,8 @@ async def test_ranked_choices_have_them_in_their_order(gateway: RunningGateway, 
 def test_what_would_not_fit_into_one_message_is_refused() -> None:
     """The worker sends all ranked choices together, in one message of at most 64 MiB."""
     counts = {"max_num_seqs": 64, "max_n": 16, "max_prompts": 1, "max_choices": 16}
-    limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts)
+    tools = {"max_tools": 1, "max_schema_bytes": 1, "max_schema_depth": 1}
+    limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts, **tools)
 
     def call(**asked: Any) -> None:
         options = read_options({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS, {})

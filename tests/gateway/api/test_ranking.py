@@ -75,7 +75,8 @@ async def test_a_stop_string_ends_a_choice_that_comes_in_one_piece(gateway: Runn
 
     async with gateway.worker(script):
         [choice] = (await gateway.complete(best_of=2, stop="END")).json["choices"]
-    assert choice == {"index": 0, "text": "before ", "logprobs": None, "finish_reason": "stop", "score": -0.1}
+    end = {"finish_reason": "stop", "stop_reason": "END", "score": -0.1}
+    assert choice == {"index": 0, "text": "before ", "logprobs": None, **end}
 
 
 async def test_a_ranked_request_that_fails_says_why(gateway: RunningGateway) -> None:
@@ -169,7 +170,7 @@ async def test_the_sdk_knows_best_of(gateway: RunningGateway) -> None:
     async with gateway.worker(ranked), gateway.openai() as client:
         answer = await client.completions.create(model=MODEL, prompt="x", best_of=3)
     assert answer.choices[0].text == "the best 😀"
-    assert answer.choices[0].model_extra == {"score": -0.5}
+    assert answer.choices[0].model_extra == {"stop_reason": None, "score": -0.5}
 
 
 async def test_the_bound_on_tokens_counts_every_sequence_that_runs(gateway: RunningGateway) -> None:

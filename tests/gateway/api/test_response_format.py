@@ -1,4 +1,4 @@
-"""`response_format`: the worker gets a schema as it was written, or the call is refused."""
+"""`response_format`: the worker gets a grammar with the schema as it was written, or the call is refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.api.given_grammars import GivenGrammar
 from quire.gateway.api.response_format import response_format
 from quire.gateway.model.renderer import Renderer
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
-from quire.shared.text.json_schema import ANY_OBJECT
+from quire.shared.text.grammar import ANY_OBJECT, write
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
@@ -41,9 +44,9 @@ async def server(start_gateway: Start) -> AsyncIterator[RunningGateway]:
         (None, ""),
         ({"type": "text"}, ""),
         ({"type": "json_object"}, ANY_OBJECT),
-        (wanted(), json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))),
-        (wanted({}, strict=True, description="what it is for"), "{}"),
-        (wanted({}, strict=None, description=None), "{}"),
+        (wanted(), write("json_schema", SCHEMA)),
+        (wanted({}, strict=True, description="what it is for"), write("json_schema", {})),
+        (wanted({}, strict=None, description=None), write("json_schema", {})),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -55,13 +58,13 @@ async def test_the_worker_gets_the_schema_as_it_was_written(
         reply = await gateway.post(path, body | {"response_format": response_format})
     assert reply.status == 200
     [request] = worker.claimed
-    assert request.sampling.json_schema == expected
+    assert request.sampling.grammar == expected
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "no object": ("json_object", "response_format", "an object"),
-    "no type": ({}, "response_format.type", "text, json_object or json_schema"),
-    "another type": ({"type": "regex"}, "response_format.type", "text, json_object or json_schema"),
+    "no type": ({}, "response_format.type", "text, json_object, json_schema or structural_tag"),
+    "another type": ({"type": "regex"}, "response_format.type", "text, json_object, json_schema or structural_tag"),
     "more than the type": ({"type": "text", "x": 1}, "response_format.x", "has type only"),
     "a schema of no use": ({"type": "json_object", "json_schema": {}}, "response_format.json_schema", "has type only"),
     "no schema": ({"type": "json_schema"}, "response_format.json_schema", "an object"),
@@ -79,7 +82,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         f"at most {MAX_SCHEMA_LENGTH}",
     ),
     "an unknown type in it": (wanted({"type": "text"}), "response_format.json_schema.schema", "Invalid type: text"),
-    "an unknown keyword": (wanted({"not": {}}), "response_format.json_schema.schema", "Unimplemented keys"),
+    "an unknown keyword": (
+        wanted({"dependencies": {"a": ["b"]}}),
+        "response_format.json_schema.schema",
+        "Unimplemented keys",
+    ),
     "a reference to elsewhere": (
         wanted({"$ref": "http://127.0.0.1/x"}),
         "response_format.json_schema.schema",
@@ -127,11 +134,13 @@ async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str)
 
 async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
     """Nothing would end the answer."""
-    endless: Any = SimpleNamespace(eos_token_ids=(), name="endless")
+    endless: Any = SimpleNamespace(
+        eos_token_ids=(), name="endless", tokenizer=Tokenizer(WordLevel()), vocab_size=5, grammar_tokens={}
+    )
     renderer = Renderer(endless, threads=1)
-    await renderer.check_schema("")
+    await renderer.check_grammar("", "")
     with pytest.raises(InvalidRequest, match="endless has none") as caught:
-        await renderer.check_schema(ANY_OBJECT)
+        await renderer.check_grammar(ANY_OBJECT, "response_format")
     assert caught.value.param == "response_format"
     renderer.close()
 
@@ -139,8 +148,8 @@ async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
 def test_the_longest_schema_is_one_that_a_worker_decodes() -> None:
     around = len('{"enum":[""]}')
     longest = response_format("response_format", wanted({"enum": ["x" * (MAX_SCHEMA_LENGTH - around)]}))
-    assert len(longest) == MAX_SCHEMA_LENGTH
-    request = GenerationRequest("r", "m", (3,), SamplingParams(max_tokens=1, json_schema=longest))
+    assert isinstance(longest, GivenGrammar)
+    request = GenerationRequest("r", "m", (3,), SamplingParams(max_tokens=1, grammar=longest.text))
     assert GenerationRequest.decode(request.encode()) == request
 
 

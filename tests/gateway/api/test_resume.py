@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.api import resume as joining
 from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.completions import CompletionDialect
+from quire.gateway.api.completions import CompletionAnswer
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.stream.cursor import SILENCE_S
 from quire.gateway.stream.sse import BEGINNING, EventId
@@ -584,7 +584,7 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
-        dialect = CompletionDialect("r", model(model_folder), about)
+        dialect = CompletionAnswer("r", model(model_folder), about)
         events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, {}, last)
         text = events.feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import load_model
 from quire.shared.text.chat_template import ChatTemplate
@@ -51,7 +52,7 @@ async def test_only_a_short_chat_is_rendered_in_the_thread_of_the_event_loop(
 ) -> None:
     threads = []
 
-    def render(template: ChatTemplate, messages: Any) -> str:
+    def render(template: ChatTemplate, messages: Any, add_generation_prompt: bool, **others: Any) -> str:
         threads.append(threading.current_thread())
         return "x"
 
@@ -69,5 +70,45 @@ async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     try:
         with pytest.raises(InvalidRequest, match="/v1/completions"):
             await renderer.chat(CHATS["one turn"], 4096)
+    finally:
+        renderer.close()
+
+
+async def test_tokens_become_text_with_special_tokens_and_gaps(tmp_path: Path) -> None:
+    renderer = Renderer(load_model(str(write_folder(tmp_path, byte_level(), TEMPLATES["chatml"])), "test"), 1)
+    try:
+        ids = byte_level().encode("<s>x<|im_end|>", add_special_tokens=False).ids
+        assert await renderer.text(ids) == "<s>x<|im_end|>"
+        assert await renderer.text([*ids, 10**6]) == "<s>x<|im_end|>"
+        assert await renderer.token_strings([ids[0], 10**6]) == ["<s>", ""]
+        assert await renderer.token_strings(ids * 1000) == await renderer.token_strings(ids) * 1000
+        opened = (await renderer.chat([{"role": "user", "content": "x"}], 4096)).token_ids
+        form = PromptForm(add_generation_prompt=False)
+        closed = (await renderer.chat([{"role": "user", "content": "x"}], 4096, form=form)).token_ids
+        assert opened[: len(closed)] == closed != opened
+    finally:
+        renderer.close()
+
+
+@pytest.mark.parametrize(("text", "is_short"), [("a b", True), ("word " * 400, False)], ids=["short", "long"])
+async def test_several_texts_get_the_tokens_that_each_gets_alone(tmp_path: Path, text: str, is_short: bool) -> None:
+    model = load_model(str(write_folder(tmp_path, byte_level())), "test")
+    renderer = Renderer(model, 1)
+    threads = []
+
+    def encode(*arguments: Any) -> list[list[int]]:
+        threads.append(threading.current_thread())
+        return encode_all(*arguments)
+
+    encode_all = renderer._encode_all
+    renderer._encode_all = encode  # type: ignore[method-assign]
+    try:
+        found = await renderer.texts([("input[0]", text), ("input[2]", "c")], 4096, True)
+        assert found == [await renderer.prompt("input", one, 4096) for one in (text, "c")]
+        assert (threads == [threading.current_thread()]) == is_short
+        assert await renderer.texts([], 10, True) == []
+        with pytest.raises(InvalidRequest, match=r"input\[1\] has 100 characters"):
+            await renderer.texts([("input[0]", "a"), ("input[1]", "x" * 100)], 5, True)
+        assert len((await renderer.texts([("input", "x" * 100)], None, True))[0]) > 5
     finally:
         renderer.close()

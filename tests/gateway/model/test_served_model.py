@@ -204,3 +204,21 @@ def test_a_value_out_of_range_stops_the_start(folder: Path, field: str, value: o
     assert message.startswith(f"{folder / 'generation_config.json'}: {field} must be {expected}")
     assert message.endswith("ignore its sampling defaults with --generation-config none (QUIRE_GENERATION_CONFIG).")
     assert load_model(str(folder), MODEL, uses_generation_config=False).sampling_defaults == WITHOUT_FILE
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"hidden_size": 64}, 64),
+        ({"n_embd": 32}, 32),
+        ({"d_model": 16}, 16),
+        ({"text_config": {"hidden_size": 8}, "hidden_size": 64}, 8),
+        ({"hidden_size": "64"}, None),
+        ({}, None),
+    ],
+)
+def test_the_hidden_size_is_that_of_the_text_model(tmp_path: Path, config: dict[str, Any], expected: int) -> None:
+    write_folder(tmp_path, byte_level())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(str(tmp_path), MODEL)
+    assert (model.hidden_size, model.pooling) == (expected, "last")

@@ -142,7 +142,11 @@ async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> N
 
 
 async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> None:
-    assert (await gateway.get("/engine/workers")).json == {"model": "test-model", "workers": []}
+    assert (await gateway.get("/engine/workers")).json == {
+        "model": "test-model",
+        "models": ["test-model"],
+        "workers": [],
+    }
     assert "there is none now" in (await gateway.get("/engine/stream")).error["message"]
     async with worker(gateway, "w2"), worker(gateway, "w1"):
         await sees_workers(gateway, 2)
@@ -155,7 +159,7 @@ async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> Non
         wrong = await gateway.get("/engine/stream?worker=w1&rate=9")
         assert (wrong.status, wrong.error["message"]) == (
             400,
-            "'rate' is no parameter of /engine/stream; it has worker and follow.",
+            "'rate' is no parameter of /engine/stream; it has model, worker and follow.",
         )
         wrong = await gateway.get("/engine/stream?worker=w1&follow=a%20key")
         assert (wrong.status, wrong.error["param"]) == (400, "follow")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from quire.gateway.pages.status import REDIS_TIMEOUT_S, summary
 from quire.shared.broker import LastBeat
+from quire.shared.version import installed_version
 from tests.gateway.conftest import Start
 from tests.gateway.pages.test_engine_page import worker
 from tests.gateway.running import RunningGateway, until
@@ -68,3 +71,16 @@ async def test_a_redis_that_does_not_answer_is_told_in_time(start_gateway: Start
             return bool((await status(gateway))["redis"])
 
         await until(answers)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/health", "/ping"])
+async def test_a_gateway_is_alive_while_redis_is_away(start_gateway: Start, path: str) -> None:
+    with running_redis() as server:
+        gateway = await start_gateway(redis_url=server.url)
+        with server.stopped():
+            reply = await gateway.get(path)
+            assert (reply.status, reply.json) == (200, {"status": "ok"})
+
+
+async def test_the_version_is_that_of_the_installed_package(gateway: RunningGateway) -> None:
+    assert (await gateway.get("/version")).json == {"version": installed_version("0 (not installed)")}

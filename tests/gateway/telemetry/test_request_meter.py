@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from quire.gateway.api.call_metadata import DIALECTS
 from quire.gateway.telemetry import request_meter
 from quire.gateway.telemetry.request_meter import CALL_OUTCOMES, KINDS, RequestMeters
+
+NONE = dict.fromkeys(DIALECTS, 0)
 
 
 class Clock:
@@ -26,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_tokens_and_times_of_a_stream(clock: Clock) -> None:
     meters = RequestMeters()
     meter = meters.open("chat", "new", began=clock.now)
-    assert meters.open_calls == {"chat": 1, "completion": 0}
+    assert meters.open_calls == {**NONE, "chat": 1}
     assert meter.first_s is None
     clock.now += 0.5
     meter.accepted(7)
@@ -39,13 +42,13 @@ def test_the_tokens_and_times_of_a_stream(clock: Clock) -> None:
     meter.close("stop")
     assert meter.first_s == 2.0
     assert meters.prompt_tokens["chat"] == 7
-    assert meters.completion_tokens == {"chat": 4, "completion": 0}
+    assert meters.completion_tokens == {**NONE, "chat": 4}
     assert (meters.first_token_s["chat"].count, meters.first_token_s["chat"].sum) == (1, 2.0)
     assert (meters.between_tokens_s["chat"].count, meters.between_tokens_s["chat"].sum) == (1, 1.0)
     assert (meters.complete_s["chat"].count, meters.complete_s["chat"].sum) == (1, 3.0)
     assert (meters.overhead_s["accept"].count, meters.overhead_s["accept"].sum) == (1, 0.5)
     assert (meters.overhead_s["deliver"].count, meters.overhead_s["deliver"].sum) == (2, 0.25)
-    assert meters.open_calls == {"chat": 0, "completion": 0}
+    assert meters.open_calls == NONE
 
 
 def test_a_resumed_stream_counts_new_tokens_only_and_no_time_to_the_first(clock: Clock) -> None:
@@ -64,7 +67,7 @@ def test_every_outcome_is_there_from_the_start() -> None:
     """A counter that appears with its first event hides that event from Prometheus."""
     meters = RequestMeters()
     assert set(meters.calls) == {
-        (dialect, kind, outcome) for dialect in ("chat", "completion") for kind in KINDS for outcome in CALL_OUTCOMES
+        (dialect, kind, outcome) for dialect in DIALECTS for kind in KINDS for outcome in CALL_OUTCOMES
     }
     assert not any(meters.calls.values())
     assert {"queue_full", "invalid_request", "internal"} <= set(meters.refusals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from quire.gateway.api.error_responses import REASON
 from quire.gateway.telemetry.access_log import recording
 from quire.gateway.telemetry.request_meter import RequestMeters
-from quire.gateway.telemetry.tracing import MAX_PATH
+from quire.gateway.telemetry.tracing import MAX_PATH, SPAN
 from quire.shared.telemetry.trace_context import TraceContext
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -90,3 +91,22 @@ async def test_only_requests_of_the_api_are_traced() -> None:
     async with serving(tracer) as client:
         await client.get("/healthz")
     assert tracer.spans == []
+
+
+async def test_an_embedding_call_names_its_operation() -> None:
+    tracer: Any = Tracer()
+
+    call: Any = SimpleNamespace(options=SimpleNamespace(model="m"), prompt_tokens=12)
+
+    async def handler(request: web.Request) -> web.Response:
+        request[SPAN].asks("embeddings", call)
+        return web.Response()
+
+    app = web.Application(middlewares=[recording(RequestMeters(), tracer)])
+    app.add_routes([web.post("/v1/embeddings", handler)])
+    async with TestClient(TestServer(app)) as client:
+        await client.post("/v1/embeddings")
+    [span] = tracer.spans
+    assert span.attributes["gen_ai.operation.name"] == "embeddings"
+    assert (span.attributes["gen_ai.request.model"], span.attributes["gen_ai.usage.input_tokens"]) == ("m", 12)
+    assert "gen_ai.request.max_tokens" not in span.attributes

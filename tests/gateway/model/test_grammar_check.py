@@ -1,4 +1,4 @@
-"""Schemas are tried in processes of their own; the results are kept."""
+"""Grammars are tried in processes of their own; the results are kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.model import schema_check
+from quire.gateway.model import grammar_check
+from quire.shared.text.grammar import Vocabulary, write
+from quire.shared.text.grammar_error import GrammarError
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway, chat_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["ä", 1]}}, "required": ["b"]}
+VOCABULARY = Vocabulary({}, (256,), 257)
 
 
 def wanted(schema: Any = SCHEMA, **changes: Any) -> dict[str, Any]:
@@ -35,15 +38,15 @@ async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another
     has_begun, may_end = threading.Event(), threading.Event()
     tried: list[tuple[str, str]] = []
 
-    def try_out(schema: str) -> str:
-        tried.append((schema, threading.current_thread().name))
+    def try_out(grammar: str, vocabulary: Vocabulary) -> str:
+        tried.append((grammar, threading.current_thread().name))
         has_begun.set()
         may_end.wait(10)
         return "so it is"
 
     known = wanted({"type": "strin"})
     assert (await server.post(CHAT, chat_body(response_format=known))).status == 400
-    monkeypatch.setattr(schema_check, "try_out", try_out)
+    monkeypatch.setattr(grammar_check, "try_out", try_out)
     others = [
         asyncio.create_task(server.post(CHAT, chat_body(response_format=wanted({"const": number}))))
         for number in range(8)
@@ -57,28 +60,48 @@ async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another
     for other in others:
         assert "so it is" in (await other).error["message"]
     assert len(tried) == 8
-    assert all(name.startswith("schema") for _, name in tried)
+    assert all(name.startswith("grammar") for _, name in tried)
 
 
 async def test_the_schemas_that_are_known_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(schema_check, "try_out", lambda schema: tried.append(schema) or "")
-    some = schema_check.Schemas(1)
-    for number in range(schema_check.KEPT):
+    monkeypatch.setattr(grammar_check, "try_out", lambda grammar, vocabulary: tried.append(grammar) or "")
+    some = grammar_check.GrammarTrials(VOCABULARY, 1)
+    for number in range(grammar_check.KEPT):
         await some.check(str(number))
         await some.check("0")
-    assert len(some._known) == schema_check.KEPT
-    await some.check(str(schema_check.KEPT))
+    assert len(some._known) == grammar_check.KEPT
+    await some.check(str(grammar_check.KEPT))
     await some.check("0")
-    assert tried == [str(number) for number in range(schema_check.KEPT + 1)]
+    assert tried == [str(number) for number in range(grammar_check.KEPT + 1)]
+    some.close()
+
+
+async def test_the_texts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "try_out", lambda grammar, vocabulary: "")
+    monkeypatch.setattr(grammar_check, "KEPT_CHARACTERS", 1000)
+    some = grammar_check.GrammarTrials(VOCABULARY, 1)
+    for letter in "abcdef":
+        await some.check(letter * 300)
+    assert [grammar[0] for grammar in some._known] == ["d", "e", "f"]
+    assert some._characters == 900
+    some.close()
+
+
+async def test_the_longest_grammar_is_kept_while_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "try_out", lambda grammar, vocabulary: "its fault")
+    monkeypatch.setattr(grammar_check, "KEPT_CHARACTERS", 1000)
+    some = grammar_check.GrammarTrials(VOCABULARY, 1)
+    with pytest.raises(GrammarError, match="its fault"):
+        await some.check("x" * 2000)
     some.close()
 
 
 async def test_a_schema_that_got_no_time_on_a_busy_machine_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = schema_check.Schemas(1)
+    some = grammar_check.GrammarTrials(VOCABULARY, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(schema_check, "TIMEOUT_S", 0.0)
-        with pytest.raises(schema_check.SchemaError, match="takes too long"):
-            await some.check('{"const": 1}')
-    await some.check('{"const": 1}')
+        patch.setattr(grammar_check, "TIMEOUT_S", 0.0)
+        with pytest.raises(GrammarError, match="takes too long"):
+            await some.check(write("json_schema", {"const": 1}))
+    await some.check(write("json_schema", {"const": 1}))
     some.close()

@@ -1,0 +1,153 @@
+"""`quire keys`: makes, lists, limits, rotates and revokes API keys. Only `create` and `rotate` print a secret, once."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from quire.gateway.admin.key_settings import KeySettings
+from quire.shared.accounts.account import DEFAULT_NAME, Account
+from quire.shared.accounts.limits import LIMITS, AccountLimits
+from quire.shared.accounts.store import AccountStore, UnknownAccount
+from quire.shared.accounts.usage import as_csv, read_usage
+from quire.shared.command_line import CommandError
+from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.redis.clients import command_client
+from quire.shared.redis.url import BrokerUnavailable, redact
+from quire.shared.validators import InvalidValue
+
+MAX_AUDIT_LINES = 1000
+
+
+def run(settings: KeySettings, environ: Mapping[str, str]) -> int:
+    """Carry out the action at `settings.redis_url`, and print what it found. Raises CommandError."""
+    raise_at_ctrl_c()
+    return carry_out(
+        settings, f"no Redis at {redact(settings.redis_url)}", "pass another --redis-url (QUIRE_REDIS_URL)"
+    )
+
+
+def carry_out(settings: KeySettings, where: str, remedy: str) -> int:
+    """Like `run`. `where` and `remedy` begin and end the error for a Redis that does not answer."""
+    return asyncio.run(_carry_out(settings, where, remedy))
+
+
+async def _carry_out(settings: KeySettings, where: str, remedy: str) -> int:
+    client = command_client(settings.redis_url, ACCOUNTS_TAG, connections=1)
+    try:
+        await _act(AccountStore(client, f"quire keys of {_user()}"), settings)
+        return 0
+    except BrokerUnavailable as error:
+        raise CommandError(str(error)) from error
+    except UnknownAccount as error:
+        raise CommandError(f"there is no account {str(error)!r}: the action `list` shows all keys") from error
+    except InvalidValue as error:
+        raise CommandError(f"--{error.name.replace('_', '-')}: {error}") from error
+    except (RedisError, OSError) as error:
+        raise CommandError(f"{where}: {str(error).rstrip('.')}; {remedy}") from error
+    finally:
+        await client.aclose()
+
+
+async def _act(store: AccountStore, settings: KeySettings) -> None:
+    action = settings.action
+    if action == "list":
+        _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
+    elif action == "create":
+        days = settings.expires_in_days
+        account, secret = await store.create(
+            settings.organisation or DEFAULT_NAME,
+            settings.project or DEFAULT_NAME,
+            settings.name,
+            _limits(AccountLimits(), settings),
+            int(time.time()) + days * 86_400 if days else 0,
+        )
+        _print_secret(account, secret, settings.json)
+    elif action == "rotate":
+        _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
+    elif action == "revoke":
+        _print_one(await store.revoke(_key_id(settings)))
+    elif action == "usage":
+        rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
+        print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
+    elif action == "audit":
+        for entry in await store.audit(MAX_AUDIT_LINES):
+            print(f"{_time(entry.at_ms // 1000)}  {entry.actor}  {entry.action}  {entry.accounts}  {entry.change}")
+    else:
+        account = await store.get(_place(settings))
+        if action == "limit":
+            account = await store.limit(account.place, _limits(account.limits, settings))
+        _print_one(account)
+
+
+def _limits(limits: AccountLimits, settings: KeySettings) -> AccountLimits:
+    """The limits with those that the command line names. Raises InvalidValue."""
+    given: dict[str, Any] = {name: getattr(settings, name) for name in LIMITS}
+    if settings.models is not None:
+        given["models"] = [name.strip() for name in settings.models.split(",") if name.strip()]
+    changed = AccountLimits.of({name: value for name, value in given.items() if value is not None})
+    return replace(limits, **{name: getattr(changed, name) for name, value in given.items() if value is not None})
+
+
+def _key_id(settings: KeySettings) -> str:
+    if not settings.id:
+        raise CommandError("--id is missing: give one that the action `list` shows")
+    return settings.id
+
+
+def _place(settings: KeySettings) -> str:
+    """The account that the options name: a key, a project or an organisation. Raises CommandError."""
+    organisation = settings.organisation or DEFAULT_NAME
+    if settings.id:
+        return f"key:{settings.id}"
+    if settings.project is not None:
+        return f"project:{organisation}/{settings.project}"
+    if settings.organisation is not None:
+        return f"organisation:{organisation}"
+    raise CommandError("give the --id of a key, a --project, or an --organisation")
+
+
+def _print_all(accounts: list[Account], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([account.shown() for account in accounts], indent=1))
+        return
+    for account in accounts:
+        state = "revoked" if account.revoked else f"expires {_time(account.expires)}" if account.expires else "valid"
+        limits = " ".join(f"{name}={value}" for name, value in account.limits.shown().items()) or "no limits"
+        print(f"{account.id}  {account.parent}  {account.name}  {state}  {limits}")
+    if not accounts:
+        print("there is no API key", file=sys.stderr)
+
+
+def _print_secret(account: Account, secret: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**account.shown(), "key": secret}, indent=1))
+    else:
+        print(secret)
+        print(f"This is the only time that the secret of key {account.id} is shown; keep it.", file=sys.stderr)
+
+
+def _print_one(account: Account) -> None:
+    print(json.dumps(account.shown(), indent=1))
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _user() -> str:
+    """The name of the user of this process, for the audit log."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in containers
+        return "an unnamed user"

@@ -1,0 +1,199 @@
+"""The common part of the chat dialects: a conversation with tools becomes a call.
+
+`read_call` chooses how the model is told about the tools, the grammar that tool calls follow, and how the output is
+read. Chat completions, Responses and Messages differ only in the form of their bodies and answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.gateway.api.call import Call, Options
+from quire.gateway.api.errors import refused
+from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.api.tool_messages import as_plain_messages
+from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.model.renderer import RenderedChat, Renderer
+from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
+from quire.gateway.output.output_spec import OutputSpec
+from quire.gateway.output.tool_grammar import grammar_after_reasoning
+from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.shared.text.chat_template import Message
+from quire.shared.text.grammar import lark_json, write
+from quire.shared.text.grammar_error import GrammarError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """The messages of a call in the form of chat templates, and the tools that the model may call.
+
+    template_variables: further variables for the chat template, such as `enable_thinking`.
+    is_typed: the answer has typed events, so it is read in parts even without tools and reasoning.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    is_typed: bool = False
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model may call in this answer."""
+        return () if self.tool_choice.mode == ToolMode.NONE else self.tools
+
+
+async def render_prompt(
+    conversation: Conversation, limits: RequestLimits, renderer: Renderer, form: PromptForm
+) -> RenderedChat:
+    """Renders and tokenizes the prompt of a conversation, which may be longer than the context. Raises ApiError."""
+    limits.check_tools(conversation.tools)
+    messages: Sequence[Message] = conversation.messages
+    tools = conversation.callable_tools
+    tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
+    if tool_format is not None and not renderer.template_takes_tools:
+        messages = as_plain_messages(messages, tool_format.prompt(tools) if tools else "")
+    return await renderer.chat(
+        messages,
+        limits.max_model_len,
+        [_as_json(tool) for tool in tools],
+        conversation.template_variables,
+        form,
+    )
+
+
+async def read_call(
+    conversation: Conversation,
+    options: Options,
+    limits: RequestLimits,
+    renderer: Renderer,
+    echo: str = "",
+    default_max_tokens: int | None = None,
+) -> Call:
+    """Checks and tokenizes a conversation. Raises ApiError.
+
+    echo: JSON that the dialect repeats in its answer. default_max_tokens: for options without max_tokens, at most the
+    rest of the context; None: the rest of the context.
+    """
+    limits.check_model(options.model)
+    limits.check_choices(1, options.counts)
+    model, tools = renderer.model, conversation.callable_tools
+    # 1) Render and tokenize the prompt.
+    prompt = await render_prompt(conversation, limits, renderer, options.form)
+    token_ids = options.form.truncated(prompt.token_ids, limits.max_model_len - (options.max_tokens or 1))
+    # 2) Decide how the answer is read.
+    tool_format = FORMATS[model.tool_format] if model.tool_format else None
+    reasoning = REASONING_FORMATS[model.reasoning_format] if model.reasoning_format else None
+    starts_in_reasoning = reasoning is not None and reasoning.begins_in(prompt.text)
+    spec = OutputSpec(
+        tool_format=model.tool_format if tools or (tool_format and tool_format.has_reasoning) else "",
+        tools=tools,
+        is_forced=bool(tools),
+        reasoning_format=model.reasoning_format,
+        starts_in_reasoning=starts_in_reasoning,
+    )
+    # 3) Choose the grammar of the answer.
+    sampling, answer = options.sampling, options.answer
+    if tools:
+        content = _content_schema(sampling.grammar, options.grammar_parameter, spec)
+        sampling = replace(sampling, grammar=await _tool_grammar(conversation, spec, renderer, content))
+    elif sampling.grammar:
+        await renderer.check_grammar(sampling.grammar, options.grammar_parameter)
+        grammar, spec = _after_reasoning(sampling.grammar, spec, renderer)
+        await renderer.check_grammar(grammar, options.grammar_parameter)
+        sampling = replace(sampling, grammar=grammar)
+    is_plain = not spec.tool_format and not spec.reasoning_format
+    output = None if is_plain and not conversation.is_typed else spec
+    if output is not None and not spec.markers.isdisjoint(model.special_tokens):
+        sampling, answer = replace(sampling, skip_special_tokens=False), answer._replace(skip_special_tokens=False)
+    return Call.of(
+        replace(options, sampling=sampling, answer=answer),
+        [("messages", token_ids)],
+        limits,
+        default_max_tokens=default_max_tokens,
+        output=output,
+        echo=echo,
+    )
+
+
+def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables for the chat template that the parameters of a call set; `chat_template_kwargs` has precedence."""
+    variables = {name: given[name] for name in ("reasoning_effort", "verbosity") if name in given}
+    if variables.get("reasoning_effort") == "none":
+        # The name that most templates know (Qwen3, DeepSeek V3.1: `thinking`).
+        variables |= {"enable_thinking": False, "thinking": False}
+    return {**variables, **given.get("chat_template_kwargs", {})}
+
+
+def _as_json(tool: Tool) -> dict[str, Any]:
+    """The tool in the form of the OpenAI API, which chat templates expect."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _after_reasoning(grammar: str, spec: OutputSpec, renderer: Renderer) -> tuple[str, OutputSpec]:
+    """A grammar of the content, and how the answer is read, for a prompt that may end in the reasoning.
+
+    A JSON schema holds for the content after the reasoning. Any other grammar holds for the whole answer, which then
+    has no reasoning.
+    """
+    if spec.reasoning is None or not spec.starts_in_reasoning:
+        return grammar, spec
+    schema = json.loads(grammar).get("json_schema")
+    if schema is None:
+        return grammar, replace(spec, reasoning_format="", starts_in_reasoning=False)
+    content = lark_json(schema)
+    return write("lark", grammar_after_reasoning(content, renderer.model.grammar_tokens, spec.reasoning)), spec
+
+
+def _content_schema(grammar: str, name: str, spec: OutputSpec) -> str:
+    """The JSON schema of an answer with tools that calls none; empty if any text will do. Raises InvalidRequest.
+
+    grammar: the one of the parameter `name`; empty without it.
+    """
+    if not grammar:
+        return ""
+    schema = json.loads(grammar).get("json_schema")
+    if schema is None or FORMATS[spec.tool_format].has_reasoning:
+        raise refused("tools", f"tools are not supported with this {name}; leave out one of them.")
+    return json.dumps(schema, ensure_ascii=False)
+
+
+async def _tool_grammar(conversation: Conversation, spec: OutputSpec, renderer: Renderer, content: str = "") -> str:
+    """The grammar of an answer with tools. Raises InvalidRequest that names the tool whose schema cannot be followed.
+
+    content: the JSON schema of an answer that calls no tool, as text; empty for any text. The arguments of a tool that
+    is not strict may be any JSON object if its schema cannot be followed.
+    """
+    choice = conversation.tool_choice
+    # Nearly always all schemas can be followed: then this one check suffices.
+    grammar, fault = await _checked(spec, spec.tools, choice, renderer, content)
+    if not fault:
+        return grammar
+    tools = []
+    for index, tool in enumerate(spec.tools):
+        _, fault = await _checked(spec, [tool], ToolChoice(ToolMode.NAMED, tool.name), renderer)
+        if fault and tool.strict:
+            name = f"tools[{index}].function.parameters"
+            raise refused(name, f"{name}, of the tool {tool.name}, cannot be followed: {fault}.")
+        tools.append(tool.with_any_arguments() if fault else tool)
+    grammar, fault = await _checked(spec, tools, choice, renderer, content)
+    if fault:
+        raise refused("tools", f"tools cannot be followed: {fault}.")
+    return grammar
+
+
+async def _checked(
+    spec: OutputSpec, tools: Sequence[Tool], choice: ToolChoice, renderer: Renderer, content: str = ""
+) -> tuple[str, str]:
+    """The grammar of an answer with these tools, and the reason why answers cannot follow it; empty if they can."""
+    grammar = ""
+    try:
+        grammar = renderer.tool_grammars.text(spec, tools, choice, content)
+        await renderer.try_grammar(grammar)
+    except GrammarError as error:
+        return grammar, str(error)
+    return grammar, ""

@@ -1,0 +1,56 @@
+"""The limits of an API key on the parameters of a call: models, priority classes and max_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from quire.gateway.api.call import Call
+from quire.gateway.api.caller import Caller
+from quire.gateway.api.errors import ModelNotFound, PermissionDenied, refused
+from quire.shared.keys import PRIORITY_CLASSES
+
+C = TypeVar("C", bound=Call)
+
+# Names of the parameters of all APIs that bound an answer, and that choose a class.
+_MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_CLASSES = ("priority", "service_tier")
+
+
+def may_use(caller: Caller, model: str) -> bool:
+    """True if the key of a caller may use a model."""
+    return all(model in account.limits.models for account in caller.accounts if account.limits.models)
+
+
+def check_model(caller: Caller, model: str) -> None:
+    """Raise ModelNotFound if the key of a caller may not use a model."""
+    if not may_use(caller, model):
+        raise ModelNotFound(
+            f"The model {model[:200]!r} does not exist, or your API key has no access to it.", param="model"
+        )
+
+
+def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
+    """Return a call within the limits of its key.
+
+    A value that the client gave is refused if it is above a limit; a default is lowered to the limit. Raises ApiError.
+    """
+    check_model(caller, call.options.model)
+    limits = [account.limits for account in caller.accounts]
+    most = min((one.max_tokens for one in limits if one.max_tokens), default=0)
+    if most and any(sampling.max_tokens > most for sampling in call.sampling):
+        name = next((name for name in _MAX_TOKENS if name in body), "max_tokens")
+        if call.options.max_tokens is not None:
+            raise refused(name, f"{name} must be at most {most}, the limit of your API key.")
+        if any(sampling.min_tokens > most for sampling in call.sampling):
+            raise refused("min_tokens", f"min_tokens must be at most {most}, the limit of your API key.")
+        lowered = tuple(replace(one, max_tokens=min(one.max_tokens, most)) for one in call.sampling)
+        call = replace(call, sampling=lowered)
+    ranks = [PRIORITY_CLASSES.index(one.priority) for one in limits if one.priority]
+    highest = PRIORITY_CLASSES[max(ranks, default=0)]
+    if PRIORITY_CLASSES.index(call.options.priority) < PRIORITY_CLASSES.index(highest):
+        if given := next((name for name in _CLASSES if body.get(name) not in (None, "auto", "default")), ""):
+            raise PermissionDenied(f"{given}: your API key allows the class {highest} at most.", param=given)
+        call = replace(call, options=replace(call.options, priority=highest))
+    return call

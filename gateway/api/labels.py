@@ -1,0 +1,172 @@
+"""The labels of a call: the parameters that name its user, return metadata with the answer, and choose a class.
+
+Labels do not depend on the dialect. A dialect adds `LABELS` and `NO_EFFECT` to its table of parameters, and calls
+`read_labels` with the parameters that it has read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from quire.gateway.api.call_metadata import (
+    MAX_CACHE_KEY_LENGTH,
+    MAX_METADATA_KEY,
+    MAX_METADATA_PAIRS,
+    MAX_METADATA_VALUE,
+    TIERS,
+    metadata_pairs,
+)
+from quire.gateway.api.errors import NO_EFFECT_NAMES, USER_HASH, refused
+from quire.shared.keys import DEFAULT_CLASS
+from quire.shared.sampling_params import Parameter
+from quire.shared.validators import Flag, OneOf, Text, shown, wrong
+
+MAX_USER_LENGTH = 512
+# Hexadecimal digits of a hash in logs: 64 bits tell apart millions of users.
+USER_HASH_DIGITS = 16
+
+# The priority class of each service tier. The tier `auto` leaves the class to the parameter `priority`.
+AUTO = "auto"
+CLASSES = dict(zip(TIERS, ("standard", "batch", "interactive"), strict=True))
+_TIER_OF_CLASS = {priority_class: tier for tier, priority_class in CLASSES.items()}
+
+
+class Metadata:
+    """An object of at most 16 pairs of strings; the final form is a tuple of pairs."""
+
+    def __call__(self, name: str, value: Any) -> tuple[tuple[str, str], ...]:
+        if type(value) is not dict:
+            raise wrong(name, "an object", value)
+        return metadata_pairs(name, list(map(list, value.items())))
+
+    def __str__(self) -> str:
+        return (
+            f"an object of at most {MAX_METADATA_PAIRS} strings of at most {MAX_METADATA_VALUE} characters, with keys "
+            f"of 1 to {MAX_METADATA_KEY}"
+        )
+
+
+class JsonObject:
+    """An object with any content."""
+
+    def __call__(self, name: str, value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise wrong(name, self, value)
+        return value
+
+    def __str__(self) -> str:
+        return "an object"
+
+
+LABELS: dict[str, Parameter] = {
+    "user": Parameter(
+        read=Text(0, MAX_USER_LENGTH),
+        default="",
+        help="the end user of the caller: a [keyed hash](#labels) of it is in the logs, never the text",
+    ),
+    "safety_identifier": Parameter(
+        read=Text(0, MAX_USER_LENGTH),
+        default="",
+        help="the newer name of `user`, with precedence over it",
+    ),
+    "metadata": Parameter(
+        read=Metadata(),
+        default=(),
+        help="stored with the request, and returned in the answer; in a stream, with each `finish_reason`",
+    ),
+    "service_tier": Parameter(
+        read=OneOf((AUTO, *CLASSES)),
+        kind="`auto`, `default`, `flex` or `priority`",
+        help="the [class](#deadlines-and-classes): `default` is `standard`, `flex` is `batch`, `priority` is "
+        "`interactive`, and `auto` leaves it to `priority`. A conflict with `priority` is refused. The answer and each "
+        "event have the tier of the class as `service_tier`",
+    ),
+}
+# Parameters that are checked and then have no effect, with the reason. A value among `neutral` asks for nothing.
+NO_EFFECT: dict[str, Parameter] = {
+    "store": Parameter(
+        read=Flag(),
+        default=False,
+        neutral=(False,),
+        help="every answer can be [read again](#resuming-and-cancelling) for ten minutes after its end, none longer",
+    ),
+    "prompt_cache_key": Parameter(
+        read=Text(0, MAX_CACHE_KEY_LENGTH),
+        default="",
+        neutral=("",),
+        help="stored with the request, but workers are not chosen by it. Prompts with the same beginning share memory "
+        "without a key",
+    ),
+    "prompt_cache_retention": Parameter(
+        read=OneOf(("in_memory", "in-memory", "24h")),
+        kind='`"in_memory"`, `"in-memory"` or `"24h"`',
+        help="a cached beginning of a prompt stays until its memory is needed",
+    ),
+    "prompt_cache_options": Parameter(read=JsonObject(), help="the prefix cache has no options per request"),
+    "prediction": Parameter(
+        read=JsonObject(), help="a predicted text could only make the answer faster; the answer is the same without it"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """The labels of one call.
+
+    user: in clear; only its hash leaves the process. service_tier: the tier of the class in which the call waits; empty
+    if the call has no `service_tier`. no_effect: names of the given parameters that have no effect.
+    """
+
+    priority_class: str = DEFAULT_CLASS
+    user: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    service_tier: str = ""
+    prompt_cache_key: str = ""
+    no_effect: tuple[str, ...] = ()
+
+    def note(self, request: web.Request, key: bytes) -> None:
+        """Keeps what the access log and the headers of the answer say about the labels. key: of the user hash."""
+        request[USER_HASH] = user_hash(self.user, key)
+        # Headers without effect are there already.
+        names = (request.get(NO_EFFECT_NAMES, ""), *self.no_effect)
+        request[NO_EFFECT_NAMES] = ", ".join(filter(None, names))
+
+
+def read_labels(given: Mapping[str, Any]) -> Labels:
+    """The labels among the parameters of a call, in their final form. Raises InvalidRequest for a conflict."""
+    priority_class = _priority_class(given)
+    return Labels(
+        priority_class=priority_class,
+        user=given.get("safety_identifier") or given.get("user", ""),
+        metadata=given.get("metadata", ()),
+        service_tier=_TIER_OF_CLASS[priority_class] if "service_tier" in given else "",
+        prompt_cache_key=given.get("prompt_cache_key", ""),
+        no_effect=tuple(name for name, one in NO_EFFECT.items() if name in given and given[name] not in one.neutral),
+    )
+
+
+def _priority_class(given: Mapping[str, Any]) -> str:
+    asked: str | None = given.get("priority")
+    tier = given.get("service_tier", AUTO)
+    if tier == AUTO:
+        return asked or DEFAULT_CLASS
+    if asked is not None and asked != CLASSES[tier]:
+        raise refused(
+            "service_tier",
+            f"service_tier {shown(tier)} is the class {CLASSES[tier]!r}, but priority is {shown(asked)}; give one of "
+            "them.",
+        )
+    return CLASSES[tier]
+
+
+def user_hash(user: str, key: bytes) -> str:
+    """The hash of a user for logs: the beginning of HMAC-SHA-256, in hexadecimal. Empty without a user."""
+    if not user:
+        return ""
+    return hmac.new(key, user.encode(), hashlib.sha256).hexdigest()[:USER_HASH_DIGITS]

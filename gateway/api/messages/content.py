@@ -1,0 +1,301 @@
+"""Messages and system prompts: blocks of the Messages API become messages in the form that chat templates expect.
+
+A block that a text model cannot take, such as an image, is refused with its name. Names of fields without effect are
+added to the list `no_effect`, for a header of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from quire.gateway.api.errors import invalid, refused
+from quire.gateway.api.messages.signature import hidden_text
+from quire.shared.text.chat_template import ChatTemplate, Message, TemplateFailure
+from quire.shared.validators import shown
+
+MAX_MESSAGES = 10_000
+MAX_ID_LENGTH = 256
+MAX_NAME_LENGTH = 128
+# A label that a coding agent puts before its system prompt. The value of the label changes with each request: with the
+# label in the prompt, the prefix cache could share no block.
+BILLING_LABEL = "x-anthropic-billing-header:"
+# The beginning of the text of a tool result with `is_error`: chat templates have no field for it.
+ERROR_MARK = "Error: "
+
+# The keys of each kind of block, besides `type` and `cache_control`.
+_KEYS = {
+    "text": ("text", "citations"),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input", "caller"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+    "tool_reference": ("tool_name",),
+}
+_BLOCKS = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "tool result": ("text", "tool_reference"),
+}
+
+
+def read_system(value: Any, no_effect: list[str]) -> list[Message]:
+    """The system prompt as messages: none or one. Raises InvalidRequest."""
+    parts = [text for text in _texts("system", value, no_effect) if not text.startswith(BILLING_LABEL)]
+    if type(value) is list and len(parts) < len(value):
+        no_effect.append(BILLING_LABEL.rstrip(":"))
+    return [{"role": "system", "content": _content(parts)}] if any(parts) else []
+
+
+def read_messages(value: Any, no_effect: list[str]) -> list[Message]:
+    """The conversation. Neighbouring messages of one speaker become one message.
+
+    A tool result becomes a message with the role `tool`, and thinking becomes `reasoning_content`. Raises
+    InvalidRequest that names the message and the key.
+    """
+    if type(value) is not list:
+        raise invalid("messages", "an array of messages", value)
+    if not 1 <= len(value) <= MAX_MESSAGES:
+        raise refused("messages", f"messages must have 1 to {MAX_MESSAGES} messages, not {len(value)}.")
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for index, message in enumerate(value):
+        for one in _message(f"messages[{index}]", message, names, no_effect):
+            if found and one["role"] == found[-1]["role"] != "tool":
+                _join(found[-1], one)
+            else:
+                found.append(one)
+    for one in found:
+        if "parts" in one:
+            one["content"] = _content(one.pop("parts"))
+    return [one for one in found if one["content"] or one["role"] != "assistant" or len(one) > 2]
+
+
+def with_late_system(messages: Sequence[Message], template: ChatTemplate | None) -> Sequence[Message]:
+    """The messages in a form that a template takes, if a system message is not at their beginning.
+
+    Many templates refuse such a message, or leave it out. Then its text becomes a part of a message of the user.
+    """
+    if template is None or all(message["role"] != "system" for message in messages[1:]):
+        return messages
+    probe = [{"role": "user", "content": "first"}, {"role": "system", "content": "late"}]
+    try:
+        if "late" in template.render([*probe, {"role": "assistant", "content": "last"}], add_generation_prompt=False):
+            return messages
+    except TemplateFailure:
+        pass
+    found: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        one = dict(message)
+        if index and one["role"] == "system":
+            one = {"role": "user", "content": [{"type": "text", "text": f"<system>\n{_plain(one)}\n</system>"}]}
+        if found and one["role"] == found[-1]["role"] == "user":
+            found[-1]["content"] = [*_parts(found[-1]), *_parts(one)]
+        else:
+            found.append(one)
+    return found
+
+
+def clear_thinking(messages: Sequence[Message], keep: int) -> list[Message]:
+    """The messages with the reasoning of the last `keep` assistant messages that have any, and of no others."""
+    with_reasoning = [index for index, message in enumerate(messages) if "reasoning_content" in message]
+    cleared = set(with_reasoning[: max(len(with_reasoning) - keep, 0)])
+    return [
+        {key: item for key, item in message.items() if key != "reasoning_content"} if index in cleared else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def check_cache_control(name: str, value: Any) -> None:
+    """Check a marker for the prompt cache. The marker has no effect: full blocks of a prompt are always cached."""
+    if type(value) is not dict:
+        raise invalid(name, 'an object like {"type": "ephemeral"}', value)
+    for key, item in value.items():
+        if key == "type" and item != "ephemeral":
+            raise invalid(f"{name}.type", "ephemeral", item)
+        if key == "ttl" and item not in (None, "5m", "1h"):
+            raise invalid(f"{name}.ttl", "5m or 1h", item)
+        if key == "scope" and not isinstance(item, str | None):
+            raise invalid(f"{name}.scope", "a string", item)
+        if key not in ("type", "ttl", "scope"):
+            raise unknown_key(name, key)
+
+
+def unknown_key(name: str, key: str) -> Exception:
+    """The error for a key of an object that this API does not know."""
+    return refused(f"{name}.{key[:80]}", f"{name}.{key[:80]} is not supported.", code="unknown_parameter")
+
+
+def _message(name: str, value: Any, names: dict[str, str], no_effect: list[str]) -> list[dict[str, Any]]:
+    """One message as messages of a template. `names`: of the tools by the id of their use; this message adds its own.
+
+    The texts are in the list `parts`, so that neighbours can be joined.
+    """
+    if type(value) is not dict:
+        raise invalid(name, "an object with role and content", value)
+    for key, item in value.items():
+        if key not in ("role", "content") and item is not None:
+            raise unknown_key(name, key)
+    role = value.get("role")
+    if role not in ("user", "assistant", "system"):
+        raise invalid(f"{name}.role", "user, assistant or system", role)
+    where = f"{name}.content"
+    content = value.get("content")
+    if role == "system":
+        return [{"role": "system", "parts": _texts(where, content, no_effect)}]
+    blocks = _blocks(where, content, role, no_effect)
+    return _user(blocks, names, no_effect) if role == "user" else [_assistant(blocks, names, no_effect)]
+
+
+def _user(
+    blocks: Iterable[tuple[str, dict[str, Any]]], names: dict[str, str], no_effect: list[str]
+) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for name, block in blocks:
+        if block["type"] == "tool_result":
+            messages.append(_tool_result(name, block, names, no_effect))
+        elif messages and messages[-1]["role"] == "user":
+            messages[-1]["parts"].append(_text(name, block, no_effect))
+        else:
+            messages.append({"role": "user", "parts": [_text(name, block, no_effect)]})
+    return messages
+
+
+def _tool_result(name: str, block: dict[str, Any], names: dict[str, str], no_effect: list[str]) -> dict[str, Any]:
+    id_ = _string(f"{name}.tool_use_id", block.get("tool_use_id"), MAX_ID_LENGTH)
+    where = f"{name}.content"
+    content = block.get("content")
+    texts = []
+    for inner, part in [] if content is None else _blocks(where, content, "tool result", no_effect):
+        if part["type"] == "text":
+            texts.append(_text(inner, part, no_effect))
+        else:  # all tools are in the prompt, so the name is enough
+            texts.append(_string(f"{inner}.tool_name", part.get("tool_name"), MAX_NAME_LENGTH))
+    is_error = block.get("is_error")
+    if type(is_error) not in (bool, type(None)):
+        raise invalid(f"{name}.is_error", "true or false", is_error)
+    text = "\n".join(texts)
+    message = {"role": "tool", "tool_call_id": id_, "content": ERROR_MARK + text if is_error else text}
+    if id_ in names:
+        message["name"] = names[id_]
+    return message
+
+
+def _assistant(
+    blocks: Iterable[tuple[str, dict[str, Any]]], names: dict[str, str], no_effect: list[str]
+) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "parts": []}
+    for name, block in blocks:
+        match block["type"]:
+            case "text":
+                message["parts"].append(_text(name, block, no_effect))
+            case "thinking":
+                if text := _thinking(name, block):
+                    message["reasoning_content"] = _joined(message.get("reasoning_content"), text)
+            case "redacted_thinking":  # encrypted for another server
+                no_effect.append("redacted_thinking")
+            case _:
+                call = _tool_use(name, block)
+                names[call["id"]] = call["function"]["name"]
+                message.setdefault("tool_calls", []).append(call)
+    return message
+
+
+def _thinking(name: str, block: dict[str, Any]) -> str:
+    """The text of a thinking block, or the text that its signature carries."""
+    text, signature = block.get("thinking"), block.get("signature")
+    if type(text) is not str:
+        raise invalid(f"{name}.thinking", "a string", text)
+    if not isinstance(signature, str | None):
+        raise invalid(f"{name}.signature", "a string", signature)
+    try:
+        return text or hidden_text(signature or "")
+    except ValueError:
+        raise invalid(f"{name}.signature", "a signature of this server as it was sent", signature) from None
+
+
+def _tool_use(name: str, block: dict[str, Any]) -> dict[str, Any]:
+    id_ = _string(f"{name}.id", block.get("id"), MAX_ID_LENGTH)
+    tool = _string(f"{name}.name", block.get("name"), MAX_NAME_LENGTH)
+    if type(block.get("input")) is not dict:
+        raise invalid(f"{name}.input", "an object", block.get("input"))
+    caller = block.get("caller")
+    if caller is not None and caller != {"type": "direct"}:
+        raise invalid(f"{name}.caller", '{"type": "direct"}', caller)
+    return {"id": id_, "type": "function", "function": {"name": tool, "arguments": block["input"]}}
+
+
+def _texts(name: str, value: Any, no_effect: list[str]) -> list[str]:
+    return [_text(where, block, no_effect) for where, block in _blocks(name, value, "system", no_effect)]
+
+
+def _blocks(name: str, value: Any, of: str, no_effect: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The blocks of a content, each with its name for errors and of a kind that `of` may have."""
+    if type(value) is str:
+        return [(name, {"type": "text", "text": value})]
+    if type(value) is not list:
+        raise invalid(name, "a string or an array of blocks", value)
+    names = [f"{name}[{index}]" for index in range(len(value))]
+    return [(where, _block(where, block, of)) for where, block in zip(names, value, strict=True)]
+
+
+def _block(name: str, value: Any, of: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise invalid(name, 'an object like {"type": "text", "text": "..."}', value)
+    kind = value.get("type")
+    if type(kind) is not str or kind not in _BLOCKS[of]:
+        raise refused(
+            f"{name}.type",
+            f"{name}.type must be {', '.join(_BLOCKS[of])}, not {shown(kind)}: this server takes no other blocks here.",
+        )
+    for key, item in value.items():
+        if key == "cache_control" and item is not None:
+            check_cache_control(f"{name}.cache_control", item)
+        elif key not in ("type", "cache_control", *_KEYS[kind]) and item is not None:
+            raise unknown_key(name, key)
+    return value
+
+
+def _text(name: str, block: dict[str, Any], no_effect: list[str]) -> str:
+    text = block.get("text")
+    if type(text) is not str:
+        raise invalid(f"{name}.text", "a string", text)
+    if block.get("citations"):
+        no_effect.append("citations")
+    return text
+
+
+def _string(name: str, value: Any, longest: int) -> str:
+    if type(value) is not str or not 1 <= len(value) <= longest:
+        raise invalid(name, f"a string of 1 to {longest} characters", value)
+    return value
+
+
+def _join(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Adds a message to the message of the same speaker before it."""
+    first["parts"] += second["parts"]
+    if calls := second.get("tool_calls"):
+        first.setdefault("tool_calls", []).extend(calls)
+    if reasoning := second.get("reasoning_content"):
+        first["reasoning_content"] = _joined(first.get("reasoning_content"), reasoning)
+
+
+def _joined(first: str | None, second: str) -> str:
+    return f"{first}\n{second}" if first else second
+
+
+def _content(parts: Sequence[str]) -> str | list[dict[str, str]]:
+    """The content of a message: a string if it has one text, else text parts."""
+    return [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else "".join(parts)
+
+
+def _parts(message: Message) -> list[dict[str, str]]:
+    """The content of a message as text parts."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _plain(message: Message) -> str:
+    """The content of a message as one text."""
+    return "\n".join(part["text"] for part in _parts(message))

@@ -1,0 +1,171 @@
+"""Reads the body of a message call: it becomes a conversation and the options of a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.gateway.api.call import Options
+from quire.gateway.api.conversation import Conversation
+from quire.gateway.api.errors import ApiError, refused
+from quire.gateway.api.given_grammars import GivenGrammar
+from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system, with_late_system
+from quire.gateway.api.messages.parameters import ALL, REFUSED, WITHOUT_EFFECT
+from quire.gateway.api.messages.tools import read_tool_choice, read_tools
+from quire.gateway.api.options import make_options
+from quire.gateway.api.parameters import read
+from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.tools import ToolChoice, ToolMode
+from quire.shared.keys import DEFAULT_CLASS
+from quire.shared.sampling_params import Parameter
+from quire.shared.text.chat_template import Message
+
+NO_THREADS = "thread is not supported: this server keeps no messages between calls; send all messages in each call."
+# Names that chat templates have for the switch of the reasoning: Qwen3's and DeepSeek V3.1's.
+SWITCHES = ("enable_thinking", "thinking")
+# Chat templates know three levels of effort.
+_EFFORTS = {"xhigh": "high", "max": "high"}
+_SCHEMA_NAME = re.compile(r"tools\[([0-9]+)\]\.function\.parameters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRequest:
+    """A body that was read.
+
+    given: the parameters in their final form. no_effect: names of fields without effect. tool_places: the place in
+    `tools` of each tool of the conversation.
+    """
+
+    given: Mapping[str, Any]
+    conversation: Conversation
+    no_effect: tuple[str, ...]
+    tool_places: tuple[int, ...]
+
+    def options(self, defaults: Mapping[str, float]) -> Options:
+        """The options of the call without `max_tokens`: here it is only an upper bound. Raises InvalidRequest.
+
+        defaults: the model's sampling defaults.
+        """
+        given = dict(self.given)
+        priority = given.get("priority", DEFAULT_CLASS)
+        if given.pop("service_tier", "auto") == "standard_only" and priority != DEFAULT_CLASS:
+            raise refused(
+                "service_tier", f"service_tier is 'standard_only', but priority is {priority!r}; leave out one of them."
+            )
+        given["stop"] = given.pop("stop_sequences", ())
+        given["user"] = given.pop("metadata", "")
+        for name in ("max_tokens", "tools", "tool_choice"):
+            given.pop(name, None)
+        given["continue_final_message"] = self.continues_message
+        if grammar := self.grammar:
+            given["response_format"] = grammar
+        options = make_options(given, defaults)
+        return replace(options, labels=replace(options.labels, no_effect=self.no_effect))
+
+    @property
+    def continues_message(self) -> bool:
+        """True if the answer continues the last message."""
+        return bool(self.conversation.messages[-1]["role"] == "assistant")
+
+    @property
+    def grammar(self) -> GivenGrammar | None:
+        """The grammar that the answer follows; None without one. Raises InvalidRequest."""
+        new: GivenGrammar | None = self.given.get("output_config", {}).get("format")
+        old: GivenGrammar | None = self.given.get("output_format")
+        if new and old and new.text != old.text:
+            raise refused("output_format", "output_format and output_config.format differ; give one of them.")
+        return new or old
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """The error with the names of this API: a chat has the schema of a tool at another place."""
+        found = _SCHEMA_NAME.match(error.param or "")
+        if found is None or int(found[1]) >= len(self.tool_places):
+            return error
+        name = f"tools[{self.tool_places[int(found[1])]}].input_schema"
+        return refused(name, _SCHEMA_NAME.sub(name, error.message), code=error.code)
+
+
+def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model: ServedModel) -> MessageRequest:
+    """Reads a body whose parameters are in `table`. Raises InvalidRequest."""
+    if body.get("thread") is not None:
+        # With this code, the runner of tools of the `anthropic` SDK goes on without a thread.
+        raise refused("thread", NO_THREADS, code="thread_unsupported_request")
+    given = read(body, {**table, **WITHOUT_EFFECT}, REFUSED)
+    no_effect = [name for name in WITHOUT_EFFECT if name in given]
+    messages = read_messages(body["messages"], no_effect)
+    if not messages:
+        raise refused("messages", "messages has no content; give it at least one message of the user.")
+    if given.get("context_management", ALL) < ALL:
+        messages = clear_thinking(messages, given["context_management"])
+    if "system" in given:
+        messages = _with_system(read_system(given["system"], no_effect), messages)
+    messages = list(with_late_system(messages, model.template))
+    tools = read_tools(given["tools"], no_effect) if "tools" in given else {}
+    choice = ToolChoice()
+    if "tool_choice" in given:
+        choice = read_tool_choice(given["tool_choice"], tuple(tools.values()))
+    request = MessageRequest(
+        given=given,
+        conversation=Conversation(
+            messages=messages,
+            tools=tuple(tools.values()),
+            tool_choice=choice,
+            template_variables=_template_variables(given, model, no_effect),
+            is_typed=True,
+        ),
+        no_effect=tuple(dict.fromkeys(no_effect)),
+        tool_places=tuple(tools),
+    )
+    _check_continuation(request)
+    return request
+
+
+def _with_system(system: list[Message], messages: list[Message]) -> list[Message]:
+    """The messages after the system prompt. A system message at their beginning is a part of it."""
+    if not system or messages[0]["role"] != "system":
+        return [*system, *messages]
+    texts = [one["content"] for one in (system[0], messages[0])]
+    parts = [part for text in texts for part in ([{"type": "text", "text": text}] if isinstance(text, str) else text)]
+    return [{"role": "system", "content": parts}, *messages[1:]]
+
+
+def _template_variables(given: Mapping[str, Any], model: ServedModel, no_effect: list[str]) -> dict[str, Any]:
+    """The variables for the chat template; those that the template does not know have no effect."""
+    known: Collection[str] = model.template.variables if model.template is not None else ()
+    variables: dict[str, Any] = {}
+    if thinking := given.get("thinking"):
+        variables = dict.fromkeys(SWITCHES, thinking["enabled"])
+        always_thinks = model.reasoning_format and thinking["enabled"]
+        if not always_thinks and not any(name in known for name in SWITCHES):
+            no_effect.append("thinking")
+        if (budget := thinking["budget_tokens"]) is not None:
+            variables["thinking_budget"] = budget
+            if "thinking_budget" not in known:
+                no_effect.append("thinking.budget_tokens")
+    if effort := given.get("output_config", {}).get("effort"):
+        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
+        if "reasoning_effort" not in known:
+            no_effect.append("output_config.effort")
+    return variables
+
+
+def _check_continuation(request: MessageRequest) -> None:
+    """Check that the answer can continue the last message, if that is of the assistant. Raises InvalidRequest."""
+    if not request.continues_message:
+        return
+    conversation = request.conversation
+    if conversation.messages[-1].get("tool_calls"):
+        raise refused(
+            "messages", "The last message has a tool_use; give its tool_result in a message of the user after it."
+        )
+    other = "output_config.format" if request.grammar else ""
+    if conversation.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        other = "tool_choice"
+    if other:
+        raise refused(
+            other,
+            f"{other} is not supported if the last message is of the assistant: the answer continues its text. Leave "
+            "out one of them.",
+        )

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies, its conversations of items, its typed events, and stored responses."""

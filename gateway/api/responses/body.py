@@ -1,0 +1,86 @@
+"""The Response object: the answer of the API, and the payload of the events at both ends of a stream."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any
+
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.errors import ApiError, Cancelled
+from quire.gateway.api.responses.output_items import OutputItems
+from quire.gateway.model.served_model import ServedModel
+from quire.gateway.stream import sse
+
+PREFIX = "resp_"
+
+
+class ResponseStatus(StrEnum):
+    """The status of a response."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    # The answer reached its largest number of tokens.
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class ResponseBody:
+    """Writes one response as JSON, in any status."""
+
+    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
+        self._head = (
+            f'{{"id":{sse.quote(PREFIX + call_id)},"object":"response","created_at":{about.created},'
+            f'"completed_at":null,"model":{sse.quote(about.model_name(model.name))},'
+        )
+        # The fields that repeat the call; the answer is written around them without parsing them.
+        self._tail = about.echo[1:]
+
+    def running(self, status: ResponseStatus, output: OutputItems | None = None) -> str:
+        """A response that has not ended."""
+        return self._write(status, output)
+
+    def ended(self, output: OutputItems, usage: dict[str, Any]) -> str:
+        """A complete or incomplete response."""
+        return self._write(end_status(output), output, usage=sse.dumps(_usage(usage)))
+
+    def failed(self, output: OutputItems, error: ApiError) -> str:
+        """A response that failed or was cancelled."""
+        if isinstance(error, Cancelled):
+            return self._write(ResponseStatus.CANCELLED, output)
+        fault = sse.dumps({"code": "server_error", "message": error.message})
+        return self._write(ResponseStatus.FAILED, output, error=fault)
+
+    def _write(
+        self, status: ResponseStatus, output: OutputItems | None, error: str = "null", usage: str = "null"
+    ) -> str:
+        details = '{"reason":"max_output_tokens"}' if status == ResponseStatus.INCOMPLETE else "null"
+        items = output.json() if output is not None else "[]"
+        return (
+            f'{self._head}"status":"{status}","error":{error},"incomplete_details":{details},"output":{items},'
+            f'"usage":{usage},{self._tail}'
+        )
+
+
+def end_status(output: OutputItems) -> ResponseStatus:
+    """The status of a response whose answer has ended."""
+    return ResponseStatus.INCOMPLETE if output.finish_reason == "length" else ResponseStatus.COMPLETED
+
+
+def is_stored(about: CallMetadata) -> bool:
+    """True if the response may be read after its own call."""
+    return bool(json.loads(about.echo)["store"])
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """The token counts under the names of this API."""
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": prompt.get("cached_tokens", 0), "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens", 0)},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,151 @@
+"""POST /v1/responses: reads calls, with the conversations that they continue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.gateway.api.call import Call
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.conversation import read_call
+from quire.gateway.api.errors import InvalidRequest, NotFound, refused
+from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.api.responses.body import PREFIX
+from quire.gateway.api.responses.events import ResponseEvents
+from quire.gateway.api.responses.items import Item, droppable, without_oldest
+from quire.gateway.api.responses.output_items import item_place
+from quire.gateway.api.responses.request import ResponseRequest, read_request
+from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, output_of
+from quire.gateway.model.renderer import Renderer
+from quire.gateway.model.served_model import ServedModel
+
+# Other responses that the item references of one call may name.
+MAX_REFERENCED = 64
+# Names of parameters in errors of the common code, and the names of this API.
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLimits:
+    """Limits of stored responses. retention_s: after their end. conversation_bytes: of JSON."""
+
+    retention_s: int
+    conversation_bytes: int
+
+
+class ResponseDialect:
+    """The Responses API."""
+
+    name = DIALECT
+    prefix = PREFIX
+
+    def __init__(self, store: ResponseStore, storage: StorageLimits) -> None:
+        self._store = store
+        self._storage = storage
+
+    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
+        """Check and tokenize a call, after the conversation of the previous response. Raises ApiError."""
+        request = read_request(body, limits)
+        limits.check_model(request.options.model)
+        echo = request.echo()
+        before = await self._store.whole_conversation(request.previous) if request.previous else []
+        items = before + await self._resolved(request.items, before)
+        conversation = self._written(request, items) if request.is_stored else b""
+        try:
+            call = await _fitting_call(request, items, limits, renderer, echo)
+        except InvalidRequest as error:
+            raise _renamed(error) from error
+        return replace(
+            call, retention_s=self._storage.retention_s if request.is_stored else 0, conversation=conversation
+        )
+
+    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ResponseEvents:
+        return ResponseEvents(call_id, model, about)
+
+    async def _resolved(self, items: Sequence[Item], before: Sequence[Item]) -> list[Item]:
+        """The items with those that item references name. Raises InvalidRequest."""
+        if all(item["type"] != "item_reference" for item in items):
+            return list(items)
+        known = {item["id"]: item for item in before}
+        responses: dict[str, StoredResponse] = {}
+        found = []
+        for index, item in enumerate(items):
+            if item["type"] == "item_reference":
+                name = f"input[{index}].id"
+                referenced = known.get(item["id"]) or await self._output_item(item["id"], name, responses)
+                if referenced is None:
+                    raise refused(name, f"Item with id {item['id']!r} not found.", code="item_not_found")
+                item = referenced
+            found.append(item)
+        return found
+
+    async def _output_item(self, item_id: str, name: str, responses: dict[str, StoredResponse]) -> Item | None:
+        """Returns the output item of a stored response; None if unknown."""
+        place = item_place(item_id)
+        if place is None:
+            return None
+        call_id, index = place
+        if call_id not in responses:
+            if len(responses) == MAX_REFERENCED:
+                raise refused(name, f"{name}: the references of one call may name at most {MAX_REFERENCED} responses.")
+            try:
+                responses[call_id] = await self._store.read(PREFIX + call_id)
+            except NotFound:
+                return None
+        output = output_of(responses[call_id])
+        return output[index] if index < len(output) and output[index]["id"] == item_id else None
+
+    def _written(self, request: ResponseRequest, items: Sequence[Item]) -> bytes:
+        """The conversation as it is stored. Raises InvalidRequest if it is too long."""
+        data = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+        limit = self._storage.conversation_bytes
+        if len(data) > limit:
+            name = "previous_response_id" if request.previous else "input"
+            raise refused(
+                name,
+                f"{name} makes a conversation of {len(data)} bytes; at most {limit} are stored (this server's setting "
+                "--max-conversation-bytes). Send store: false, or begin a new conversation.",
+            )
+        return data
+
+
+async def _fitting_call(
+    request: ResponseRequest, items: Sequence[Item], limits: RequestLimits, renderer: Renderer, echo: str
+) -> Call:
+    """The call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
+    try:
+        return await read_call(request.conversation(items), request.options, limits, renderer, echo)
+    except InvalidRequest as error:
+        if error.code != "context_length_exceeded" or not request.is_truncated:
+            raise
+        refusal = error
+    # The smallest number of dropped items that is enough; fewer tries than there are bits in the number of items.
+    low, high = 1, droppable(items)
+    found: Call | None = None
+    while low <= high:
+        count = (low + high) // 2
+        conversation = request.conversation(without_oldest(items, count))
+        try:
+            found = await read_call(conversation, request.options, limits, renderer, echo)
+            high = count - 1
+        except InvalidRequest as error:
+            if error.code != "context_length_exceeded":
+                raise
+            low = count + 1
+    if found is None:
+        raise refusal
+    return found
+
+
+def _renamed(error: InvalidRequest) -> InvalidRequest:
+    """The error with the names of this API."""
+    param, message = error.param or "", error.message
+    if name := _NAMES.get(param):
+        # A template writes its errors itself.
+        message = message if error.code == "template_error" else message.replace(param, name)
+        param = name
+    for old, new in ((".function.parameters", ".parameters"), ("response_format", "text.format")):
+        param, message = param.replace(old, new), message.replace(old, new)
+    return InvalidRequest(message, param=param or None, code=error.code, headers=error.headers)

@@ -1,0 +1,147 @@
+"""The typed events of a streamed response.
+
+Each event has a `sequence_number`, from 0 without gaps. Rendering begins at token 0 also for a resumed stream, and the
+events depend on the tokens alone, so every gateway gives the same event the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
+from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
+from quire.gateway.api.responses.output_items import ItemChange, ItemType, OutputItem, OutputItems
+from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.stream import sse
+from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.prompt_text import PromptText
+from quire.gateway.stream.transcript import Choice
+
+# The place before the first event.
+START = -1
+# Errors that end the response itself, and not only this stream of it.
+_ENDS = (Cancelled, DeadlinePassed, GenerationFailed)
+
+
+class ResponseEvents:
+    """Renders the events of one response, and drops those up to `after`, which the client has."""
+
+    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata, after: int = START) -> None:
+        self.body = ResponseBody(call_id, model, about)
+        self.output = OutputItems(call_id, model.token_texts)
+        self._is_background = about.is_background
+        self._after = after
+        # The number of the next event.
+        self.next_number = 0
+
+    def opening(self) -> list[str]:
+        first = ResponseStatus.QUEUED if self._is_background else ResponseStatus.IN_PROGRESS
+        statuses = [("created", first), ("in_progress", ResponseStatus.IN_PROGRESS)]
+        if self._is_background:
+            statuses.insert(1, ("queued", first))
+        return self._all((f"response.{name}", f'"response":{self.body.running(status)}') for name, status in statuses)
+
+    def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
+        return "".join(self.parts(index, (Part(PartKind.CONTENT, text),), logprobs))
+
+    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+        # This runs for every token.
+        if len(parts) == 1 and logprobs is None and parts[0].kind is PartKind.CONTENT:
+            text = parts[0].text
+            if text and (item := self.output.grow_message(text)) is not None:
+                return self._text_delta(item, text)
+        events: list[str] = []
+        for change in self.output.push(parts, logprobs):
+            events += self._all(_events_of(change))
+        return events
+
+    def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
+        """Nothing: no parameter of this API asks for the prompt."""
+        return iter(())
+
+    def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:
+        events: list[str] = []
+        for change in self.output.finish(reason):
+            events += self._all(_events_of(change))
+        return events
+
+    def ending(self, usage: dict[str, Any]) -> list[str]:
+        name = f"response.{end_status(self.output)}"
+        return [*self._all([(name, f'"response":{self.body.ended(self.output, usage)}')]), sse.event(sse.DONE)]
+
+    def failure(self, error: ApiError) -> list[str]:
+        """A response that failed; or, if only this stream of it failed, an event `error`."""
+        if isinstance(error, _ENDS):
+            self.output.fail()
+            return self._all([("response.failed", f'"response":{self.body.failed(self.output, error)}')])
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return self._all([("error", sse.dumps(fields)[1:-1])])
+
+    def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
+        for choice in choices:
+            for _ in self.output.push(choice.parts, choice.logprobs):
+                pass
+            for _ in self.output.finish(choice.finish_reason):
+                pass
+        yield self.body.ended(self.output, usage)
+
+    def _text_delta(self, item: OutputItem, text: str) -> list[str]:
+        """The event of `_events_of` for text of a message."""
+        number = self.next_number
+        self.next_number = number + 1
+        if number <= self._after:
+            return []
+        return [
+            f'id: {number}\nevent: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'
+            f'"sequence_number":{number},{item.place},"content_index":0,"delta":{sse.quote(text)},"logprobs":[]}}\n\n'
+        ]
+
+    def _all(self, events: Iterable[tuple[str, str]]) -> list[str]:
+        """Numbers events, which are pairs of a type and the JSON of the other fields; returns those after `after`."""
+        texts = []
+        for kind, fields in events:
+            number = self.next_number
+            self.next_number = number + 1
+            if number > self._after:
+                texts.append(
+                    f'id: {number}\nevent: {kind}\ndata: {{"type":"{kind}","sequence_number":{number},{fields}}}\n\n'
+                )
+        return texts
+
+
+def _events_of(change: ItemChange) -> list[tuple[str, str]]:
+    """The events of one change, each as its type and its fields."""
+    item = change.item
+    place = item.place
+    kind, part = _NAMES[item.type]
+    if item.type != ItemType.FUNCTION_CALL:
+        place += ',"content_index":0'
+    if change.delta is not None:
+        logprobs = f',"logprobs":[{",".join(change.logprobs)}]' if item.type == ItemType.MESSAGE else ""
+        return [(f"{kind}.delta", f'{place},"delta":{sse.quote(change.delta)}{logprobs}')]
+    whole = f'"output_index":{item.index},"item":{item.json()}'
+    if not change.is_end:
+        events = [("response.output_item.added", whole)]
+        if part:
+            events.append(("response.content_part.added", f'{place},"part":{item.part_json()}'))
+        return events
+    if item.type == ItemType.FUNCTION_CALL:
+        done = f'{place},"name":{sse.quote(item.name)},"arguments":{sse.quote(item.text)}'
+    else:
+        logprobs = f',"logprobs":[{",".join(item.logprobs)}]' if item.type == ItemType.MESSAGE else ""
+        done = f'{place},"text":{sse.quote(item.text)}{logprobs}'
+    events = [(f"{kind}.done", done)]
+    if part:
+        events.append(("response.content_part.done", f'{place},"part":{item.part_json()}'))
+    return [*events, ("response.output_item.done", whole)]
+
+
+# The name of the events of each type of item, and whether such an item has a content part.
+_NAMES = {
+    ItemType.MESSAGE: ("response.output_text", True),
+    ItemType.REASONING: ("response.reasoning_text", True),
+    ItemType.FUNCTION_CALL: ("response.function_call_arguments", False),
+}

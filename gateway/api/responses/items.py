@@ -1,0 +1,261 @@
+"""The input items of a response: checked, brought into one form, and turned into messages for the chat template.
+
+The form is that of the API's answers, so that stored items can be listed and be sent back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES, call_arguments
+from quire.gateway.api.errors import invalid, of_check, refused
+from quire.gateway.api.tools import tool_name
+from quire.shared.broker import new_id
+from quire.shared.text.chat_template import Message
+from quire.shared.validators import InvalidValue, OneOf, Text, shown
+
+Item = dict[str, Any]
+
+MAX_ITEMS = 10_000
+MAX_ITEM_ID_LENGTH = 256
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_STATUS = OneOf(("in_progress", "completed", "incomplete"))
+# Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
+# model does not see them.
+_KEYS = {
+    "message": (("role", "content"), ("phase",)),
+    "function_call": (("call_id", "name", "arguments"), ("created_by",)),
+    "function_call_output": (("call_id", "output"), ("created_by", "name")),
+    "reasoning": (("content", "summary"), ("encrypted_content", "created_by")),
+    "item_reference": ((), ()),
+}
+# The type of a text part by role; `text` is the name of the chat API.
+_PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
+_PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint")
+
+
+def read_items(name: str, value: Any) -> list[Item]:
+    """Returns the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
+
+    Items without an id get a random one.
+    """
+    if type(value) is str:
+        return [_user_message(value)] if value else []
+    if type(value) is not list:
+        raise invalid(name, "a string or an array of items", value)
+    if len(value) > MAX_ITEMS:
+        raise refused(name, f"{name} must have at most {MAX_ITEMS} items, not {len(value)}.")
+    try:
+        return [_item(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    except InvalidValue as error:
+        raise of_check(error) from None
+
+
+def _user_message(text: str) -> Item:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "message", "id": f"msg_{new_id()}", "status": "completed", "role": "user", "content": content}
+
+
+def _item(name: str, value: Any) -> Item:
+    if type(value) is not dict:
+        raise invalid(name, "an object", value)
+    kind = value.get("type", "message" if "role" in value else "item_reference" if "id" in value else None)
+    if type(kind) is not str or kind not in ITEM_TYPES:
+        raise refused(
+            f"{name}.type",
+            f"{name}.type must be {', '.join(ITEM_TYPES[:-1])} or {ITEM_TYPES[-1]}, not {shown(kind)}: this server has "
+            "no other items.",
+            code="unsupported_parameter",
+        )
+    seen, kept = _KEYS[kind]
+    for key, one in value.items():
+        if key not in ("type", "id", "status", *seen, *kept) and one is not None:
+            raise refused(
+                f"{name}.{key[:80]}",
+                f"{name}.{key[:80]} is not supported in an item of the type {kind}; leave it out.",
+                code="unknown_parameter",
+            )
+    item: Item = {"type": kind}
+    if (item_id := value.get("id")) is not None:
+        item["id"] = Text(1, MAX_ITEM_ID_LENGTH)(f"{name}.id", item_id)
+    elif kind == "item_reference":
+        raise refused(f"{name}.id", f"{name}.id is required.", code="missing_required_parameter")
+    else:
+        item["id"] = f"{_PREFIXES[kind]}{new_id()}"
+    if kind == "item_reference":
+        return item
+    item["status"] = _STATUS(f"{name}.status", value["status"]) if value.get("status") is not None else "completed"
+    _READERS[kind](name, value, item)
+    for key in kept:
+        if value.get(key) is not None:
+            item[key] = Text()(f"{name}.{key}", value[key])
+    return item
+
+
+def _read_message(name: str, value: Mapping[str, Any], item: Item) -> None:
+    role = value.get("role")
+    if type(role) is not str or role not in _PART_TYPES:
+        raise invalid(f"{name}.role", "user, assistant, system or developer", role)
+    item["role"] = role
+    item["content"] = _parts(f"{name}.content", value.get("content"), _PART_TYPES[role])
+
+
+def _parts(name: str, value: Any, part_type: str) -> list[dict[str, Any]]:
+    """The text parts of a message; a string is one part."""
+    if type(value) is str:
+        value = [{"type": part_type, "text": value}]
+    if type(value) is not list:
+        raise invalid(name, "a string or an array of text parts", value)
+    return [_part(f"{name}[{index}]", part, part_type) for index, part in enumerate(value)]
+
+
+def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise invalid(name, f'an object like {{"type": "{part_type}", "text": "..."}}', value)
+    kind, key = value.get("type"), "text"
+    if kind == "refusal" and part_type == "output_text":
+        key = "refusal"
+    elif kind not in ("input_text", "output_text", "text"):
+        raise refused(
+            f"{name}.type",
+            f"{name}.type must be '{part_type}', not {shown(kind)}: this server takes no other content.",
+            code="unsupported_parameter",
+        )
+    for other, one in value.items():
+        if other not in (*_PART_KEYS, key) and one is not None:
+            raise refused(f"{name}.{other[:80]}", f"{name}.{other[:80]} is not supported.", code="unknown_parameter")
+    text = Text()(f"{name}.{key}", value.get(key))
+    if part_type == "input_text":
+        return {"type": "input_text", "text": text}
+    # A refusal of another model is what the assistant said.
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None:
+    item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
+    item["name"] = tool_name(f"{name}.name", value.get("name"))
+    call_arguments(f"{name}.arguments", value.get("arguments"))
+    item["arguments"] = value["arguments"]
+
+
+def _read_function_call_output(name: str, value: Mapping[str, Any], item: Item) -> None:
+    item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
+    output = value.get("output")
+    if type(output) is not str and type(output) is not list:
+        raise invalid(f"{name}.output", "a string or an array of text parts", output)
+    item["output"] = output if type(output) is str else _parts(f"{name}.output", output, "input_text")
+
+
+def _read_reasoning(name: str, value: Mapping[str, Any], item: Item) -> None:
+    for key, part_type in (("summary", "summary_text"), ("content", "reasoning_text")):
+        parts = value.get(key) or []
+        if type(parts) is not list:
+            raise invalid(f"{name}.{key}", "an array", parts)
+        texts = []
+        for index, part in enumerate(parts):
+            at = f"{name}.{key}[{index}]"
+            if type(part) is not dict or part.get("type") not in (part_type, "text"):
+                raise invalid(at, f'an object like {{"type": "{part_type}", "text": "..."}}', part)
+            texts.append({"type": part_type, "text": Text()(f"{at}.text", part.get("text"))})
+        item[key] = texts
+
+
+_READERS: dict[str, Callable[[str, Mapping[str, Any], Item], None]] = {
+    "message": _read_message,
+    "function_call": _read_function_call,
+    "function_call_output": _read_function_call_output,
+    "reasoning": _read_reasoning,
+}
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+
+def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
+    """Returns the messages for the chat template. Raises InvalidRequest for an output without its function call.
+
+    Reasoning, text and function calls that follow each other are one message of the assistant. Messages of the system
+    at the beginning become one, after the instructions: many templates take only one. Without any message of another
+    role, the user says an empty text: templates need a message to answer.
+    """
+    head = [instructions] if instructions else []
+    messages: list[dict[str, Any]] = []
+    calls: set[str] = set()
+    reasoning = ""
+    for index, item in enumerate(items):
+        kind = item["type"]
+        if kind == "reasoning":
+            reasoning += "".join(part["text"] for part in item["content"])
+        elif kind == "function_call_output":
+            if item["call_id"] not in calls:
+                raise refused(
+                    "input",
+                    f"input has an output for the call {item['call_id']!r}, but no function_call with this call_id "
+                    f"before it (item {index} of the conversation).",
+                )
+            messages.append({"role": "tool", "content": _content(item["output"]), "tool_call_id": item["call_id"]})
+        elif kind == "function_call":
+            calls.add(item["call_id"])
+            _assistant(messages, reasoning)["tool_calls"].append(_call(item))
+            reasoning = ""
+        elif item["role"] == "assistant":
+            message = {"role": "assistant", "content": "".join(part["text"] for part in item["content"])}
+            messages.append(message | ({"reasoning_content": reasoning} if reasoning else {}))
+            reasoning = ""
+        elif ROLES[item["role"]] == "system" and not messages:
+            head.append("\n".join(part["text"] for part in item["content"]))
+        else:
+            messages.append({"role": ROLES[item["role"]], "content": _content(item["content"])})
+    if head:
+        messages.insert(0, {"role": "system", "content": "\n\n".join(head)})
+    if len(messages) == bool(head):
+        messages.append({"role": "user", "content": ""})
+    return list[Message](messages)
+
+
+def _assistant(messages: list[dict[str, Any]], reasoning: str) -> dict[str, Any]:
+    """Returns the message of the assistant that a function call belongs to."""
+    if reasoning or not messages or messages[-1]["role"] != "assistant":
+        messages.append(
+            {"role": "assistant", "content": None} | ({"reasoning_content": reasoning} if reasoning else {})
+        )
+    messages[-1].setdefault("tool_calls", [])
+    return messages[-1]
+
+
+def _call(item: Item) -> dict[str, Any]:
+    arguments = call_arguments("arguments", item["arguments"])
+    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+
+
+def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
+    """The content of a message: one text, or several parts in the form of the chat API."""
+    if isinstance(value, str):
+        return value
+    if len(value) == 1:
+        text: str = value[0]["text"]
+        return text
+    return [{"type": "text", "text": part["text"]} for part in value]
+
+
+def without_oldest(items: Sequence[Item], count: int) -> list[Item]:
+    """Returns the items without the `count` oldest ones; messages of the system at the beginning stay.
+
+    An output whose function call is dropped is dropped as well.
+    """
+    head = _head(items)
+    rest = items[head + count :]
+    calls = {item["call_id"] for item in rest if item["type"] == "function_call"}
+    return [*items[:head], *(one for one in rest if one["type"] != "function_call_output" or one["call_id"] in calls)]
+
+
+def droppable(items: Sequence[Item]) -> int:
+    """Returns the largest `count` for `without_oldest`: the last item stays."""
+    return max(0, len(items) - _head(items) - 1)
+
+
+def _head(items: Sequence[Item]) -> int:
+    """The number of messages of the system at the beginning."""
+    head = 0
+    while head < len(items) and items[head].get("role") in ("system", "developer"):
+        head += 1
+    return head

@@ -1,0 +1,203 @@
+"""The output items of a response, from the parts of the answer.
+
+Reasoning, text and function calls become items in the order in which they appear. The items depend on the tokens
+alone, so every gateway makes the same items and the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from quire.gateway.api.logprobs import token_entries
+from quire.gateway.model.token_texts import TokenTexts
+from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.stream import sse
+from quire.gateway.stream.choice_text import ScoredTokens
+
+
+class ItemType(StrEnum):
+    """Types of output items."""
+
+    MESSAGE = "message"
+    REASONING = "reasoning"
+    FUNCTION_CALL = "function_call"
+
+
+class ItemStatus(StrEnum):
+    """The status of an output item."""
+
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    # The answer ended inside of the item.
+    INCOMPLETE = "incomplete"
+
+
+_TYPES = {
+    PartKind.CONTENT: ItemType.MESSAGE,
+    PartKind.REASONING: ItemType.REASONING,
+    PartKind.CALL: ItemType.FUNCTION_CALL,
+    PartKind.ARGUMENTS: ItemType.FUNCTION_CALL,
+}
+_PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
+
+
+def item_place(item_id: str) -> tuple[str, int] | None:
+    """Returns the call and the index that the id of an output item stands for; None if it is no such id."""
+    _, separator, rest = item_id.partition("_")
+    call_id, _, index = rest.rpartition("_")
+    if not separator or not call_id or not index.isascii() or not index.isdigit() or len(index) > 6:
+        return None
+    return call_id, int(index)
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """One item as it grows. name, tool_call_id: of a function call. logprobs: JSON objects, one per token."""
+
+    index: int
+    type: ItemType
+    id: str
+    name: str = ""
+    tool_call_id: str = ""
+    # The fields that place an event in the response.
+    place: str = field(init=False)
+    status: ItemStatus = ItemStatus.IN_PROGRESS
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.place = f'"item_id":{sse.quote(self.id)},"output_index":{self.index}'
+
+    @property
+    def text(self) -> str:
+        if len(self.texts) > 1:
+            self.texts = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
+
+    def json(self) -> str:
+        """The item in the form of the API."""
+        head = f'{{"id":{sse.quote(self.id)},"type":"{self.type}","status":"{self.status}"'
+        if self.type == ItemType.FUNCTION_CALL:
+            names = f'"call_id":{sse.quote(self.tool_call_id)},"name":{sse.quote(self.name)}'
+            return f'{head},{names},"arguments":{sse.quote(self.text)}}}'
+        # An item that has just begun has no content yet.
+        content = self.part_json() if self.texts else ""
+        if self.type == ItemType.REASONING:
+            return f'{head},"summary":[],"content":[{content}]}}'
+        return f'{head},"role":"assistant","content":[{content}]}}'
+
+    def part_json(self) -> str:
+        """The one content part of a message or of reasoning."""
+        if self.type == ItemType.REASONING:
+            return f'{{"type":"reasoning_text","text":{sse.quote(self.text)}}}'
+        logprobs = ",".join(self.logprobs)
+        return f'{{"type":"output_text","text":{sse.quote(self.text)},"annotations":[],"logprobs":[{logprobs}]}}'
+
+
+class ItemChange(NamedTuple):
+    """A change of an item: it began (without delta and end), it grew by `delta`, or it ended."""
+
+    item: OutputItem
+    delta: str | None = None
+    logprobs: Sequence[str] = ()
+    is_end: bool = False
+
+
+class OutputItems:
+    """The items of one response."""
+
+    def __init__(self, call_id: str, texts: TokenTexts) -> None:
+        self._call_id = call_id
+        self._texts = texts
+        # Log-probabilities of tokens without a part yet, each with the number of bytes of its token.
+        self._held: list[tuple[str, int]] = []
+        self.items: list[OutputItem] = []
+        # The last item, while it may grow.
+        self.open: OutputItem | None = None
+        # The finish reason of the answer; empty while it runs.
+        self.finish_reason = ""
+
+    def push(self, parts: Sequence[Part], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
+        """Adds the parts that one token made certain; yields the changes, which must be consumed."""
+        if scored is not None:
+            sizes = [_size(self._texts[token_id].bytes) for token_id in scored.token_ids]
+            self._held += zip(token_entries(scored, self._texts), sizes, strict=True)
+        for part in parts:
+            if not part.text and part.kind != PartKind.CALL:
+                continue
+            kind = _TYPES[part.kind]
+            begins = part.kind == PartKind.CALL or self.open is None or self.open.type != kind
+            if begins:
+                yield from self._end(ItemStatus.COMPLETED)
+                item = self._begin(kind)
+                if part.kind == PartKind.CALL:
+                    item.name, item.tool_call_id = part.text, part.id
+                yield ItemChange(item)
+                if part.kind == PartKind.CALL:
+                    continue
+            assert self.open is not None
+            logprobs: Sequence[str] = ()
+            if kind == ItemType.MESSAGE and self._held:
+                logprobs = self._take_held(part.text if begins else None)
+                self.open.logprobs += logprobs
+            self.open.texts.append(part.text)
+            yield ItemChange(self.open, part.text, logprobs)
+        if parts:
+            # Tokens of reasoning and of function calls have no log-probabilities in the API.
+            self._held = []
+
+    def grow_message(self, text: str) -> OutputItem | None:
+        """Adds text to the open message: the usual case, without log-probabilities. None if no message is open."""
+        item = self.open
+        if item is None or item.type is not ItemType.MESSAGE or self._held:
+            return None
+        item.texts.append(text)
+        return item
+
+    def finish(self, reason: str) -> Iterator[ItemChange]:
+        """Ends the answer; yields the changes, which must be consumed."""
+        self.finish_reason = reason
+        yield from self._end(ItemStatus.INCOMPLETE if reason == "length" else ItemStatus.COMPLETED)
+
+    def fail(self) -> None:
+        """Ends an answer that failed or was cancelled."""
+        for _ in self._end(ItemStatus.INCOMPLETE):
+            pass
+
+    def json(self) -> str:
+        """The items as a JSON array."""
+        return f"[{','.join([item.json() for item in self.items])}]"
+
+    def _take_held(self, first_text: str | None) -> list[str]:
+        """Returns the log-probabilities of the tokens of a message's text.
+
+        first_text: the first text of a message; the tokens before it are a marker, such as the end of the reasoning.
+        """
+        held, self._held = self._held, []
+        first = 0
+        if first_text is not None:
+            missing, first = len(first_text.encode()), len(held)
+            while first > 0 and missing > 0:
+                first -= 1
+                missing -= held[first][1]
+        return [entry for entry, _ in held[first:]]
+
+    def _begin(self, kind: ItemType) -> OutputItem:
+        index = len(self.items)
+        self.open = OutputItem(index, kind, f"{_PREFIXES[kind]}{self._call_id}_{index}")
+        self.items.append(self.open)
+        return self.open
+
+    def _end(self, status: ItemStatus) -> Iterator[ItemChange]:
+        if self.open is not None:
+            item, self.open = self.open, None
+            item.status = status
+            yield ItemChange(item, is_end=True)
+
+
+def _size(values: str) -> int:
+    """The number of bytes of a token, from their JSON array; 0 for null."""
+    return values.count(",") + 1 if len(values) > 2 and values[0] == "[" else 0

@@ -1,0 +1,259 @@
+"""Every parameter of POST /v1/responses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from quire.gateway.api.errors import invalid, refused
+from quire.gateway.api.given_grammars import GivenGrammar, only
+from quire.gateway.api.labels import LABELS, NO_EFFECT, JsonObject
+from quire.gateway.api.parameters import OF_THE_CALL, OF_THE_CHAT, REASONING_EFFORTS, anything
+from quire.gateway.api.response_format import read_json_schema, response_format
+from quire.gateway.api.responses import schemas
+from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
+from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
+from quire.shared.validators import Flag, Integer, OneOf, Text
+
+MAX_RESPONSE_ID_LENGTH = 64
+LOGPROBS = "message.output_text.logprobs"
+# Values of `include` besides LOGPROBS; this server has nothing of these names.
+NOT_HERE = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+FORMATS = ("text", "json_object", "json_schema")
+SUMMARIES = ("auto", "concise", "detailed")
+# Parameters of sampling that a response has, under their names in the chat API.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "include_stop_str_in_output",
+    "stop_token_ids",
+    "bad_words",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "repetition_penalty",
+)
+
+
+class TextOptions(NamedTuple):
+    """The parameter `text`. grammar: empty if any text will do. format: as the answer repeats it."""
+
+    grammar: GivenGrammar | tuple[()]
+    format: dict[str, Any]
+    verbosity: str | None
+
+
+class ReasoningOptions(NamedTuple):
+    """The parameter `reasoning`. skipped: names of its keys that have no effect."""
+
+    effort: str | None
+    summary: str | None
+    skipped: tuple[str, ...]
+
+
+def text_options(name: str, value: Any) -> TextOptions:
+    """Raises InvalidRequest or InvalidValue."""
+    if type(value) is not dict:
+        raise invalid(name, "an object with format and verbosity", value)
+    only(name, value, ("format", "verbosity"))
+    verbosity = value.get("verbosity")
+    if verbosity is not None:
+        OF_THE_CHAT["verbosity"].read(f"{name}.verbosity", verbosity)
+    given = value.get("format")
+    if given is None:
+        return TextOptions((), {"type": "text"}, verbosity)
+    if type(given) is not dict:
+        raise invalid(f"{name}.format", "an object", given)
+    if given.get("type") not in FORMATS:
+        raise invalid(f"{name}.format.type", "text, json_object or json_schema", given.get("type"))
+    if given["type"] != "json_schema":
+        return TextOptions(response_format(f"{name}.format", given), {"type": given["type"]}, verbosity)
+    inner = {key: one for key, one in given.items() if key != "type"}
+    echo = {key: given.get(key) for key in ("type", "name", "description", "schema", "strict")}
+    return TextOptions(read_json_schema(f"{name}.format", inner), echo, verbosity)
+
+
+def reasoning_options(name: str, value: Any) -> ReasoningOptions:
+    """Raises InvalidRequest or InvalidValue."""
+    if type(value) is not dict:
+        raise invalid(name, "an object with effort and summary", value)
+    only(name, value, ("effort", "summary", "generate_summary", "context"))
+    if (effort := value.get("effort")) is not None:
+        OneOf(REASONING_EFFORTS)(f"{name}.effort", effort)
+    for key in ("summary", "generate_summary"):
+        if value.get(key) is not None:
+            OneOf(SUMMARIES)(f"{name}.{key}", value[key])
+    if value.get("context") is not None:
+        OneOf(("auto", "current_turn", "all_turns"))(f"{name}.context", value["context"])
+    skipped = [key for key in ("summary", "generate_summary", "context") if value.get(key) not in (None, "auto")]
+    if value.get("summary") == "auto":
+        skipped.append("summary")
+    summary = value.get("summary") or value.get("generate_summary")
+    return ReasoningOptions(effort, summary, tuple(f"{name}.{key}" for key in skipped))
+
+
+def include(name: str, value: Any) -> tuple[str, ...]:
+    """The further fields that the answer shall have. Raises InvalidRequest."""
+    if type(value) is not list:
+        raise invalid(name, "an array of names of fields", value)
+    for index, one in enumerate(value):
+        if one != LOGPROBS and one not in NOT_HERE:
+            raise invalid(f"{name}[{index}]", f"one of {', '.join((LOGPROBS, *NOT_HERE))}", one)
+    return tuple(value)
+
+
+def stream_options(name: str, value: Any) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    if type(value) is not dict:
+        raise invalid(name, "an object", value)
+    only(name, value, ("include_obfuscation",))
+    if value.get("include_obfuscation") not in (None, False):
+        at = f"{name}.include_obfuscation"
+        raise refused(at, f"{at} must be false: this server adds no random text.", code="unsupported_parameter")
+    return value
+
+
+def max_tool_calls(name: str, value: Any) -> int:
+    """Raises InvalidValue or InvalidRequest."""
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise invalid(name, "an integer of at least 0", value)
+    return value
+
+
+RESPONSES: dict[str, Parameter] = {
+    "model": OF_THE_CALL["model"],
+    "input": Parameter(
+        read=anything,
+        kind="string, or array of at most 10,000 items",
+        schema=schemas.INPUT,
+        help="the [items](#items) to answer. `input` may be absent only with `previous_response_id`. Without a message "
+        "to answer, the model answers an empty message of the user",
+    ),
+    "instructions": Parameter(read=Text(), default="", help="a message of the system before all items"),
+    "previous_response_id": Parameter(
+        read=Text(1, MAX_RESPONSE_ID_LENGTH),
+        default="",
+        help="the conversation of that response and its output come before `input`; its `instructions` do not. The "
+        "response must be stored, and must have ended",
+    ),
+    "max_output_tokens": Parameter(
+        read=Integer(1, MAX_OUTPUT_TOKENS), help="by default the rest of the context; reasoning counts"
+    ),
+    "tools": Parameter(
+        read=read_response_tools,
+        schema=schemas.TOOLS,
+        default=(),
+        kind="array of at most 1,024 tools, of which `--max-tools` (128) functions",
+        help="functions that the model may [call](#tools). Tools of other types are skipped and named in `warnings`",
+    ),
+    "tool_choice": Parameter(
+        read=read_response_tool_choice,
+        schema=schemas.TOOL_CHOICE,
+        kind="`auto`, `required`, `none`, a function or a set of allowed functions",
+        help='by default `auto`. A function is `{"type": "function", "name": ...}`, a set is `{"type": '
+        '"allowed_tools", "mode": "auto" or "required", "tools": [...]}`',
+    ),
+    "parallel_tool_calls": OF_THE_CHAT["parallel_tool_calls"],
+    "text": Parameter(
+        read=text_options,
+        schema=schemas.TEXT_OPTIONS,
+        kind="object with `format` and `verbosity`",
+        help='`format` is `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name": ..., '
+        '"schema": ...}`: the answer is [JSON that follows a schema](#json-answers). `verbosity` is passed to the chat '
+        "template",
+    ),
+    "reasoning": Parameter(
+        read=reasoning_options,
+        schema=schemas.REASONING,
+        kind="object with `effort`",
+        help="`effort` is passed to the chat template as `reasoning_effort`; `none` also as `enable_thinking: false`. "
+        "`summary`, `generate_summary` and `context` have no effect: the answer has the reasoning itself",
+    ),
+    "include": Parameter(
+        read=include,
+        schema=schemas.INCLUDE,
+        default=(),
+        kind="array of names of fields",
+        help=f"`{LOGPROBS}` asks for [log-probabilities](#log-probabilities). All other names of the OpenAI API have "
+        "no effect: this server has nothing of what they name",
+    ),
+    "top_logprobs": Parameter(
+        read=PARAMETERS["top_logprobs"].read, default=0, help="alternatives per token; above 0 it asks for them as well"
+    ),
+    "truncation": Parameter(
+        read=OneOf(("auto", "disabled")),
+        default="disabled",
+        help="`auto` drops the oldest items of a conversation that is too long for the context; `disabled` refuses it",
+    ),
+    "store": Parameter(
+        read=Flag(),
+        default=True,
+        help="the response can be read for `--response-retention-s` after its end. With `false` only its own call "
+        "returns it",
+    ),
+    "background": Parameter(
+        read=Flag(),
+        default=False,
+        help="the call returns at once with the status `queued`, and the response does not need its client. With "
+        "`stream` it is streamed as well. Needs `store`",
+    ),
+    "stream": Parameter(read=Flag(), default=False, help="[typed events](#events-of-a-response) instead of one object"),
+    "stream_options": Parameter(
+        read=stream_options,
+        schema=schemas.STREAM_OPTIONS,
+        default={},
+        requires="stream",
+        kind="object",
+        help="only with `stream`; `include_obfuscation` may be false",
+    ),
+    "max_tool_calls": Parameter(
+        read=max_tool_calls,
+        schema=schemas.MAX_TOOL_CALLS,
+        kind="integer of at least 0",
+        help="it bounds calls of tools that a server runs, and this server runs none; repeated in the answer",
+    ),
+    "client_metadata": Parameter(
+        read=JsonObject(), help="of coding agents; it has no effect. `metadata` is stored and returned"
+    ),
+    **LABELS,
+    "metadata": replace(LABELS["metadata"], help="stored with the request, and returned in the response"),
+    **{
+        name: replace(one, help=f"no effect: {one.help}")
+        for name, one in NO_EFFECT.items()
+        if name not in ("store", "prediction")
+    },
+    **{name: PARAMETERS[name] for name in SAMPLING},
+    "chat_template_kwargs": OF_THE_CHAT["chat_template_kwargs"],
+    "cache_salt": OF_THE_CALL["cache_salt"],
+    "priority": OF_THE_CALL["priority"],
+    "timeout": OF_THE_CALL["timeout"],
+}
+# Parameters of the OpenAI API that are refused unless they are null, with what to do instead.
+REFUSED = {
+    "conversation": "send previous_response_id, or the items of the conversation in input",
+    "prompt": "this server stores no prompt templates; send instructions and input",
+    "context_management": "this server compacts no conversations; truncation 'auto' drops the oldest items",
+    "moderation": "this server has no moderation",
+    "access_programs": "leave it out",
+    "image": "this server takes no images",
+}
+
+
+def check_refused(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body without the parameters of REFUSED, which must be null. Raises InvalidRequest."""
+    for name, instead in REFUSED.items():
+        if body.get(name) is not None:
+            raise refused(name, f"{name} is not supported: {instead}.", code="unsupported_parameter")
+    return {name: value for name, value in body.items() if name not in REFUSED}

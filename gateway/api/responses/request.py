@@ -1,0 +1,204 @@
+"""Reads the body of POST /v1/responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.gateway.api.call import Options
+from quire.gateway.api.call_metadata import MAX_ECHO_LENGTH
+from quire.gateway.api.conversation import Conversation, template_variables
+from quire.gateway.api.errors import refused
+from quire.gateway.api.labels import LABELS, NO_EFFECT
+from quire.gateway.api.options import make_options
+from quire.gateway.api.parameters import read
+from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.api.responses.items import Item, messages_of, read_items
+from quire.gateway.api.responses.parameters import (
+    LOGPROBS,
+    NOT_HERE,
+    RESPONSES,
+    SAMPLING,
+    ReasoningOptions,
+    TextOptions,
+    check_refused,
+)
+from quire.gateway.api.responses.tools import GivenChoice, GivenTools
+from quire.gateway.api.tools import check_choice
+from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+
+# The tier of a response whose call does not name one; the field of the answer must not be null.
+DEFAULT_TIER = "default"
+# Parameters that reach `make_options` under the same name.
+_SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *LABELS, "prompt_cache_key", *SAMPLING)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A body that was read. items: those of `input` only. skipped: parameters without an effect, with the reason."""
+
+    given: dict[str, Any]
+    items: list[Item]
+    tools: GivenTools
+    choice: ToolChoice
+    options: Options
+    skipped: tuple[tuple[str, str], ...]
+
+    @property
+    def previous(self) -> str:
+        return str(self.given.get("previous_response_id", ""))
+
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.given.get("store", True))
+
+    @property
+    def is_truncated(self) -> bool:
+        """True if the oldest items are dropped if not all fit into the context."""
+        return self.given.get("truncation") == "auto"
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The functions that `tool_choice` allows."""
+        allowed = _choice(self.given).allowed
+        return tuple(tool for tool in self.tools.functions if allowed is None or tool.name in allowed)
+
+    def conversation(self, items: Sequence[Item]) -> Conversation:
+        """The conversation of these items. Raises InvalidRequest."""
+        return Conversation(
+            messages=messages_of(self.given.get("instructions", ""), items),
+            tools=self.callable_tools,
+            tool_choice=self.choice,
+            template_variables=_template_variables(self.given),
+            is_typed=True,
+        )
+
+    def echo(self) -> str:
+        """The fields of the answer that repeat the call, as JSON. Raises InvalidRequest if they are too long."""
+        given, sampling = self.given, self.options.sampling
+        text, reasoning = _text(given), _reasoning(given)
+        fields = {
+            "background": self.options.background,
+            "frequency_penalty": sampling.frequency_penalty,
+            "instructions": given.get("instructions"),
+            "max_output_tokens": given.get("max_output_tokens"),
+            "max_tool_calls": given.get("max_tool_calls"),
+            "metadata": dict(self.options.labels.metadata),
+            "parallel_tool_calls": self.choice.parallel,
+            "presence_penalty": sampling.presence_penalty,
+            "previous_response_id": self.previous or None,
+            "prompt_cache_key": given.get("prompt_cache_key"),
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+            "safety_identifier": given.get("safety_identifier"),
+            "service_tier": self.options.labels.service_tier or DEFAULT_TIER,
+            "store": self.is_stored,
+            "temperature": sampling.temperature,
+            "text": {"format": text.format} | ({"verbosity": text.verbosity} if text.verbosity else {}),
+            "tool_choice": _choice(given).echo,
+            "tools": self.tools.echo,
+            "top_logprobs": sampling.top_logprobs,
+            "top_p": sampling.top_p,
+            "truncation": given.get("truncation", "disabled"),
+            "user": given.get("user"),
+        }
+        if self.skipped:
+            fields["warnings"] = [{"param": name, "message": f"{name}: {reason}."} for name, reason in self.skipped]
+        written = json.dumps(fields, separators=(",", ":"))
+        if len(written) > MAX_ECHO_LENGTH:
+            raise refused(
+                "tools",
+                f"tools, instructions and text together have {len(written)} characters of JSON; at most "
+                f"{MAX_ECHO_LENGTH} are allowed.",
+            )
+        return written
+
+
+def read_request(body: dict[str, Any], limits: RequestLimits) -> ResponseRequest:
+    """Raises InvalidRequest."""
+    given = read(check_refused(body), RESPONSES)
+    if body.get("input") is None and not given.get("previous_response_id"):
+        raise refused("input", "input is required.", code="missing_required_parameter")
+    if given.get("background") and not given.get("store", True):
+        raise refused("store", "store must be true with background: true, because the answer is read later.")
+    items = read_items("input", body.get("input") or [])
+    tools: GivenTools = given.get("tools") or GivenTools()
+    choice = _choice(given)
+    tool_choice = choice.choice._replace(parallel=given.get("parallel_tool_calls", True))
+    check_choice(tools.functions, tool_choice)
+    _check_allowed(tools, choice)
+    skipped = tuple(_skipped(given, tools))
+    options = _options(given, limits)
+    labels = replace(options.labels, no_effect=tuple(name for name, _ in skipped))
+    return ResponseRequest(
+        given=given,
+        items=items,
+        tools=tools,
+        choice=tool_choice,
+        options=replace(options, labels=labels),
+        skipped=skipped,
+    )
+
+
+def _choice(given: dict[str, Any]) -> GivenChoice:
+    found: GivenChoice = given.get("tool_choice") or GivenChoice(ToolChoice(), "auto")
+    return found
+
+
+def _text(given: dict[str, Any]) -> TextOptions:
+    found: TextOptions = given.get("text") or TextOptions((), {"type": "text"}, None)
+    return found
+
+
+def _reasoning(given: dict[str, Any]) -> ReasoningOptions:
+    found: ReasoningOptions = given.get("reasoning") or ReasoningOptions(None, None, ())
+    return found
+
+
+def _check_allowed(tools: GivenTools, choice: GivenChoice) -> None:
+    names = {tool.name for tool in tools.functions}
+    if unknown := [name for name in choice.allowed or () if name not in names]:
+        raise refused(
+            "tool_choice.tools",
+            f"tool_choice.tools names the function {unknown[0]!r}, which is not among the tools of the call.",
+        )
+    if choice.allowed == () and choice.choice.mode == ToolMode.REQUIRED:
+        raise refused("tool_choice.tools", "tool_choice.tools has no function, but its mode is 'required'.")
+
+
+def _options(given: dict[str, Any], limits: RequestLimits) -> Options:
+    """The options of the call, from the names that they have in a chat."""
+    chat = {name: given[name] for name in _SAME if name in given}
+    if "max_output_tokens" in given:
+        chat["max_tokens"] = given["max_output_tokens"]
+    if grammar := _text(given).grammar:
+        chat["response_format"] = grammar
+    top_logprobs = given.get("top_logprobs", 0)
+    if top_logprobs or LOGPROBS in given.get("include", ()):
+        chat |= {"logprobs": True, "top_logprobs": top_logprobs}
+    return make_options(chat, limits.sampling_defaults)
+
+
+def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """The variables for the chat template, from the names that the parameters have in a chat."""
+    named = {"reasoning_effort": _reasoning(given).effort, "verbosity": _text(given).verbosity}
+    chat = {name: value for name, value in named.items() if value is not None}
+    return template_variables(chat | {"chat_template_kwargs": given.get("chat_template_kwargs", {})})
+
+
+def _skipped(given: dict[str, Any], tools: GivenTools) -> list[tuple[str, str]]:
+    """The parameters of a call that have no effect, with the reason."""
+    found = list(tools.skipped)
+    for index, name in enumerate(given.get("include", ())):
+        if name in NOT_HERE:
+            found.append((f"include[{index}]", f"this server has no {name}"))
+    found += [(name, "it has no effect on this server") for name in _reasoning(given).skipped]
+    if "client_metadata" in given:
+        found.append(("client_metadata", "it has no effect on this server; metadata is stored and returned"))
+    if "max_tool_calls" in given:
+        found.append(("max_tool_calls", "this server runs no tools"))
+    for name, one in NO_EFFECT.items():
+        if name in RESPONSES and name != "store" and name in given and given[name] not in one.neutral:
+            found.append((name, one.help.split(":")[0].split(".")[0]))
+    return found

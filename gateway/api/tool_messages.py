@@ -1,0 +1,56 @@
+"""Conversations with tools for a chat template that does not know tools: calls and results become plain messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.shared.text.chat_template import Message
+
+
+def as_plain_messages(messages: Sequence[Message], instructions: str) -> list[Message]:
+    """Return the conversation with the roles system, user and assistant only, and without `tool_calls`.
+
+    instructions: text about the tools for the system message; empty for none. Results of tools become messages of the
+    user; results of parallel calls become one message, because many templates require that the roles alternate.
+    """
+    plain: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    previous = ""
+    for message in messages:
+        role = message["role"]
+        if role == "tool":
+            name = names.get(message["tool_call_id"], "the tool")
+            result = f"Result of {name}:\n{_text(message)}"
+            if previous == "tool":
+                plain[-1]["content"] += f"\n\n{result}"
+            else:
+                plain.append({"role": "user", "content": result})
+        elif calls := message.get("tool_calls"):
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+            written = "\n".join(map(_written, calls))
+            content = "\n".join(filter(None, (_text(message), written)))
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            plain.append({**rest, "content": content})
+        else:
+            plain.append(dict(message))
+        previous = role
+    if instructions:
+        if plain and plain[0]["role"] == "system":
+            plain[0]["content"] = f"{_text(plain[0])}\n\n{instructions}"
+        else:
+            plain.insert(0, {"role": "system", "content": instructions})
+    return list[Message](plain)
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """A tool call as the model writes it in the format `json`."""
+    function = call["function"]
+    return json.dumps({"tool": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+
+
+def _text(message: Message) -> str:
+    """The content of a message as one text."""
+    content = message["content"] or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

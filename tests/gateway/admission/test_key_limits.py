@@ -1,0 +1,157 @@
+"""Limits of keys over HTTP, with a real Redis: refusals, headers, and counts that equal what was generated."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quire.gateway.admission.key_limits import duration, read_prices
+from quire.shared.accounts.charge import Price
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.errors import StartError
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import MODEL, Reply, RunningGateway, tokens, until
+
+ANSWER = tokens("abc")
+# Tokens of the prompt "Hello".
+PROMPT = 3
+
+
+async def key_of(gateway: RunningGateway, **limits: Any) -> dict[str, str]:
+    account, secret = await gateway.gateway.process.key_ring.store.create(
+        "acme", "web", "test", AccountLimits.of(limits)
+    )
+    return {"Authorization": f"Bearer {secret}", "place": account.place}
+
+
+async def complete(gateway: RunningGateway, key: dict[str, str], **parameters: Any) -> Reply:
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 10, **parameters}
+    return await gateway.post("/v1/completions", body, Authorization=key["Authorization"])
+
+
+async def spent(gateway: RunningGateway, key: dict[str, str]) -> dict[str, int]:
+    store = gateway.gateway.process.key_ring.store
+    found: Any = await store.client.hgetall(store.keys.spent(key["place"]))
+    return {name.decode(): int(value) for name, value in found.items()}
+
+
+async def test_calls_per_minute_are_refused_with_the_time_to_wait(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    key = await key_of(gateway, requests_per_minute=2)
+    async with gateway.worker(emit(ANSWER)):
+        replies = [await complete(gateway, key) for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies[:2]] == ["1", "0"]
+    assert replies[0].headers["x-ratelimit-limit-requests"] == "2"
+    assert replies[0].headers["x-ratelimit-reset-requests"].endswith("s")
+    assert replies[2].error["code"] == "rate_limit_exceeded"
+    # The bucket gets one call in 30 s.
+    assert 29_000 < int(replies[2].headers["retry-after-ms"]) <= 30_000
+    assert replies[2].headers["retry-after"] == "30"
+
+
+async def test_tokens_are_reserved_and_settled(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    key = await key_of(gateway, tokens_per_day=40)
+    async with gateway.worker(emit(ANSWER)):
+        first = await complete(gateway, key)
+        usage = first.json["usage"]["total_tokens"]
+        assert (await spent(gateway, key))["day_tokens"] == usage == PROMPT + len(ANSWER)
+        # Most of the budget is free again, because the reservation was larger than the use.
+        assert (await complete(gateway, key)).status == 200
+        refused = await complete(gateway, key, max_tokens=40)
+    assert (refused.status, refused.error["code"]) == (402, "insufficient_quota")
+    assert (await spent(gateway, key))["day_tokens"] == 2 * usage
+    assert (await spent(gateway, key))["open"] == 0
+
+
+async def test_a_call_that_waits_holds_its_reservation_until_it_is_cancelled(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    key = await key_of(gateway, concurrent_requests=1)
+    waiting = asyncio.create_task(complete(gateway, key))
+    await until(lambda: _is(gateway, key, "open", 1))
+    refused = await complete(gateway, key)
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert "concurrent_requests" in refused.error["message"]
+    waiting.cancel()
+    await until(lambda: _is(gateway, key, "open", 0))
+    assert (await spent(gateway, key))["day_tokens"] == 0
+
+
+async def _is(gateway: RunningGateway, key: dict[str, str], name: str, value: int) -> bool:
+    return (await spent(gateway, key)).get(name) == value
+
+
+async def test_a_project_limits_all_of_its_keys(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    keys = [await key_of(gateway) for _ in range(2)]
+    await gateway.gateway.process.key_ring.store.limit("project:acme/web", AccountLimits.of({"requests_per_minute": 1}))
+    async with gateway.worker(emit(ANSWER)):
+        assert [(await complete(gateway, key)).status for key in keys] == [200, 429]
+
+
+async def test_all_prompts_of_a_call_are_one_call_and_are_reserved_together(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    key = await key_of(gateway, requests_per_minute=3, tokens_per_day=60)
+    async with gateway.worker(emit(ANSWER)):
+        assert (await complete(gateway, key, prompt=["Hello", "Hello"])).status == 200
+        assert (await spent(gateway, key))["day_tokens"] == 2 * (PROMPT + len(ANSWER))
+        reply = await complete(gateway, key, prompt=["Hello"] * 4)
+        assert reply.status == 402
+        await until(lambda: _is(gateway, key, "open", 0))
+    # The bucket of 60,000ths has two calls less, apart from the moments that passed.
+    assert 60_000 <= (await spent(gateway, key))["calls"] < 75_000
+
+
+async def test_costs_are_counted_at_the_prices_of_the_model(start_gateway: Start) -> None:
+    gateway = await start_gateway(prices=f"{MODEL}=0.5:2")
+    key = await key_of(gateway, cost_per_day=0.00005)
+    async with gateway.worker(emit(ANSWER)):
+        assert (await complete(gateway, key)).status == 200
+        assert (await spent(gateway, key))["day_cost"] == PROMPT * 500 + len(ANSWER) * 2000
+        assert (await complete(gateway, key, max_tokens=30)).status == 402
+    unpriced = await start_gateway()
+    assert (await complete(unpriced, key)).error["code"] == "permission_denied"
+
+
+async def test_models_classes_and_max_tokens_of_a_key(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    other = await key_of(gateway, models=["another"])
+    assert (await complete(gateway, other)).error["code"] == "model_not_found"
+    listed = await gateway.send(_get("/v1/models", other))
+    assert listed.json["data"] == []
+    assert (await gateway.send(_get(f"/v1/models/{MODEL}", other))).status == 404
+    small = await key_of(gateway, max_tokens=2, priority="standard")
+    assert (await complete(gateway, small, max_tokens=3)).error["param"] == "max_tokens"
+    assert (await complete(gateway, small, max_tokens=2, priority="interactive")).error["code"] == "permission_denied"
+    batch = await key_of(gateway, priority="batch")
+    async with gateway.worker(emit(ANSWER)) as worker:
+        assert (await complete(gateway, small, max_tokens=None)).status == 200
+        assert worker.claimed[-1].sampling.max_tokens == 2
+        assert (await complete(gateway, batch)).status == 200
+    waiting = asyncio.create_task(complete(gateway, batch))
+    await until(lambda: _is(gateway, batch, "open", 1))
+    client: Any = gateway.gateway.broker.client
+    assert await client.hget(gateway.gateway.broker.keys.load, "requests:batch") == b"1"
+    waiting.cancel()
+
+
+def _get(path: str, key: dict[str, str]) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: test\r\nAuthorization: {key['Authorization']}\r\n\r\n".encode()
+
+
+def test_prices_are_read_exactly() -> None:
+    assert read_prices("a=0.5:2, b=c=1.005:0") == {"a": Price(500, 2000), "b=c": Price(1005, 0)}
+    for wrong in ("a", "a=1", "a=1:2:3", "=1:2", "a=-1:2", "a=0.0001:1", "a=nan:1", "a=1e9:1"):
+        with pytest.raises(StartError, match="--prices"):
+            read_prices(wrong)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0ms"), (20, "20ms"), (1500, "1.5s"), (60_000, "1m"), (62_000, "1m2s"), (90_500, "1m30.5s")]
+)
+def test_durations_have_openais_form(ms: int, text: str) -> None:
+    assert duration(ms) == text

@@ -1,0 +1,334 @@
+"""Messages with the `anthropic` SDK, unmodified: whole, streamed, resumed; tools, thinking, stop sequences, usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, MessageDeltaUsage, TextBlock, ThinkingBlock, ToolUseBlock, Usage
+from anthropic.types.raw_message_delta_event import Delta as MessageDelta
+
+from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.api.messages.answer import MessageAnswer
+from quire.gateway.model.served_model import load_model
+from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.stream.transcript import Choice
+from quire.shared.messages import Delta, Outcome
+from tests.gateway.api.messages.agents import (
+    ANSWER,
+    CALL,
+    WEATHER,
+    assembled,
+    body,
+    parse_message_events,
+    prompt_of,
+    saying,
+    stream_events,
+)
+from tests.gateway.fake_worker import endless
+from tests.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens, until
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+async def test_a_message(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
+    async with agent_gateway.worker(saying("Hello, w\u00f6rld \U0001f600!")) as worker:
+        message = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, system="Be kind.")
+    assert message.id.startswith("msg_")
+    assert (message.type, message.role, message.model) == ("message", "assistant", MODEL)
+    [block] = message.content
+    assert block.type == "text"
+    assert block.text == "Hello, w\u00f6rld \U0001f600!"
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.input_tokens == len(worker.claimed[0].prompt)
+    assert message.usage.output_tokens == len(tokens("Hello, w\u00f6rld \U0001f600!"))
+    assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)
+    assert message._request_id == message.id.removeprefix("msg_")
+    assert prompt_of(worker.claimed[0]) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert worker.claimed[0].sampling.max_tokens == 50
+
+
+async def test_the_synchronous_client(agent_gateway: RunningGateway) -> None:
+    def ask() -> str:
+        with anthropic.Anthropic(base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=20) as client:
+            whole = client.messages.create(model=MODEL, max_tokens=50, messages=HELLO)
+            with client.messages.stream(model=MODEL, max_tokens=50, messages=HELLO) as stream:
+                return text_of(whole) + "".join(stream.text_stream)
+
+    async with agent_gateway.worker(saying("Hi.")):
+        assert await asyncio.to_thread(ask) == "Hi.Hi."
+
+
+async def test_the_stream_helper(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
+    async with (
+        agent_gateway.worker(saying(ANSWER, step=3)),
+        client.messages.stream(model=MODEL, max_tokens=200, messages=HELLO, tools=[WEATHER]) as stream,
+    ):
+        events = [event async for event in stream]
+        message = await stream.get_final_message()
+    kinds = [event.type for event in events]
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert {"text", "thinking", "signature", "input_json"} <= set(kinds)
+    thinking, text, use = message.content
+    assert thinking.type == "thinking"
+    assert thinking.thinking.strip() == "They ask for the weather."
+    assert thinking.signature
+    assert text.type == "text"
+    assert text.text.strip() == "I look it up."
+    assert use.type == "tool_use"
+    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+    assert use.id.startswith("toolu_")
+    assert message.stop_reason == "tool_use"
+
+
+async def test_a_round_trip_of_a_tool(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
+    messages: Any = [{"role": "user", "content": "What is the weather?"}]
+    async with agent_gateway.worker(saying(ANSWER)):
+        asked = await client.messages.create(model=MODEL, max_tokens=200, messages=messages, tools=[WEATHER])
+    use = next(block for block in asked.content if block.type == "tool_use")
+    messages += [
+        {"role": "assistant", "content": asked.content},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "Rain."}]}],
+        },
+    ]
+    async with agent_gateway.worker(saying("It rains.")) as worker:
+        told = await client.messages.create(model=MODEL, max_tokens=200, messages=messages, tools=[WEATHER])
+    assert [block.type for block in told.content] == ["text"]
+    prompt = prompt_of(worker.claimed[0])
+    assert f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response>" in prompt
+    assert '"name": "get_weather", "description": "Tells the weather of a city."' in prompt
+    assert "<think>\nThey ask for the weather." in prompt
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+async def test_streamed_whole_and_resumed_are_the_same_message(
+    agent_gateway: RunningGateway, start_gateway: Any, agent_model: Any, step: int
+) -> None:
+    """Whole, streamed, and resumed at another gateway after each event: the same tokens give the same message."""
+    other: RunningGateway = await start_gateway(model=str(agent_model))
+    asked = body(tools=[WEATHER], max_tokens=200)
+    async with agent_gateway.worker(saying(ANSWER, step=step)):
+        whole = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="whole")).json
+        events = await stream_events(agent_gateway, "/v1/messages", {**asked, "stream": True})
+        again = await stream_events(other, "/v1/messages", {**asked, "stream": True}, {"Idempotency-Key": "stream"})
+        joined = await stream_events(
+            agent_gateway, "/v1/messages", {**asked, "stream": True}, {"Idempotency-Key": "stream"}
+        )
+    streamed = assembled(events)
+    identities = ("id", "content")
+    assert {key: streamed[key] for key in streamed if key not in identities} == {
+        key: whole[key] for key in whole if key not in identities
+    }
+    assert without_ids(streamed["content"]) == without_ids(whole["content"])
+    assert again == joined
+    public_id = streamed["id"]
+    for at in range(0, len(events), 5):
+        rest = await stream_events(
+            other, f"/v1/messages/{public_id}/stream", headers={"Last-Event-ID": str(events[at].id)}
+        )
+        assert rest == events[at + 1 :]
+    assert await stream_events(other, f"/v1/messages/{public_id}/stream") == events
+
+
+def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: item for key, item in block.items() if key != "id"} for block in blocks]
+
+
+async def test_the_id_of_a_tool_use_is_the_same_in_every_form_of_one_call(agent_gateway: RunningGateway) -> None:
+    asked = body(tools=[WEATHER], max_tokens=200)
+    async with agent_gateway.worker(saying(ANSWER)) as worker:
+        first = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="one")).json
+        second = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="one")).json
+    assert len(worker.claimed) == 1
+    assert first == second
+    assert first["content"][-1]["id"].startswith("toolu_")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (("stop", None), ("end_turn", None)),
+        (("stop", "END"), ("stop_sequence", "END")),
+        (("length", None), ("max_tokens", None)),
+    ],
+)
+async def test_the_reason_of_the_end(
+    client: anthropic.AsyncAnthropic,
+    agent_gateway: RunningGateway,
+    end: tuple[str, str | None],
+    expected: tuple[str, str | None],
+) -> None:
+    text = "one two END" if end[1] else "one two"
+    limit = len(tokens(text))
+    async with agent_gateway.worker(saying(text, *end)) as worker:
+        whole = await client.messages.create(
+            model=MODEL, max_tokens=limit, messages=HELLO, stop_sequences=["END", "never"]
+        )
+        async with client.messages.stream(
+            model=MODEL, max_tokens=limit, messages=HELLO, stop_sequences=["END", "never"]
+        ) as stream:
+            streamed = await stream.get_final_message()
+    assert worker.claimed[0].sampling.stop == ("END", "never")
+    for message in (whole, streamed):
+        assert (message.stop_reason, message.stop_sequence) == expected
+        assert text_of(message).strip() == "one two"
+
+
+def text_of(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+async def test_a_stop_sequence_that_is_a_special_token(
+    client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway
+) -> None:
+    stop = byte_level().token_to_id("<|im_start|>")
+
+    async def script(request: Any) -> Any:
+        yield (Delta(0, (*tokens("abc"), stop), "stop", ""),), Outcome("stop")
+
+    async with agent_gateway.worker(script):
+        message = await client.messages.create(
+            model=MODEL, max_tokens=50, messages=HELLO, stop_sequences=["<|im_start|>"]
+        )
+    assert (message.stop_reason, message.stop_sequence, text_of(message)) == ("stop_sequence", "<|im_start|>", "abc")
+
+
+async def test_more_tokens_than_the_context_has_left_are_a_bound(
+    client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway
+) -> None:
+    """Coding agents ask for 32,000 tokens whatever the context."""
+    async with agent_gateway.worker(saying("cut", "length")) as worker:
+        message = await client.messages.create(model=MODEL, max_tokens=32_000, messages=HELLO)
+        assert worker.claimed[0].sampling.max_tokens == CONTEXT - len(worker.claimed[0].prompt)
+    assert message.stop_reason == "model_context_window_exceeded"
+
+
+async def test_no_tokens_compute_the_prompt_only(agent_gateway: RunningGateway) -> None:
+    async with agent_gateway.worker(saying("x", "length")) as worker:
+        whole = (await agent_gateway.post("/v1/messages", body(max_tokens=0))).json
+        events = await stream_events(agent_gateway, "/v1/messages", body(max_tokens=0, stream=True))
+    assert worker.claimed[0].sampling.max_tokens == 1
+    assert whole["content"] == assembled(events)["content"] == []
+    assert whole["stop_reason"] == assembled(events)["stop_reason"] == "max_tokens"
+    assert whole["usage"]["output_tokens"] == 0
+    assert [event.name for event in events] == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+async def test_the_answer_continues_a_last_message_of_the_assistant(
+    client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway
+) -> None:
+    messages: Any = [*HELLO, {"role": "assistant", "content": "The best answer is ( "}]
+    async with agent_gateway.worker(saying(" B)")) as worker:
+        message = await client.messages.create(model=MODEL, max_tokens=50, messages=messages)
+    assert prompt_of(worker.claimed[0]).endswith("<|im_start|>assistant\nThe best answer is ( ")
+    assert text_of(message) == " B)"
+
+
+async def test_thinking_reaches_the_template_and_may_be_hidden(
+    client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway
+) -> None:
+    off: Any = {"thinking": {"type": "disabled"}}
+    low: Any = {"output_config": {"effort": "low"}, "thinking": {"type": "adaptive", "display": "omitted"}}
+    async with agent_gateway.worker(saying("<think>Hm.</think>Yes.")) as worker:
+        await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **off)
+        hidden = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **low)
+    assert prompt_of(worker.claimed[0]).endswith("<think>\n\n</think>\n\n")
+    assert prompt_of(worker.claimed[1]).endswith("<|im_start|>assistant\neffort=low ")
+    assert [(block.type, getattr(block, "thinking", None)) for block in hidden.content] == [
+        ("thinking", ""),
+        ("text", None),
+    ]
+
+
+async def test_json_that_follows_a_schema(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    async with agent_gateway.worker(saying('{"a": 1}')) as worker:
+        message = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, output_config=form)
+    assert text_of(message) == '{"a": 1}'
+    assert '"integer"' in worker.claimed[0].sampling.grammar
+
+
+async def test_sampling_parameters_reach_the_worker(agent_gateway: RunningGateway) -> None:
+    asked = body(temperature=0.5, top_p=0.9, top_k=7, seed=3, cache_salt="s")
+    async with agent_gateway.worker(saying("x")) as worker:
+        answer = (await agent_gateway.post("/v1/messages", {**asked, "priority": "interactive"})).json
+    [request] = worker.claimed
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert request.cache_salt == "s"
+    assert answer["usage"]["service_tier"] == "priority"
+
+
+async def test_a_call_in_the_background_is_cancelled(agent_gateway: RunningGateway) -> None:
+    async def has_token() -> bool:
+        return agent_gateway.gateway.subscription.frames > 0
+
+    async with agent_gateway.worker(endless(tokens("a")[0])):
+        async with agent_gateway.stream("/v1/messages", body(stream=True, background=True)) as stream:
+            lines = [await stream.response.content.readline() for _ in range(3)]
+            await until(has_token)
+        public_id = parse_message_events(b"".join(lines).decode() + "\n")[0].data["message"]["id"]
+        reply = await agent_gateway.post(f"/v1/messages/{public_id}/cancel", {})
+    assert reply.json == {"id": public_id, "cancelled": True}
+
+
+async def test_the_count_is_that_of_the_prompt(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
+    asked: Any = {"model": MODEL, "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}
+    count = await client.messages.count_tokens(**asked)
+    async with agent_gateway.worker(saying("x")):
+        message = await client.messages.create(max_tokens=5, **asked)
+    assert count.input_tokens == message.usage.input_tokens
+    assert await agent_gateway.queued() == 0
+
+
+async def test_a_prompt_longer_than_the_context_is_counted(
+    client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway
+) -> None:
+    """Agents count to find out that they must shorten the conversation."""
+    count = await client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "word " * 1000}])
+    assert count.input_tokens > 1000
+
+
+def test_cached_tokens_are_apart_from_the_input_tokens(agent_model: Any) -> None:
+    model = load_model(str(agent_model), MODEL)
+    echo = '{"max_tokens": 9, "hides_thinking": false, "tier": "standard"}'
+    form = MessageAnswer("msg_1", "1", model, CallMetadata("message", 0, 1, False, (), 10, 1, False, echo=echo))
+    usage = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+    expected = {"input_tokens": 6, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4, "output_tokens": 3}
+    form.finish(0, "stop")
+    [delta, _] = parse_message_events("".join(form.ending(usage)))
+    [whole] = form.full([Choice("", "stop")], usage)
+    for found in (delta.data["usage"], json.loads(whole)["usage"]):
+        assert {name: found[name] for name in expected} == expected
+    [start, _] = parse_message_events("".join(form.opening()))
+    assert (start.data["message"]["usage"]["input_tokens"], start.data["message"]["content"]) == (10, [])
+
+
+def test_the_fields_are_those_of_the_types_of_the_sdk(agent_model: Any) -> None:
+    """Clients in typed languages require every field of the specification, also those that are null here."""
+    model = load_model(str(agent_model), MODEL)
+    echo = '{"max_tokens": 9, "hides_thinking": false, "tier": "standard"}'
+    form = MessageAnswer("msg_1", "1", model, CallMetadata("message", 0, 1, False, (), 10, 1, False, echo=echo))
+    usage = {"prompt_tokens": 10, "completion_tokens": 3}
+    parts = [Part(PartKind.CONTENT, "a"), Part(PartKind.REASONING, "b"), Part(PartKind.CALL, "c", 0, "call_1")]
+    [text] = form.full([Choice("", "stop", parts=parts)], usage)
+    whole = json.loads(text)
+    # The SDK has a field for diagnostics, which only a request with this parameter gets, and for toolsets.
+    assert set(Message.model_fields) - set(whole) == {"diagnostics"}
+    assert set(Usage.model_fields) - set(whole["usage"]) == {"speed"}
+    for block, cls in zip(whole["content"], (TextBlock, ThinkingBlock, ToolUseBlock), strict=True):
+        assert set(cls.model_fields) - set(block) <= {"toolset_name"}
+        cls.model_validate(block, strict=True)
+    Message.model_validate(whole)
+    [delta, _] = parse_message_events("".join(form.ending(usage)))
+    assert set(MessageDeltaUsage.model_fields) == set(delta.data["usage"])
+    assert set(MessageDelta.model_fields) == set(delta.data["delta"])

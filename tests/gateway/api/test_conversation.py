@@ -1,0 +1,287 @@
+"""A chat with tools, from the body to the answer: what the model is told, the grammar, the parts of the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import Script, Steps
+from tests.gateway.running import Event, RunningGateway, tokens, write_model
+from tests.support.tokenizers import byte_level
+
+CHAT = "/v1/chat/completions"
+# Writes tools, reasoning, calls and results, as the templates of Qwen3 do.
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{{ reasoning_effort }}{{ verbosity }}"
+)
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
+    },
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+USER = {"role": "user", "content": "1 + 1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tools") / "test-model", chat_template=TEMPLATE)
+
+
+@pytest.fixture
+async def tools_gateway(start_gateway: Start, folder: Path) -> RunningGateway:
+    return await start_gateway(model=str(folder), tool_call_format="hermes", reasoning_format="think")
+
+
+def body(**parameters: Any) -> dict[str, Any]:
+    return {"model": "test-model", "messages": [USER], "tools": [ADD], **parameters}
+
+
+def answering(text: str, step: int = 1, reason: str = "stop") -> Script:
+    """Returns a script that emits a text, `step` tokens at once, then the end token."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        emitted = [*tokens(text), 2]
+        for at in range(0, len(emitted), step):
+            last = at + step >= len(emitted)
+            delta = Delta(0, tuple(emitted[at : at + step]), reason if last else None)
+            yield (delta,), Outcome(reason) if last else None
+
+    return script
+
+
+def prompt_of(request: GenerationRequest) -> str:
+    text: str = byte_level().decode(list(request.prompt), skip_special_tokens=False)
+    return text
+
+
+def streamed(events: list[Event]) -> dict[str, Any]:
+    """Adds up the deltas of a stream."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for event in events:
+        if event.data == "[DONE]" or not event.data["choices"]:
+            continue
+        delta = event.data["choices"][0]["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append(
+                    {key: call[key] for key in ("id", "type")} | {"function": dict(call["function"])}
+                )
+            else:
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+async def test_an_answer_has_reasoning_content_and_calls(tools_gateway: RunningGateway) -> None:
+    text = f"<think>\nI add.\n</think>\n\nSure.\n{CALL}\n{CALL}"
+    async with tools_gateway.worker(answering(text)):
+        reply = await tools_gateway.post(CHAT, body())
+    assert reply.status == 200, reply.body
+    [choice] = reply.json["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("I add.", "Sure.")
+    first, second = message["tool_calls"]
+    assert first["function"] == second["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert first["id"] != second["id"]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+async def test_every_event_of_a_stream_leads_to_the_rest_of_it(start_gateway: Start, folder: Path, step: int) -> None:
+    """The portions in which tokens come change neither events nor ids."""
+    settings = {"model": str(folder), "tool_call_format": "hermes", "reasoning_format": "think"}
+    here, there = await start_gateway(**settings), await start_gateway(**settings)
+    text = f"<think>why</think>Well 😀{CALL}"
+    path, call = CHAT, body(stream=True, stream_options={"include_usage": True})
+    async with here.worker(answering(text, step)):
+        events = await here.events(path, call)
+        assert streamed(events)["content"] == "Well 😀"
+        resume = f"{path}/{events[0].data['id']}/stream"
+        for at, event in enumerate(events):
+            async with there.stream(resume, Last_Event_ID=str(event.id)) as stream:
+                assert await stream.rest() == events[at + 1 :], event.id
+        async with there.stream(resume) as stream:
+            assert await stream.rest() == events
+        again = await here.events(path, call)
+    # Another request has other ids for its calls, and the same event ids.
+    assert [event.id for event in again] == [event.id for event in events]
+    assert streamed(again)["tool_calls"][0]["id"] != streamed(events)["tool_calls"][0]["id"]
+
+
+async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGateway) -> None:
+    call = body(seed=1)
+    async with tools_gateway.worker(answering(f"<think>\nhm</think>one{CALL}")):
+        whole = await tools_gateway.post(CHAT, call, idempotency_key="a")
+        async with tools_gateway.stream(CHAT, {**call, "stream": True}) as stream:
+            events = await stream.rest()
+    message = whole.json["choices"][0]["message"]
+    sum_ = streamed(events)
+    for call_ in (*message["tool_calls"], *sum_["tool_calls"]):
+        assert call_.pop("id").startswith("call_")
+    assert sum_ == {name: message[name] for name in ("content", "reasoning_content", "tool_calls")}
+    assert events[-2].data["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_the_calls_of_a_repeated_call_have_the_same_ids(tools_gateway: RunningGateway) -> None:
+    """So a client that retries after a lost answer does not run a tool twice."""
+    async with tools_gateway.worker(answering(CALL)) as worker:
+        first, second = [await tools_gateway.post(CHAT, body(), Idempotency_Key="k") for _ in range(2)]
+    ids = [reply.json["choices"][0]["message"]["tool_calls"][0]["id"] for reply in (first, second)]
+    assert ids[0] == ids[1]
+    assert len(worker.claimed) == 1
+
+
+async def test_a_call_that_is_cut_off_is_no_reason_to_stop(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering('<tool_call>\n{"name": "add", "arguments": {"a', reason="length")):
+        reply = await tools_gateway.post(CHAT, body())
+    [choice] = reply.json["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"a')
+
+
+PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
+    "tools": ({}, json.dumps({**ADD, "function": {**ADD["function"], "description": ""}})[:40]),  # type: ignore[dict-item]
+    "reasoning effort": ({"reasoning_effort": "low"}, "assistant\nlow"),
+    "verbosity": ({"verbosity": "high"}, "assistant\nhigh"),
+    "a variable of the template": ({"chat_template_kwargs": {"enable_thinking": True}}, "assistant\n<think>\n"),
+}
+
+
+@pytest.mark.parametrize(("parameters", "expected"), PROMPTS.values(), ids=PROMPTS)
+async def test_the_template_gets(tools_gateway: RunningGateway, parameters: dict[str, Any], expected: str) -> None:
+    async with tools_gateway.worker(answering("x")) as worker:
+        assert (await tools_gateway.post(CHAT, body(**parameters))).status == 200
+    assert expected in prompt_of(worker.claimed[0])
+
+
+async def test_with_none_the_model_is_not_told_about_tools(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering(CALL)) as worker:
+        reply = await tools_gateway.post(CHAT, body(tool_choice="none"))
+    [request] = worker.claimed
+    assert '"add"' not in prompt_of(request)
+    assert request.sampling.grammar == ""
+    assert reply.json["choices"][0]["message"]["content"] == CALL
+
+
+async def test_calls_and_results_are_rendered(tools_gateway: RunningGateway) -> None:
+    asked = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [asked], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+    ]
+    async with tools_gateway.worker(answering("It is 2.")) as worker:
+        reply = await tools_gateway.post(CHAT, body(messages=messages))
+    assert reply.json["choices"][0]["finish_reason"] == "stop"
+    prompt = prompt_of(worker.claimed[0])
+    assert '<|im_start|>assistant\n<tool_call>add{"a": 1}</tool_call><|im_end|>' in prompt
+    assert "<|im_start|>tool\n2<|im_end|>" in prompt
+
+
+async def test_a_prompt_that_ends_in_reasoning_begins_the_answer_there(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering("because</think>yes")):
+        reply = await tools_gateway.post(
+            CHAT, {"model": "test-model", "messages": [USER], "chat_template_kwargs": {"enable_thinking": True}}
+        )
+    message = reply.json["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("because", "yes")
+
+
+async def test_a_schema_holds_after_the_reasoning(tools_gateway: RunningGateway) -> None:
+    answer = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    call = {"model": "test-model", "messages": [USER], "response_format": answer}
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    async with tools_gateway.worker(answering('because</think>{"a": 1}')) as worker:
+        reply = await tools_gateway.post(CHAT, call | thinking)
+        message = reply.json["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("because", '{"a": 1}')
+        # Without reasoning the schema holds from the first token.
+        await tools_gateway.post(CHAT, call)
+        # A grammar that cannot follow the reasoning forbids it.
+        reply = await tools_gateway.post(CHAT, {**call, "response_format": None, "guided_regex": "x+", **thinking})
+        assert "reasoning_content" not in reply.json["choices"][0]["message"]
+    after, plain, regex = (json.loads(request.sampling.grammar) for request in worker.claimed)
+    assert r"<\/think>" in after["lark"]
+    assert list(plain) == ["json_schema"]
+    assert list(regex) == ["regex"]
+
+
+async def test_a_schema_of_the_answer_allows_calls(tools_gateway: RunningGateway) -> None:
+    answer = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "maxProperties": 0}}}
+    async with tools_gateway.worker(answering("{}")) as worker:
+        reply = await tools_gateway.post(CHAT, body(response_format=answer))
+    assert reply.json["choices"][0]["message"]["content"] == "{}"
+    grammar = json.loads(worker.claimed[0].sampling.grammar)["lark"]
+    assert "| content" in grammar
+    assert "maxProperties" in grammar or '"additionalProperties":false' in grammar
+
+
+def tool(strict: bool = False, **schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+
+
+# A schema that no grammar can follow.
+HARD: dict[str, Any] = {"properties": {"x": {"$ref": "https://example.com/schema"}}}
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a strict schema that cannot be followed": (
+        {"tools": [ADD, tool(strict=True, **HARD)]},
+        "tools[1].function.parameters",
+        "of the tool f, cannot be followed",
+    ),
+    "too many tools": ({"tools": [tool()] * 5}, "tools[1].function.name", "is the name of another tool"),
+    "required without tools": ({"tools": [], "tool_choice": "required"}, "tool_choice", "the call has no tools"),
+    "beams": ({"use_beam_search": True}, "tools", "not supported with use_beam_search"),
+    "a pattern": ({"guided_regex": "x"}, "tools", "not supported with this guided_regex"),
+    "no end": ({"ignore_eos": True}, "tools", "not supported with ignore_eos"),
+    "a variable of the server": ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "cannot"),
+    "a hidden variable": ({"chat_template_kwargs": {"_x": 1}}, "chat_template_kwargs._x", "cannot be set"),
+    "an unknown effort": ({"reasoning_effort": "much"}, "reasoning_effort", "must be"),
+}
+
+
+@pytest.mark.parametrize(("parameters", "param", "message"), REFUSED.values(), ids=REFUSED)
+async def test_what_is_refused(
+    tools_gateway: RunningGateway, parameters: dict[str, Any], param: str, message: str
+) -> None:
+    reply = await tools_gateway.post(CHAT, body(**parameters))
+    assert (reply.status, reply.error["param"]) == (400, param), reply.body
+    assert message in reply.error["message"]
+
+
+async def test_the_limits_of_tools_are_settings(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(
+        model=str(folder), tool_call_format="hermes", max_tools=1, max_schema_bytes=256, max_schema_depth=4
+    )
+    deep = {"properties": {"a": {"properties": {"b": {}}}}}
+    for parameters, param, message in (
+        ({"tools": [ADD, tool()]}, "tools", "at most 1 (--max-tools)"),
+        ({"tools": [tool(title="x" * 256)]}, "tools[0].function.parameters", "--max-schema-bytes"),
+        ({"tools": [tool(**deep)]}, "tools[0].function.parameters", "--max-schema-depth"),
+    ):
+        reply = await gateway.post(CHAT, body(**parameters))
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert message in reply.error["message"]
+
+
+async def test_a_schema_that_cannot_be_followed_allows_any_object(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering("x")) as worker:
+        reply = await tools_gateway.post(CHAT, body(tools=[tool(**HARD), ADD], tool_choice="required"))
+    assert reply.status == 200, reply.body
+    grammar = json.loads(worker.claimed[0].sampling.grammar)["lark"]
+    assert "example.com" not in grammar
+    assert '\\"a\\"' in grammar or '"a"' in grammar

@@ -1,0 +1,258 @@
+"""The parameters of embedding calls are honoured or refused by name, and embeddings are written exactly."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingFormat
+from quire.gateway.api.errors import GenerationFailed, InvalidRequest
+from quire.shared.messages import Delta, GenerationRequest, Outcome
+from tests.gateway.conftest import Start
+from tests.gateway.running import CONTEXT, MODEL, Reply, RunningGateway, tokens, write_model
+
+HIDDEN = 8
+Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]
+
+
+def vector(request: GenerationRequest) -> list[float]:
+    """Return an embedding of a prompt: different for each prompt and pooling, exact in float32."""
+    first = 2 if request.pooling == "mean" else 1
+    return [float(first), float(len(request.prompt)), float(sum(request.prompt) % 1000), *range(3, HIDDEN)]
+
+
+async def embedder(request: GenerationRequest) -> Steps:
+    assert request.pooling in ("last", "mean")
+    yield (), Outcome("stop", embedding=struct.pack(f"<{HIDDEN}f", *vector(request)))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_model(tmp_path_factory.mktemp("models") / "test-model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": HIDDEN}))
+    return folder
+
+
+async def embed(gateway: RunningGateway, **parameters: Any) -> Reply:
+    return await gateway.post("/v1/embeddings", {"model": MODEL, "input": "Hello", **parameters})
+
+
+async def prompts(gateway: RunningGateway, **parameters: Any) -> list[list[int]]:
+    """Return the prompts of a call in the order of its inputs, as the worker got them."""
+    async with gateway.worker(embedder) as worker:
+        reply = await embed(gateway, **parameters)
+        assert reply.status == 200, reply.json
+        by_id = {request.id: list(request.prompt) for request in worker.claimed}
+        found = [by_id[key] for key in sorted(by_id, key=lambda key: int(key.partition("-")[2] or 0))]
+        count = sum(map(len, found))
+        assert reply.json["usage"] == {"prompt_tokens": count, "total_tokens": count}
+        return found
+
+
+def unit(values: list[float]) -> list[float]:
+    length = math.hypot(*values)
+    return [struct.unpack("<f", struct.pack("<f", value / length))[0] for value in values]
+
+
+async def test_the_answer_is_openais_with_an_id(gateway: RunningGateway) -> None:
+    async with gateway.worker(embedder) as worker:
+        reply = await embed(gateway, input=["one", "three"])
+    answer = reply.json
+    by_prompt = {request.prompt: vector(request) for request in worker.claimed}
+    expected = [by_prompt[tuple(tokens(text))] for text in ("one", "three")]
+    assert answer["data"] == [
+        {"object": "embedding", "index": index, "embedding": unit(values)} for index, values in enumerate(expected)
+    ]
+    assert (answer["object"], answer["model"]) == ("list", MODEL)
+    assert answer["id"] == f"embd-{reply.headers['x-request-id']}"
+    assert {request.pooling for request in worker.claimed} == {"last"}
+    # The gateway adds the prompts' tokens to the load of the queue, and no answer.
+    assert [request.cost for request in worker.claimed] == [len(request.prompt) for request in worker.claimed]
+
+
+async def test_the_openai_sdk_gets_the_same_numbers_in_both_formats(gateway: RunningGateway) -> None:
+    async with gateway.worker(embedder), gateway.openai() as client:
+        by_default = await client.embeddings.create(model=MODEL, input=["one", "two two"])
+        as_floats = await client.embeddings.create(model=MODEL, input=["one", "two two"], encoding_format="float")
+        as_text = await client.embeddings.create(model=MODEL, input=["one", "two two"], encoding_format="base64")
+        shorter = await client.embeddings.create(
+            model=MODEL, input="one", dimensions=3, extra_body={"pooling": "mean", "normalize": False}
+        )
+    assert [one.embedding for one in by_default.data] == [one.embedding for one in as_floats.data]
+    data = [base64.b64decode(one.embedding) for one in as_text.data]  # type: ignore[arg-type]
+    assert [list(array("f", one)) for one in data] == [one.embedding for one in as_floats.data]
+    assert [len(one.embedding) for one in as_floats.data] == [HIDDEN, HIDDEN]
+    assert as_floats.usage.prompt_tokens == len(tokens("one")) + len(tokens("two two"))
+    assert shorter.data[0].embedding == [2.0, float(len(tokens("one"))), float(sum(tokens("one")) % 1000)]
+
+
+async def test_inputs_have_four_forms(gateway: RunningGateway) -> None:
+    assert await prompts(gateway, input="one") == [tokens("one")]
+    assert await prompts(gateway, input=["one", "two"]) == [tokens("one"), tokens("two")]
+    assert await prompts(gateway, input=[5, 6, 7]) == [[5, 6, 7]]
+    assert await prompts(gateway, input=[[5], "one", [6, 7]]) == [[5], tokens("one"), [6, 7]]
+
+
+async def test_long_inputs_are_shortened_only_if_the_call_asks_for_it(gateway: RunningGateway) -> None:
+    long = [index % 200 + 5 for index in range(CONTEXT + 3)]
+    assert await prompts(gateway, input=long[:CONTEXT]) == [long[:CONTEXT]]
+    assert await prompts(gateway, input=long, truncate_prompt_tokens=4) == [long[-4:]]
+    assert await prompts(gateway, input=[long, [5]], truncate_prompt_tokens=-1) == [long[-CONTEXT:], [5]]
+    text = "word " * 20 * CONTEXT
+    assert await prompts(gateway, input=text, truncate_prompt_tokens=7) == [tokens(text)[-7:]]
+    for parameters, param in (({"input": long}, "input"), ({"input": ["a", text]}, "input[1]")):
+        reply = await embed(gateway, **parameters)
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (400, param, "context_length_exceeded")
+
+
+async def test_special_tokens_may_be_left_out(start_gateway: Start, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    from tests.support.tokenizers import byte_level
+
+    tokenizer = Tokenizer.from_str(byte_level().to_str())  # a copy: other tests share the original
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    gateway = await start_gateway(model=str(write_model(tmp_path / MODEL, tokenizer)))
+    assert await prompts(gateway, input="one") == [[1, *tokens("one"), 2]]
+    assert await prompts(gateway, input=["one"], add_special_tokens=False) == [tokens("one")]
+    assert await prompts(gateway, input=[5, 6]) == [[5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "code"),
+    [
+        ({"input": None}, "input", "missing_required_parameter"),
+        ({"input": ""}, "input", "empty_prompt"),
+        ({"input": []}, "input", "empty_prompt"),
+        ({"input": ["a", ""]}, "input[1]", "empty_prompt"),
+        ({"input": ["a", []]}, "input[1]", "empty_prompt"),
+        ({"input": 5}, "input", "invalid_value"),
+        ({"input": ["a", 5]}, "input[1]", "invalid_value"),
+        ({"input": [5, "a"]}, "input[1]", "invalid_value"),
+        ({"input": [5, 10**9]}, "input[1]", "invalid_value"),
+        ({"input": [[5, -1]]}, "input[0][1]", "invalid_value"),
+        ({"input": [[5, True]]}, "input[0][1]", "invalid_value"),
+        ({"input": {"text": "a"}}, "input", "invalid_value"),
+        ({"model": "other"}, "model", "model_not_found"),
+        ({"encoding_format": "int8"}, "encoding_format", "invalid_value"),
+        ({"encoding_format": 5}, "encoding_format", "invalid_value"),
+        ({"dimensions": 0}, "dimensions", "invalid_value"),
+        ({"dimensions": 4.0}, "dimensions", "invalid_value"),
+        ({"dimensions": "4"}, "dimensions", "invalid_value"),
+        ({"dimensions": HIDDEN + 1}, "dimensions", "invalid_value"),
+        ({"pooling": "cls"}, "pooling", "invalid_value"),
+        ({"normalize": 1}, "normalize", "invalid_value"),
+        ({"add_special_tokens": "no"}, "add_special_tokens", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
+        ({"truncate_prompt_tokens": CONTEXT + 1}, "truncate_prompt_tokens", "invalid_value"),
+        ({"priority": "urgent"}, "priority", "invalid_value"),
+        ({"cache_salt": ""}, "cache_salt", "invalid_value"),
+        ({"timeout": 0}, "timeout", "invalid_value"),
+        ({"stream": True}, "stream", "unknown_parameter"),
+        ({"tools": []}, "tools", "unknown_parameter"),
+        ({"temperature": 1}, "temperature", "unknown_parameter"),
+        ({"messages": []}, "messages", "unknown_parameter"),
+    ],
+)
+async def test_wrong_parameters_are_refused_by_name(
+    gateway: RunningGateway, parameters: dict[str, Any], param: str, code: str
+) -> None:
+    reply = await embed(gateway, **parameters)
+    assert reply.status == (404 if code == "model_not_found" else 400)
+    assert (reply.error["param"], reply.error["code"]) == (param, code)
+    assert param.partition("[")[0] in reply.error["message"] or code == "model_not_found"
+    assert await gateway.accepted() == 0
+
+
+async def test_null_is_the_same_as_absent(gateway: RunningGateway) -> None:
+    nulls: dict[str, Any] = {name: None for name, one in EMBEDDINGS.items() if not one.required}
+    assert await prompts(gateway, **nulls) == [tokens("Hello")]
+
+
+async def test_the_number_of_inputs_is_limited_by_a_setting(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_embedding_inputs=3)
+    assert len(await prompts(gateway, input=["a"] * 3)) == 3
+    reply = await embed(gateway, input=["a"] * 4)
+    assert (reply.status, reply.error["param"]) == (400, "input")
+    assert "at most 3" in reply.error["message"]
+
+
+async def test_the_salt_and_the_default_pooling_reach_the_worker(start_gateway: Start, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / MODEL)
+    (folder / "1_Pooling").mkdir()
+    config = folder / "1_Pooling" / "config.json"
+    config.write_text('{"pooling_mode": "mean"}')
+    gateway = await start_gateway(model=str(folder))
+    async with gateway.worker(embedder) as worker:
+        assert (await embed(gateway, cache_salt="mine")).status == 200
+        assert (await embed(gateway, pooling="last")).status == 200
+    assert [(one.pooling, one.cache_salt) for one in worker.claimed] == [("mean", "mine"), ("last", "")]
+    config.write_text('{"pooling_mode": "cls"}')
+    gateway = await start_gateway(model=str(folder))
+    reply = await embed(gateway)
+    assert (reply.status, reply.error["param"]) == (400, "pooling")
+
+
+async def test_dimensions_are_checked_against_the_worker_if_the_configuration_does_not_tell_them(
+    start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(model=str(write_model(tmp_path / MODEL)))
+    async with gateway.worker(embedder):
+        assert len((await embed(gateway, dimensions=HIDDEN)).json["data"][0]["embedding"]) == HIDDEN
+        reply = await embed(gateway, dimensions=HIDDEN + 1)
+    assert (reply.status, reply.error["param"]) == (400, "dimensions")
+
+
+async def test_refusals_reach_the_sdk(gateway: RunningGateway) -> None:
+    async with gateway.openai() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.embeddings.create(model=MODEL, input="a", dimensions=HIDDEN + 1)
+    assert caught.value.param == "dimensions"
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+def finish(values: list[float], dimensions: int | None = None, normalize: bool = True) -> list[float]:
+    data = struct.pack(f"<{len(values)}f", *values)
+    return list(EmbeddingFormat("float", dimensions, normalize).finish(data))
+
+
+def test_embeddings_have_the_length_1() -> None:
+    assert finish([3.0, 4.0]) == [struct.unpack("<f", struct.pack("<f", one))[0] for one in (0.6, 0.8)]
+    assert finish([3.0, 4.0, 5.0], dimensions=2) == finish([3.0, 4.0])
+    assert finish([3.0, 4.0], normalize=False) == [3.0, 4.0]
+    assert finish([0.0, 0.0]) == [0.0, 0.0]
+    tiny = finish([3e-38, 4e-38])
+    assert tiny == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_embeddings_that_are_not_finite_are_an_error(wrong: float) -> None:
+    for normalize in (True, False):
+        with pytest.raises(GenerationFailed):
+            finish([1.0, wrong], normalize=normalize)
+
+
+def test_more_dimensions_than_numbers_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="dimensions is 3"):
+        finish([1.0, 2.0], dimensions=3)
+
+
+def test_both_formats_have_the_same_values() -> None:
+    values = array("f", [0.1, -1e-30, 3.0, 1e30, 1 / 3])
+    as_floats, as_text = (EmbeddingFormat(encoding, None, True).render(values) for encoding in ("float", "base64"))
+    assert list(values) == json.loads(as_floats)
+    assert base64.b64decode(json.loads(as_text)) == struct.pack("<5f", *values)

@@ -1,0 +1,18 @@
+"""The routes of chats and completions; tests/gateway/test_calls.py has what their handlers do."""
+
+from __future__ import annotations
+
+from quire.gateway.completion_routes import routes
+from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.service import GatewayProcess
+from quire.gateway.settings import GatewaySettings
+
+
+def test_each_api_has_the_three_verbs_of_a_call() -> None:
+    directory = ModelDirectory(GatewayProcess(GatewaySettings(discover_models=True)))
+    found = {(route.method, route.path) for route in routes(directory)}
+    assert found == {
+        (method, f"/v1/{api}{rest}")
+        for api in ("chat/completions", "completions")
+        for method, rest in (("POST", ""), ("GET", "/{id}/stream"), ("POST", "/{id}/cancel"))
+    }

@@ -1,0 +1,65 @@
+"""`/tokenize` and `/detokenize`: the tokens are those of a call, and the text comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.fake_worker import emit
+from tests.gateway.running import CONTEXT, MODEL, RunningGateway, chat_body, tokens
+from tests.support.tokenizers import byte_level
+
+TEXT = "Hello, wörld 😀"
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
+
+
+async def test_the_answer_has_the_fields_of_vllm(gateway: RunningGateway) -> None:
+    reply = await gateway.post("/tokenize", {"model": MODEL, "prompt": TEXT})
+    expected = byte_level().encode(TEXT, add_special_tokens=True).ids
+    assert (reply.status, reply.json) == (
+        200,
+        {"count": len(expected), "max_model_len": CONTEXT, "tokens": expected, "token_strs": None},
+    )
+    bare = await gateway.post("/tokenize", {"prompt": TEXT, "add_special_tokens": False, "return_token_strs": True})
+    assert bare.json["tokens"] == tokens(TEXT)
+    assert bare.json["token_strs"] == [byte_level().id_to_token(one) for one in tokens(TEXT)]
+
+
+async def test_a_conversation_has_the_tokens_of_a_chat(gateway: RunningGateway) -> None:
+    reply = await gateway.post("/tokenize", {"model": MODEL, "messages": MESSAGES})
+    async with gateway.worker(emit(tokens("a"), "stop")):
+        chat = await gateway.post("/v1/chat/completions", chat_body(messages=MESSAGES))
+    assert reply.json["count"] == chat.json["usage"]["prompt_tokens"]
+    text = (await gateway.post("/detokenize", {"tokens": reply.json["tokens"]})).json["prompt"]
+    assert text.endswith(f"user\n{TEXT}<|im_end|>\n<|im_start|>assistant\n")
+    closed = await gateway.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})
+    assert reply.json["tokens"][: closed.json["count"]] == closed.json["tokens"]
+    assert closed.json["count"] < reply.json["count"]
+
+
+@pytest.mark.parametrize("text", ["", TEXT, "x" * 3000, "  two  spaces "])
+async def test_a_text_comes_back(gateway: RunningGateway, text: str) -> None:
+    found = await gateway.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+    assert (await gateway.post("/detokenize", {"model": MODEL, "tokens": found.json["tokens"]})).json == {
+        "prompt": text
+    }
+
+
+async def test_a_prompt_over_the_context_is_counted_and_a_far_longer_one_refused(gateway: RunningGateway) -> None:
+    reply = await gateway.post("/tokenize", {"prompt": "é" * CONTEXT})
+    assert reply.status == 200
+    assert reply.json["count"] > CONTEXT
+    long = await gateway.post("/tokenize", {"prompt": "x" * (16 * CONTEXT + 1)})
+    assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})])
+async def test_another_model_is_not_found(gateway: RunningGateway, path: str, body: dict[str, object]) -> None:
+    reply = await gateway.post(path, {**body, "model": "another"})
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_what_a_call_refuses_is_refused(gateway: RunningGateway) -> None:
+    reply = await gateway.post("/detokenize", {"tokens": [5, 10**6]})
+    assert (reply.status, reply.error["param"]) == (400, "tokens[1]")
+    assert (await gateway.post("/tokenize", b"{")).error["code"] == "invalid_json"
+    assert (await gateway.get("/tokenize")).status == 405
