@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from models.demo.training.grammar import Document, documents
+from models.demo.training.tool_dialogues import tool_documents
 from models.demo.training.vocabulary import BEGIN, END, PAD
 from tokenizers import Tokenizer
 
@@ -42,12 +43,18 @@ def encode(document: Document, tokenizer: Tokenizer, begin: bool = True) -> Enco
     return Encoded(ids[:CONTEXT], labels[:CONTEXT])
 
 
-def encoded_stream(seed: int | str, tokenizer: Tokenizer, held_out: bool = False) -> Iterator[Encoded]:
+def encoded_stream(
+    seed: int | str, tokenizer: Tokenizer, held_out: bool = False, tool_share: float = 0.0
+) -> Iterator[Encoded]:
     """An endless stream of encoded documents.
 
-    One plain story in three has no `<|begin|>`, for servers that do not add it.
+    One plain story in three has no `<|begin|>`, for servers that do not add it. tool_share: of dialogues with tools, in
+    documents.
     """
+    rng, with_tools = Random(f"tools-{seed}"), tool_documents(seed, held_out)
     for at, document in enumerate(documents(seed, held_out)):
+        while rng.random() < tool_share:
+            yield encode(next(with_tools), tokenizer)
         yield encode(document, tokenizer, begin=document[0][0] != "text" or at % 3 > 0)
 
 

@@ -190,6 +190,9 @@ def main() -> None:
         "--resume", type=Path, help="continue from this checkpoint; give another --seed for other documents"
     )
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate (default: 0.004)")
+    parser.add_argument(
+        "--tools", type=float, default=0.5, help="share of documents that are dialogues with tools (default: 0.5)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch (default: 0)")
     args = parser.parse_args()
@@ -215,7 +218,7 @@ def main() -> None:
         (f"parameters={parameters} vocabulary={tokenizer.get_vocab_size()} device={device} seed={args.seed}"),
         flush=True,
     )
-    stream = batches(encoded_stream(args.seed, tokenizer), tokenizer, args.seed)
+    stream = batches(encoded_stream(args.seed, tokenizer, tool_share=args.tools), tokenizer, args.seed)
     progress = train(model, stream, args.steps, args.minutes * 60, args.rate, device)
     save(model, tokenizer, args.out)
 
@@ -224,6 +227,7 @@ def main() -> None:
         "seed": args.seed,
         "steps": progress.steps,
         "peak_learning_rate": args.rate,
+        "tool_share": args.tools,
         "tokens": progress.tokens,
         "seconds": round(time.monotonic() - started),
         "device": device.type,

@@ -15,13 +15,38 @@ SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BEGIN, END, SYSTEM, USER, ASSISTANT)
 VOCABULARY_SIZE = 1536
 
+# With tools, the first system message ends with a list of them. A call is the form that Hermes introduced, which the
+# gateway detects in this template. Results of tools come from the user's side.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% set role = message['role'] if message['role'] in "
-    "['system', 'user', 'assistant'] else 'user' %}{{ '<|' + role + '|>' }}{% if message['content'] is "
-    "string %}{{ message['content'] | trim }}{% elif message['content'] %}{% for part in "
-    "message['content'] %}{{ (part['text'] or '') | trim }}{% endfor %}{% endif %}{{ '<|end|>' }}{% "
-    "endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% if messages[0]['role'] == 'system' %}{{ "
+    "messages[0]['content'] | trim }}{{ '\n\n' }}{% endif %}{{ 'Tools:' }}{% for tool in tools %}{% set function = "
+    "tool['function'] %}{{ '\n' + function['name'] + '(' + (function['parameters']['properties'] or {}) | "
+    "join(', ') + '): ' + (function['description'] or '') }}{% endfor %}{{ '<|end|>' }}{% endif %}{% for message in "
+    "messages %}{% if not (tools and loop.first and message['role'] == 'system') %}{% set role = message['role'] "
+    "if message['role'] in ['system', 'user', 'assistant'] else 'user' %}{{ '<|' + role + '|>' }}{% if "
+    "message['role'] == 'tool' %}{{ '<tool_response>' }}{% endif %}{% if message['content'] is string %}{{ "
+    "message['content'] | trim }}{% elif message['content'] %}{% for part in message['content'] %}{{ "
+    "(part['text'] or '') | trim }}{% endfor %}{% endif %}{% if message['role'] == 'tool' %}{{ '</tool_response>' "
+    "}}{% endif %}{% for call in message['tool_calls'] or [] %}{{ '<tool_call>\n{\"name\": \"' + "
+    "call['function']['name'] + '\", \"arguments\": ' + call['function']['arguments'] | tojson + "
+    "'}\n</tool_call>' }}{% endfor %}{{ '<|end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|assistant|>' }}{% endif %}"
 )
+
+
+def tools_text(tools: Iterable[str], system: str = "") -> str:
+    """The system message that declares tools, as the chat template writes it. tools: like `add(a, b): Adds.`"""
+    return "\n".join([*([system, ""] if system else []), "Tools:", *tools])
+
+
+def call_text(name: str, arguments: dict[str, str]) -> str:
+    """The call of a tool, as the chat template writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
+
+
+def result_text(result: str) -> str:
+    """The result of a tool, as the chat template writes it in a message of the user."""
+    return f"<tool_response>{result}</tool_response>"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from models.demo.training.sample import answer
+from models.demo.training.tool_check import CALCULATOR, WEATHER, Model, call_of
 from models.demo.training.vocabulary import CHAT_TEMPLATE, SPECIAL
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
@@ -145,3 +146,19 @@ def test_the_training_log_tells_a_good_perplexity():
     log = json.loads((MODEL / "training.json").read_text())
     assert log["perplexity_held_out"] < 3
     assert log["parameters"] < 4_000_000
+
+
+def test_a_question_for_a_tool_becomes_a_call_with_its_argument():
+    model = Model(str(MODEL))
+    sums = {"What is 17 + 25?": "17 + 25", "How much is 12 times 8?": "12 * 8", "Calculate 300 / 4.": "300 / 4"}
+    for question, expression in sums.items():
+        text = model.reply([{"role": "user", "content": question}], CALCULATOR)
+        assert call_of(text) == ("calculate", {"expression": expression}), text
+    text = model.reply([{"role": "user", "content": "What is the weather like in Paris?"}], CALCULATOR, WEATHER)
+    assert call_of(text) == ("get_weather", {"location": "Paris"}), text
+
+
+def test_other_prompts_are_answered_without_a_call():
+    model = Model(str(MODEL))
+    for prompt in ("Tell me a joke", "Hello!", "Write a poem about the sea"):
+        assert "<" not in model.reply([{"role": "user", "content": prompt}], CALCULATOR)
