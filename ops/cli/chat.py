@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from quire.ops.cli.calculator import CALCULATOR, run_call
 from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted
 from quire.ops.cli.settings import ChatSettings
 from quire.ops.paths import user_state_dir
@@ -24,8 +25,10 @@ COMMANDS_HELP = """\
 Ctrl-C stops an answer, Ctrl-D leaves."""
 DEFAULT_FILE = "chat.md"
 HISTORY_LENGTH = 1000
+# After this number of rounds of tool calls the model must answer with text.
+MAX_TOOL_ROUNDS = 4
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
@@ -56,6 +59,7 @@ class Conversation:
         sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._system = settings.system
+        self._tools, self._tool_choice = settings.tools, settings.tool_choice
         self._messages: list[Message] = []
 
     @property
@@ -86,18 +90,43 @@ class Conversation:
                 print(f"quire chat: {error}", file=sys.stderr)
 
     def ask(self, text: str) -> bool:
-        """Stream the answer to `text` and keep both in the conversation.
+        """Stream the answer to `text`, run the tool calls in it, and keep all in the conversation.
 
         Returns False if the user stopped the answer. Raises CommandError.
         """
+        start = len(self._messages)
         self._messages.append({"role": "user", "content": text})
-        answer = ChatAnswer()
+        answer, tool_round = ChatAnswer(), 0
+        try:
+            stopped = self._stream(answer, tool_round)
+            while answer.calls and not stopped:
+                self._run_calls(answer)
+                answer, tool_round = ChatAnswer(), tool_round + 1
+                stopped = self._stream(answer, tool_round)
+        finally:
+            if answer.text:
+                self._messages.append({"role": "assistant", "content": answer.text})
+            else:  # drop a question without an answer: the user will ask it again
+                del self._messages[start:]
+        note = dim(_statistics(answer, stopped), sys.stderr)
+        if sys.stderr.isatty() and note:
+            print(note, file=sys.stderr)
+        return not stopped
+
+    def _stream(self, answer: ChatAnswer, tool_round: int) -> bool:
+        """Stream one answer to the terminal. Returns whether the user stopped it. Raises CommandError."""
         request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
-        pieces = self._client.stream(request, answer)
-        stopped = False
+        pieces = self._client.stream({**request, **self._tool_parameters(tool_round)}, answer)
+        stopped, last_kind, calls = False, "", 0
         try:
             for kind, piece in pieces:
-                print(dim(piece) if kind == "reasoning" else piece, end="", flush=True)
+                begins_call = len(answer.calls) > calls
+                calls = len(answer.calls)
+                if last_kind and (begins_call or (last_kind == "call" and kind != "call")):
+                    print()
+                label = "tool call: " if begins_call else ""
+                print(label + (dim(piece) if kind == "reasoning" else piece), end="", flush=True)
+                last_kind = kind
         except KeyboardInterrupt:
             stopped = True
         except Interrupted:
@@ -105,15 +134,26 @@ class Conversation:
             raise
         finally:
             pieces.close()
-            if answer.text:
-                self._messages.append({"role": "assistant", "content": answer.text})
-            else:  # drop a question without an answer: the user will ask it again
-                self._messages.pop()
         print()
-        note = dim(_statistics(answer, stopped), sys.stderr)
-        if sys.stderr.isatty() and note:
-            print(note, file=sys.stderr)
-        return not stopped
+        return stopped
+
+    def _tool_parameters(self, tool_round: int) -> dict[str, Any]:
+        """The parameters of a request about tools. tool_round: the number of rounds of tool calls before it."""
+        if not self._tools:
+            return {}
+        choice = self._tool_choice if tool_round == 0 else "auto" if tool_round < MAX_TOOL_ROUNDS else "none"
+        return {"tools": [CALCULATOR], "tool_choice": choice, "parallel_tool_calls": False}
+
+    def _run_calls(self, answer: ChatAnswer) -> None:
+        """Run the tool calls of an answer, and add calls and results to the conversation. Raises CommandError."""
+        if answer.finish_reason == "length":
+            raise CommandError("a tool call was cut at the token limit; raise --max-tokens")
+        calls = [call.as_json() for call in answer.calls]
+        self._messages.append({"role": "assistant", "content": answer.text or None, "tool_calls": calls})
+        for call in answer.calls:
+            result = run_call(call.name, call.arguments)
+            print(f"tool result: {result}")
+            self._messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
@@ -141,12 +181,19 @@ class Conversation:
         if path.suffix == ".json":
             text = json.dumps({"model": self._model, "messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
         else:
-            text = "\n\n".join(f"**{message['role']}**\n\n{message['content']}" for message in self.messages) + "\n"
+            text = "\n\n".join(f"**{message['role']}**\n\n{_shown(message)}" for message in self.messages) + "\n"
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}; give another file") from error
         print(dim(f"Saved {len(self.messages)} messages to {path}"))
+
+
+def _shown(message: Message) -> str:
+    """The content of a message and its tool calls, as Markdown."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [f"`{function['name']} {function['arguments']}`" for function in functions]
+    return "\n\n".join([*([message["content"]] if message["content"] else []), *calls])
 
 
 def _read_all(stream: TextIO) -> str:

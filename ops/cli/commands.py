@@ -11,9 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.gateway.commands import DEAD_LETTERS, GATEWAY
+from quire.gateway.commands import DEAD_LETTERS, GATEWAY, KEYS, USAGE
 from quire.ops.cli.service_flags import lift_service_flags
-from quire.ops.cli.settings import ALL_SETTINGS, ChatSettings, DeadSettings, ServeSettings
+from quire.ops.cli.settings import (
+    ALL_SETTINGS,
+    ApiKeySettings,
+    ApiUsageSettings,
+    ChatSettings,
+    DeadSettings,
+    ServeSettings,
+)
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.command_line import Command, report_failures, run_command
 from quire.shared.settings import SettingError
@@ -63,15 +70,21 @@ def _dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
     return dead(settings, environ)
 
 
+def _keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.api_keys import keys
+
+    return keys(settings, environ)
+
+
 COMMANDS: dict[str, Command[Any]] = {
     "serve": Command(
-        "Start Redis, workers and a gateway on this machine.",
-        "Serve a model on this machine: an embedded Redis, workers and a gateway, until Ctrl-C. The flags of "
+        "Start Redis, workers and gateways on this machine.",
+        "Serve a model on this machine: an embedded Redis, workers and gateways, until Ctrl-C. The flags of "
         "`quire gateway` and `quire worker` are accepted too, and are passed on to these processes.",
         (
             "{prog}",
             "{prog} Qwen/Qwen2.5-0.5B-Instruct --served-model-name qwen",
-            "{prog} ./my-model --workers 2 --port 9000 --max-num-seqs 32",
+            "{prog} ./my-model --workers 2 --gateways 2 --port 9000 --max-num-seqs 32",
             "{prog} --redis-url redis://10.0.0.5:6379/0 --host 0.0.0.0",
             "QUIRE_PORT=0 {prog}    # any free port; the line `ready: URL` on standard output names it",
         ),
@@ -89,6 +102,8 @@ COMMANDS: dict[str, Command[Any]] = {
             "{prog} 'Tell me a story about a fox.' --max-tokens 100",
             "{prog} --url http://127.0.0.1:9000 --system 'Answer in one sentence.' --temperature 0",
             "git diff | {prog} --system 'Explain this change.'",
+            "{prog} --tools 'How much is 17 * 23?'    # the model may call a calculator",
+            "{prog} --tools --tool-choice required 'How much is 17 * 23?'    # for any model, the demo model too",
         ),
         ChatSettings,
         _chat,
@@ -109,6 +124,18 @@ COMMANDS: dict[str, Command[Any]] = {
         BenchSettings,
         _bench,
     ),
+    "keys": Command(
+        KEYS.summary,
+        KEYS.description,
+        (
+            *KEYS.examples,
+            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
+            "docker compose exec gateway quire-start keys create    # of the stack in containers",
+        ),
+        ApiKeySettings,
+        _keys,
+    ),
+    "usage": Command(USAGE.summary, USAGE.description, USAGE.examples, ApiUsageSettings, _keys),
     "dead": Command(
         DEAD_LETTERS.summary,
         DEAD_LETTERS.description,

@@ -6,7 +6,7 @@ import http.client
 import json
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.ops.cli.server_url import parse_url
@@ -22,10 +22,24 @@ class Interrupted(CommandError):
 
 
 @dataclass
+class ToolCall:
+    """A call of a tool. arguments: JSON text as the model wrote it."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The call in the form of the API."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass
 class ChatAnswer:
     """One answer, filled while it streams. Times are in seconds since the request was sent."""
 
     text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     tokens: int = 0
     first_token_s: float | None = None
@@ -40,6 +54,18 @@ class ChatAnswer:
         if self.first_token_s is None or self.total_s <= 0:
             return None
         return self.tokens / self.total_s
+
+    def add_call(self, delta: dict[str, Any]) -> str:
+        """Add a piece of a tool call; returns its text to show. Raises Interrupted if it belongs to no call."""
+        function = delta.get("function") or {}
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        index = delta.get("index", 0)
+        if index == len(self.calls):
+            self.calls.append(ToolCall(delta.get("id") or "", name))
+        elif not self.calls or index != len(self.calls) - 1:
+            raise Interrupted(f"the answer broke off: the server sent tool call {index} out of order")
+        self.calls[-1].arguments += arguments
+        return f"{name} {arguments}" if name else arguments
 
 
 class ChatClient:
@@ -72,7 +98,7 @@ class ChatClient:
         return models[0]
 
     def stream(self, request: dict[str, Any], answer: ChatAnswer) -> Generator[tuple[str, str], None, None]:
-        """Send a chat completion. Yields (kind, text) as they arrive; the kind is `reasoning` or `content`.
+        """Send a chat completion. Yields (kind, text) as they arrive; the kind is `reasoning`, `content` or `call`.
 
         Closing the iterator closes the connection, which stops the answer on the server.
         """
@@ -98,6 +124,11 @@ class ChatClient:
                             if kind == "content":
                                 answer.text += text
                             yield kind, text
+                    for call in delta.get("tool_calls") or ():
+                        if answer.first_token_s is None:
+                            answer.first_token_s = answer.total_s
+                        answer.tokens += 1
+                        yield "call", answer.add_call(call)
             if usage:
                 answer.tokens = usage.get("completion_tokens", answer.tokens)
         finally:

@@ -44,5 +44,6 @@ def lift_service_flags(words: Sequence[str], environ: Mapping[str, str]) -> tupl
                 raise SettingError(f"{item.label}: {flag} needs a value; {item.remedy()}")
             text = left.pop(0)
         item.parse(text, flag)
-        lifted[item.variable] = text
+        is_again = item.variable in from_flags[:-1]
+        lifted[item.variable] = item.joined(lifted[item.variable] if is_again else None, text)
     return rest, lifted | {FROM_FLAGS: " ".join(from_flags)}

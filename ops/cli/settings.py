@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.admin.key_settings import KeySettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
@@ -16,8 +18,33 @@ from quire.worker.settings import WorkerSettings
 class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
     """The settings of `quire serve`. The command passes all other settings on to gateway and workers unchanged."""
 
+    model: str = option(
+        "models/demo",
+        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name; the default is the model that comes with "
+        "Quire. With several models, each has workers of its own, and the gateways serve all of them.",
+        metavar="MODEL",
+        positional=True,
+        repeatable=True,
+    )
+    served_model_name: str = option(
+        "",
+        metavar="NAME",
+        help="Name that clients use; by default that of the folder, the file or Hugging Face. With several models, a "
+        "name for each, separated by commas.",
+    )
     workers: int = option(
-        1, minimum=1, maximum=64, metavar="N", help="Number of worker processes; each loads the whole model."
+        1,
+        minimum=1,
+        maximum=64,
+        metavar="N",
+        help="Number of worker processes of each model; each process loads the whole model.",
+    )
+    gateways: int = option(
+        1,
+        minimum=1,
+        maximum=64,
+        metavar="N",
+        help="Number of gateway processes; the kernel distributes new connections among them (SO_REUSEPORT).",
     )
     redis_url: str = option(
         "",
@@ -58,6 +85,27 @@ class DeadSettings(DeadLetterSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ApiKeySettings(KeySettings):
+    """The API keys in a Redis, by default that of a running `quire serve`."""
+
+    redis_url: str = option(
+        "",
+        help="Redis that holds the keys; by default that of the running `quire serve`, or redis://127.0.0.1:6379/0 if "
+        "none runs.",
+        metavar="URL",
+        secret=True,
+    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiUsageSettings(ApiKeySettings):
+    """The usage of API keys in a Redis, by default that of a running `quire serve`."""
+
+    action: str = option("usage", variable="QUIRE_USAGE_ACTION", choices=("usage",), help="Print the usage as CSV.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatSettings:
     """The settings of `quire chat`, for any server that speaks the OpenAI API."""
 
@@ -91,10 +139,30 @@ class ChatSettings:
     seed: int | None = option(
         None, minimum=0, variable="QUIRE_CHAT_SEED", help="Seed of the sampling: an equal seed gives an equal answer."
     )
+    tools: bool = option(
+        False,
+        variable="QUIRE_CHAT_TOOLS",
+        help="Offer the model a calculator, run its calls, and send the results back.",
+    )
+    tool_choice: Literal["auto", "required"] = option(
+        "auto",
+        variable="QUIRE_CHAT_TOOL_CHOICE",
+        help="With --tools: auto lets the model decide; required makes each answer begin with a call, even of a model "
+        "that was never trained to use tools.",
+    )
     api_key: str = option(
         "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token."
     )
 
 
 # The settings of all commands. A `QUIRE_*` variable must name one of these settings.
-ALL_SETTINGS = (ServeSettings, GatewaySettings, WorkerSettings, ChatSettings, BenchSettings, DeadSettings)
+ALL_SETTINGS = (
+    ServeSettings,
+    GatewaySettings,
+    WorkerSettings,
+    ChatSettings,
+    BenchSettings,
+    DeadSettings,
+    ApiKeySettings,
+    ApiUsageSettings,
+)

@@ -94,10 +94,15 @@ class EventParser:
                 yield line[5:].strip()
 
 
-def new_session(timeout_s: float | None, api_key: str = "") -> aiohttp.ClientSession:
-    """A session with any number of connections. `timeout_s`: limit of a whole request; None for no limit."""
+def new_session(timeout_s: float | None, api_key: str = "", keep_alive: bool = True) -> aiohttp.ClientSession:
+    """A session with any number of connections.
+
+    timeout_s: limit of a whole request; None for no limit. keep_alive: False opens a connection for each request.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        if keep_alive
+        else aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )

@@ -7,13 +7,14 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def announcement(url: str, model_name: str, logs: Path, is_default_port: bool) -> str:
+def announcement(url: str, models: Sequence[str], logs: Path, is_default_port: bool) -> str:
     """The lines. The first is `ready: URL`, for programs that start `quire serve`."""
     request = {
-        "model": model_name,
+        "model": models[0],
         "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
         "stream": True,
     }
@@ -23,7 +24,7 @@ def announcement(url: str, model_name: str, logs: Path, is_default_port: bool) -
         lines.append(f"  page   {url}/")
     lines += [
         f"  API    {url}/v1",
-        f"  model  {model_name}",
+        f"  model  {', '.join(models)}",
         f"  logs   {logs}",
         f"  chat   {_quire()} chat" + ("" if is_default_port else f" --url {url}"),
         "  stop   Ctrl-C",
@@ -35,13 +36,27 @@ def announcement(url: str, model_name: str, logs: Path, is_default_port: bool) -
 
 def answers(url: str, path: str) -> bool:
     """Return True if a GET of `path` returns status 200."""
+    return _get(url, path) is not None
+
+
+def listed_models(url: str) -> set[str]:
+    """Return the names of the models that have a live worker; none if the server does not answer."""
+    try:
+        return {card["id"] for card in json.loads(_get(url, "/v1/models") or b"")["data"]}
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
+def _get(url: str, path: str) -> bytes | None:
+    """Return the body of an answer with status 200, else None."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        return response.read() if response.status == 200 else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 

@@ -17,7 +17,7 @@ from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.backoff import Backoff
 from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
-from quire.worker.progress import PIPE, READY
+from quire.shared.start_pipe import PIPE, READY
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
@@ -206,7 +206,7 @@ def start_phases(workers: Sequence[ServiceProgram]) -> tuple[str, str]:
     """The phases of the workers that are not ready yet, as text with and without percentages.
 
     Workers in the same phase are counted together, with the percentage of the slowest. If all workers are ready, the
-    start waits for the gateway.
+    start waits for a gateway.
     """
     phases: dict[str, list[tuple[int, str, str]]] = {}
     for worker in workers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from quire.shared.command_line import CommandError
+
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # NVIDIA's driver has a folder here for each GPU.
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -15,10 +17,23 @@ def of_worker(index: int, workers: int, each: int, environ: Mapping[str, str], d
 
     Empty if there is a single worker, which uses all GPUs, or if there are too few GPUs for separate ones.
     """
-    if (given := environ.get(VARIABLE)) is not None:
-        gpus = [name.strip() for name in given.split(",") if name.strip()]
-    else:
-        gpus = list(map(str, range(len(list(driver.iterdir())) if driver.is_dir() else 0)))
+    gpus = _gpus(environ, driver)
     if workers == 1 or len(gpus) < workers * each:
         return {}
     return {VARIABLE: ",".join(gpus[index * each : (index + 1) * each])}
+
+
+def check_separate(workers: int, each: int, environ: Mapping[str, str], driver: Path = DRIVER) -> None:
+    """Raise CommandError if workers of several models would share a GPU: each takes most of the memory that is free."""
+    gpus = _gpus(environ, driver)
+    if gpus and len(gpus) < workers * each:
+        raise CommandError(
+            f"{workers} workers of several models need {workers * each} GPUs, and there are {len(gpus)}: give each "
+            "worker's cache a size with --kv-cache-gb, so that they can share a GPU, or start fewer"
+        )
+
+
+def _gpus(environ: Mapping[str, str], driver: Path) -> list[str]:
+    if (given := environ.get(VARIABLE)) is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    return list(map(str, range(len(list(driver.iterdir())) if driver.is_dir() else 0)))

@@ -1,8 +1,8 @@
-"""`quire serve`: Redis, workers and a gateway on one machine, as children of one process that supervises them.
+"""`quire serve`: Redis, workers and gateways on one machine, as children of one process that supervises them.
 
 All start at the same time. A failure before the server is ready ends the start, with the reason in one line. A child
-that dies later is restarted, and accepted requests continue. Ctrl-C stops everything in order: gateway, workers, Redis.
-However this process ends, its children end with it.
+that dies later is restarted, and accepted requests continue. Ctrl-C stops everything in order: gateways, workers,
+Redis. However this process ends, its children end with it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quire.ops.cli.settings import ServeSettings
-from quire.ops.local.announcement import announcement, answers, local_url
+from quire.ops.local.announcement import announcement, answers, listed_models, local_url
 from quire.ops.local.children import Child, Program, RedisProgram, ServiceProgram, start_phases
 from quire.ops.local.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
+from quire.ops.local.served_models import resolve_models
 from quire.ops.local.services import Services
 from quire.ops.paths import resolve_state_dir
 from quire.shared.command_line import CommandError
 from quire.shared.interrupts import EXIT_CODE
-from quire.shared.model_argument import resolve_model
+from quire.shared.start_pipe import READY
 
 # Time for services to stop after draining, before they are killed.
 STOP_GRACE_S = 5.0
@@ -42,7 +43,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
 
     environ: may hold settings of the gateway and the workers; both get these settings.
     """
-    settings = dataclasses.replace(settings, model=resolve_model(settings.model))
+    settings = dataclasses.replace(settings, model=resolve_models(settings.model))
     state_dir = resolve_state_dir(settings.state_dir, environ)
     lock = lock_state_dir(state_dir)
     try:
@@ -70,6 +71,7 @@ class Launcher:
         self._stops = 0  # requests to stop so far: the first stops in order, the second at once
         self._redis = None if settings.redis_url else EmbeddedRedis(state_dir)
         self._children: list[Child] = []
+        self._gateways: list[ServiceProgram] = []
 
     def run(self) -> int:
         """Start, serve and stop. Returns the exit code. Raises CommandError if the start fails."""
@@ -101,9 +103,13 @@ class Launcher:
             redis_url = self._redis.url
         count = self._services.count
         redis = "Redis (embedded)" if self._redis else "Redis"
-        what = f"{redis}, the gateway and {f'{count} workers' if count > 1 else 'a worker'}"
+        num_gateways = self._services.num_gateways
+        gateways = f"{num_gateways} gateways" if num_gateways > 1 else "the gateway"
+        what = f"{redis}, {gateways} and {f'{count} workers' if count > 1 else 'a worker'}"
         self._progress.say(f"Starting {self._services.model_name}: {what}")
-        self._launch(self._services.gateway(redis_url))
+        self._gateways = [self._services.gateway(index, redis_url) for index in range(num_gateways)]
+        for gateway in self._gateways:
+            self._launch(gateway)
         workers = [self._services.worker(index, redis_url) for index in range(count)]
         for worker in workers:
             self._launch(worker)
@@ -121,7 +127,7 @@ class Launcher:
                 if child.has_ended():
                     raise CommandError(f"{child.name} ended, {child.how_it_ended()} (log: {child.program.log_path})")
             polls += 1
-            if polls % POLLS_PER_PROBE == 0 and answers(self.url, "/readyz"):
+            if polls % POLLS_PER_PROBE == 0 and self._all_listen() and self._all_ready():
                 return True
             if self._progress.elapsed_s > self._settings.start_timeout_s:
                 raise CommandError(
@@ -132,9 +138,22 @@ class Launcher:
             time.sleep(POLL_S)
         return False
 
+    def _all_ready(self) -> bool:
+        """Return True if a gateway is ready, and serves every model if there are several."""
+        models = self._services.models
+        if len(models) > 1:
+            return {model.name for model in models} <= listed_models(self.url)
+        return answers(self.url, "/readyz")
+
+    def _all_listen(self) -> bool:
+        """Return True if every gateway listens: a probe of their common port reaches only one of them."""
+        return all(gateway.phase().phase == READY for gateway in self._gateways)
+
     def _announce(self) -> None:
         self._progress.say(f"Ready in {self._progress.elapsed_s:.1f} s")
-        text = announcement(self.url, self._services.model_name, self._logs, self._settings.port == 8000)
+        text = announcement(
+            self.url, [model.name for model in self._services.models], self._logs, self._settings.port == 8000
+        )
         with contextlib.suppress(OSError):  # a closed standard output does not end the server
             print(text, flush=True)
 
@@ -162,7 +181,7 @@ class Launcher:
     # --- stop ---------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> int:
-        """End gateway, workers and Redis, in this order. Returns the exit code."""
+        """End gateways, workers and Redis, in this order. Returns the exit code."""
         self._progress.say("Stopping (Ctrl-C again: at once)")
         for prefix in ("gateway", "worker", "redis"):
             group = [child for child in self._children if child.name.startswith(prefix)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ from pathlib import Path
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ALL_SETTINGS, ServeSettings
 from quire.ops.local.children import ServiceProgram
-from quire.ops.local.gpus import of_worker
+from quire.ops.local.gpus import check_separate, of_worker
+from quire.ops.local.served_models import read_models
 from quire.ops.paths import IMPORT_ROOT
 from quire.shared.command_line import CommandError
-from quire.shared.model.naming import InvalidModelName
 from quire.shared.settings import FROM_FLAGS, load, options, to_environ
+from quire.worker.device import placement, topology
 from quire.worker.settings import WorkerSettings
 
 # Time for open streams to finish when gateway and workers stop, unless QUIRE_DRAIN_S is set.
@@ -33,38 +35,78 @@ class Services:
     """
 
     def __init__(self, settings: ServeSettings, environ: Mapping[str, str], state_dir: Path) -> None:
-        self.count = settings.workers
+        self.models = read_models(settings.model, settings.served_model_name)
+        self._workers_per_model = settings.workers
+        # Worker processes of all models.
+        self.count = settings.workers * len(self.models)
+        self.num_gateways = settings.gateways
         self._state_dir = state_dir
         self._has_own_redis = not settings.redis_url
         self._environ = _service_environ(settings, environ)
+        if len(self.models) > 1:
+            self._environ |= {"QUIRE_MODEL": "models/demo", "QUIRE_SERVED_MODEL_NAME": ""}
+            self._environ["QUIRE_DISCOVER_MODELS"] = "true"
         gateway = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
         self._worker = load(WorkerSettings, [], self._environ, prog="quire worker", known=ALL_SETTINGS)
-        try:
-            self.model_name = gateway.name
-        except InvalidModelName as error:
-            raise CommandError(str(error)) from error
+        self.model_name = ", ".join(model.name for model in self.models)
+        if len(self.models) > 1:
+            self._check_several()
+        self._num_cores = placement.place(topology.read_topology(), binding="none").threads
         self.drain_s = max(gateway.drain_s, self._worker.drain_s)
         first_port = self._worker.internal_port
-        if first_port and first_port + self.count > MAX_PORT:
+        last = MAX_PORT + 1 - self.count - self.num_gateways
+        if first_port > last:
+            gateways = "the gateway" if self.num_gateways == 1 else f"{self.num_gateways} gateways"
             raise CommandError(
-                f"--internal-port {first_port} leaves too few ports for {self.count} workers and the gateway; give "
-                f"one up to {MAX_PORT - self.count}, or 0"
+                f"--internal-port {first_port} leaves too few ports for {self.count} workers and {gateways}; give one "
+                f"up to {last}, or 0"
             )
+        if self.num_gateways > 1 and not hasattr(socket, "SO_REUSEPORT"):
+            raise CommandError("--gateways: this system cannot share a port among processes (SO_REUSEPORT); give 1")
+        self._gateway_id = gateway.gateway_id
+        # Gateways with the same key log the same hash of a user.
+        self._user_hash_key = gateway.user_hash_key or secrets.token_hex(16)
 
-    def gateway(self, redis_url: str) -> ServiceProgram:
-        """The gateway. The internal port of the gateway follows the ports of the workers."""
-        return self._program("gateway", "gateway", redis_url, self.count, {})
+    def _check_several(self) -> None:
+        """Raise CommandError for settings that several models cannot share."""
+        for flag, value in (
+            ("--lora", self._worker.lora),
+            ("--lora-dir", self._worker.lora_dir),
+            ("--model-aliases", self._worker.model_aliases),
+            ("--pinned-prefixes", self._worker.pinned_prefixes),
+        ):
+            if value:
+                raise CommandError(
+                    f"{flag} belongs to one model, and `quire serve` was given {len(self.models)}; leave it out, or "
+                    "start the workers of that model with `quire worker`"
+                )
+        has_own_memory = self._worker.kv_cache_gb or self._worker.num_blocks
+        if self._worker.device != "cpu" and not has_own_memory:
+            check_separate(self.count, self._worker.num_ranks, self._environ)
+
+    def gateway(self, index: int, redis_url: str) -> ServiceProgram:
+        """The gateway with this index, counted from 0. The internal ports of gateways follow those of the workers."""
+        place = self.count + index
+        if self.num_gateways == 1:
+            return self._program("gateway", "gateway", redis_url, place, {})
+        own = {"QUIRE_REUSE_PORT": "true", "QUIRE_USER_HASH_KEY": self._user_hash_key}
+        if self._gateway_id:
+            own["QUIRE_GATEWAY_ID"] = f"{self._gateway_id}-{index + 1}"
+        return self._program("gateway", f"gateway-{index + 1}", redis_url, place, own)
 
     def worker(self, index: int, redis_url: str) -> ServiceProgram:
         """The worker with this index, counted from 0."""
         settings = self._worker
         gpus: Mapping[str, str] = {}
         if settings.device != "cpu":
-            gpus = of_worker(index, self.count, settings.tensor_parallel_size, self._environ)
+            gpus = of_worker(index, self.count, settings.num_ranks, self._environ)
         threads = settings.threads
         if not threads and self.count > 1 and settings.device != "cuda":
-            threads = max(1, (os.cpu_count() or 1) // self.count)
+            threads = max(1, self._num_cores // self.count)
         own = {**gpus, "QUIRE_WORKER_ID": self._worker_id(index), "QUIRE_THREADS": str(threads)}
+        if len(self.models) > 1:
+            model = self.models[index // self._workers_per_model]
+            own |= {"QUIRE_MODEL": model.place, "QUIRE_SERVED_MODEL_NAME": model.name, "QUIRE_DISCOVER_MODELS": ""}
         return self._program("worker", f"worker-{index + 1}", redis_url, index, own)
 
     def _program(self, command: str, name: str, redis_url: str, index: int, own: Mapping[str, str]) -> ServiceProgram:

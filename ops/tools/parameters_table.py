@@ -1,39 +1,59 @@
-"""`python -m quire.ops.tools.parameters_table` writes the table of parameters in docs/api.md from the code."""
+"""`python -m quire.ops.tools.parameters_table` writes the tables of parameters in docs/api.md from the code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from quire.gateway.api.embeddings import EMBEDDINGS
+from quire.gateway.api.labels import NO_EFFECT
+from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.parameters import CHAT, COMPLETIONS
-from quire.ops.paths import PROJECT_ROOT
+from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
+from quire.ops.tools.marked_tables import update_page
 from quire.shared.sampling_params import Parameter
 
-BEGIN, END = "<!-- parameters -->\n", "<!-- /parameters -->\n"
+HEAD = "| parameter | of | type and range | default | what |\n|---|---|---|---|---|\n"
 
 
-def table() -> str:
-    """One row per parameter: name, which calls have it, type and range, default, meaning."""
-    lines = ["| parameter | of | type and range | default | what |", "|---|---|---|---|---|"]
-    for name in dict.fromkeys(["model", "messages", "prompt", *CHAT, *COMPLETIONS]):
-        chat, completions = CHAT.get(name), COMPLETIONS.get(name)
-        if chat is completions and chat:
-            lines.append(_row(name, "both", chat))
-        else:
-            lines += [_row(name, of, one) for of, one in (("chat", chat), ("completions", completions)) if one]
-    return "\n".join(lines) + "\n"
+def _of_two(first: str, one: Mapping[str, Parameter], second: str, other: Mapping[str, Parameter]) -> str:
+    """One row per parameter of two calls: name, which calls have it, type and range, default, meaning."""
+    rows = []
+    for name in dict.fromkeys(["model", "messages", "prompt", *one, *other]):
+        found = [(of, table[name]) for of, table in ((first, one), (second, other)) if name in table]
+        if len(found) == 2 and found[0][1] is found[1][1]:
+            found = [("both", found[0][1])]
+        rows += [_row(name, of, parameter) for of, parameter in found]
+    return _table(rows)
+
+
+def _table(rows: Iterable[str]) -> str:
+    return HEAD + "".join(rows)
 
 
 def _row(name: str, of: str, parameter: Parameter) -> str:
     default = f" {parameter.documented_default} " if parameter.documented_default else " "
-    return f"| `{name}` | {of} | {parameter.documented_kind} |{default}| {parameter.help} |"
+    calls = f" {of} |" if of else ""
+    return f"| `{name}` |{calls} {parameter.documented_kind} |{default}| {parameter.help} |\n"
 
 
-def with_table(text: str) -> str:
-    """`text` with the table between its markers brought up to date."""
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1]
+def _without(names: Mapping[str, Parameter], table: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {name: one for name, one in table.items() if name not in names}
+
+
+def tables() -> dict[str, str]:
+    """The tables by the name in their markers."""
+    no_effect = "".join(f"| `{name}` | {one.documented_kind} | {one.help} |\n" for name, one in NO_EFFECT.items())
+    return {
+        "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
+        "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
+        "message-parameters": _table(
+            _row(name, "both" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
+        ),
+        "embedding parameters": "| parameter | type and range | default | what |\n|---|---|---|---|\n"
+        + "".join(_row(name, "", one) for name, one in EMBEDDINGS.items()),
+        "token-parameters": _of_two("t", TOKENIZE, "d", DETOKENIZE),
+    }
 
 
 if __name__ == "__main__":
-    page = PROJECT_ROOT / "docs" / "api.md"
-    before = page.read_text()
-    page.write_text(with_table(before))
-    print("docs/api.md: " + ("unchanged" if page.read_text() == before else "parameters brought up to date"))
+    update_page("api.md", tables())

@@ -18,6 +18,7 @@ from quire.ops.benchmarks.paper.allocators import POLICIES, OrcaManager
 from quire.ops.benchmarks.paper.profiles import OPT_13B_SLOTS, Profile, StepWork
 from quire.ops.benchmarks.paper.workloads import CONTEXT, Request
 from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.worker.device.runner import StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
@@ -51,6 +52,7 @@ class NullModel:
 
     vocab_size = VOCAB
     name = "null"
+    state_bytes = 0
 
     def __init__(self, max_rows: int, spread: float = 1.0, seed: int = 0) -> None:
         self.ops = self
@@ -90,9 +92,9 @@ class NullRunner:
         self.input_batch = engine.input_batch
         self.work = StepWork()
 
-    def execute(self, step: Step) -> torch.Tensor:
+    def execute(self, step: Step) -> StepOutput:
         self.work = work_of(step, self.input_batch)
-        return self.model.logits(self.work.samples)
+        return StepOutput(self.model.logits(self.work.samples))
 
 
 def work_of(step: Step, input_batch: InputBatch) -> StepWork:

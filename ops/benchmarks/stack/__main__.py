@@ -3,6 +3,7 @@
 python -m quire.ops.benchmarks.stack                                  the stack, all cases
 python -m quire.ops.benchmarks.stack --cases c1,c32 --repeat 3
 python -m quire.ops.benchmarks.stack --against http://127.0.0.1:8101  the same load on another server, afterwards
+python -m quire.ops.benchmarks.stack --peer llamacpp --peer vllm      other servers by name, in alternating rounds
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from quire.ops.benchmarks.peers.command import add_arguments, compare
 from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
 from quire.ops.benchmarks.stack.load import CASES, LoadCase, LoadResult, run_case
 
@@ -39,7 +41,10 @@ def main() -> int:
     parser.add_argument("--against", metavar="URL", help="another OpenAI-compatible server to run the same cases on")
     parser.add_argument("--against-model", default="m", help="name of the model there")
     parser.add_argument("--serve-args", default="", help="further arguments of `quire serve`")
+    add_arguments(parser)
     args = parser.parse_args()
+    if args.peer:
+        return compare(args, RESULTS / "peers.json")
     cases = [CASES[name] for name in args.cases.split(",")]
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         state = Path(folder)

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 # hidden, intermediate, layers, heads, key-value heads, vocabulary (SmolLM2-135M: its config.json on Hugging Face)
 SHAPES = {
     "llama135m": (576, 1536, 30, 9, 3, 49152),
     "tiny": (128, 384, 4, 4, 2, 2048),
 }
+_SMALL = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512, "vocab_size": 8192}
+# Other families: the model type in Transformers and the fields of its configuration.
+FAMILY_SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+    "mixtral": ("mixtral", {**_SMALL, "intermediate_size": 1024, "num_hidden_layers": 8, "num_local_experts": 8}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {**_SMALL, "moe_intermediate_size": 256, "num_hidden_layers": 8, "num_experts": 32, "num_experts_per_tok": 4},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {**_SMALL, "intermediate_size": 256, "num_hidden_layers": 8, "num_local_experts": 32, "num_experts_per_tok": 4},
+    ),
+    "gemma3": ("gemma3_text", {**_SMALL, "intermediate_size": 1536, "num_hidden_layers": 12}),
+}
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 
 def make_checkpoint(folder: Path, shape: str) -> Path:
     """Write the checkpoint into `folder` unless it exists: bf16 weights, and a tokenizer with one word per token."""
     import torch
     from safetensors.torch import save_file
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     if (folder / "model.safetensors").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    if shape in FAMILY_SHAPES:
+        return _make_family(folder, shape)
     hidden, inner, layers, heads, kv_heads, vocab = SHAPES[shape]
     head = hidden // heads
     config = {
@@ -61,12 +78,33 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
             tensors[f"{prefix}.{name}.weight"] = random(rows, columns)
         tensors[f"{prefix}.input_layernorm.weight"] = torch.ones(hidden).bfloat16()
         tensors[f"{prefix}.post_attention_layernorm.weight"] = torch.ones(hidden).bfloat16()
+    _write_tokenizer(folder, vocab)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
+    return folder
+
+
+def _make_family(folder: Path, shape: str) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields = FAMILY_SHAPES[shape]
+    config = AutoConfig.for_model(model_type, bos_token_id=0, eos_token_id=1, max_position_embeddings=4096, **fields)
+    torch.manual_seed(0)
+    make: Any = AutoModelForCausalLM.from_config
+    make(config, dtype=torch.bfloat16).save_pretrained(folder)
+    _write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def _write_tokenizer(folder: Path, vocab: int) -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
     words = {"<s>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, vocab)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
-    return folder
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
+    )

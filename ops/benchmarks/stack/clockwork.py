@@ -12,15 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import uvloop
 
 from quire.ops.benchmarks.stack.overhead import NoModel
-from quire.shared.messages import StepItem
+from quire.shared.messages import GenerationRequest, StepItem
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.interpreter import settle
 from quire.worker.service import WorkerService
@@ -39,6 +41,12 @@ class Clockwork(Engine):
         self._step_s = step_s
         self._due = 0.0
         self.log: list[tuple[float, float, dict[str, int]]] = []
+
+    def add(
+        self, request: GenerationRequest, earlier: tuple[StepItem, ...] = (), priority: int = DEFAULT_PRIORITY
+    ) -> None:
+        # There is no model that a grammar could constrain, and no tokenizer to compile one for.
+        super().add(replace(request, sampling=replace(request.sampling, grammar="")), earlier, priority)
 
     def step(self) -> list[StepItem]:
         now = time.monotonic()

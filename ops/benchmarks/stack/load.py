@@ -50,8 +50,13 @@ class LoadResult:
     itl_p99_ms: float
 
 
-async def run_case(url: str, model: str, vocab_size: int, case: LoadCase, seed: int = 0) -> LoadResult:
-    """Run a case against the server at `url`. Raises RuntimeError if a request fails or is cut short."""
+async def run_case(
+    url: str, model: str, vocab_size: int, case: LoadCase, seed: int = 0, *, keep_alive: bool = True
+) -> LoadResult:
+    """Run a case against the server at `url`. Raises RuntimeError if a request fails or is cut short.
+
+    keep_alive: False opens a connection for each request, for servers that close idle ones at any time.
+    """
     draw = random.Random(seed)
     ids = range(2, vocab_size)
     prefix = draw.choices(ids, k=case.shared_prefix)
@@ -59,7 +64,7 @@ async def run_case(url: str, model: str, vocab_size: int, case: LoadCase, seed: 
     bodies = [encode(_body(model, prompt, case.output_tokens)) for prompt in prompts]
     records = [RequestRecord(index, len(prompt), case.output_tokens) for index, prompt in enumerate(prompts)]
     gate = asyncio.Semaphore(case.concurrency)
-    async with new_session(timeout_s=None) as session:
+    async with new_session(timeout_s=None, keep_alive=keep_alive) as session:
 
         async def one(body: bytes, record: RequestRecord) -> None:
             async with gate:

@@ -45,6 +45,8 @@ class NoModel:
     """Returns the same logits and the same token for every row."""
 
     name = "none"
+    weights_digest = ""
+    state_bytes = 0
 
     def __init__(self, max_num_seqs: int, vocab_size: int = VOCAB, token: int = 1) -> None:
         self.ops = self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig,
 from quire.worker.models.decoder import Decoder, load_layer
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
+from quire.worker.models.weight_reader import WeightReader
 
 # The values are those of config.json on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -77,18 +79,45 @@ def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json(name))
         config = read_config(Path(folder))
-    read = partial(random_tensor, shapes=shapes_of(config), dtype=dtype, device=ops.device)
-    table = read(EMBEDDING)
+    shard = Shard(config)
+    reader = WeightReader(RandomWeights(shapes_of(config), dtype), shard, ops, dtype, ops.device)
+    table = reader.embedding(EMBEDDING)
     return Decoder(
-        Shard(config),
+        shard,
         ops,
         dtype,
         embedding=table,
-        layers=[load_layer(config, ops, read, index, max_model_len) for index in range(config.num_layers)],
-        norm=read(FINAL_NORM),
-        head=ops.pack_linear(table if config.tie_word_embeddings else read(HEAD)),
+        layers=[load_layer(config, reader, index, max_model_len) for index in range(config.num_layers)],
+        norm=reader.read(FINAL_NORM),
+        head=reader.head(HEAD, table if config.tie_word_embeddings else None),
         cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(ops.device),
     )
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """Random tensors by name: ones for the norms, a normal distribution for the rest."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self.dtype
+
+    def read(
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        parts: Sequence[tuple[slice, ...]] = (),
+    ) -> torch.Tensor:
+        return torch.cat([self._tensor(self.shapes[name], name, dtype, device) for name in names])
+
+    @staticmethod
+    def _tensor(shape: tuple[int, ...], name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=dtype, device=device)
+        return torch.randn(shape, dtype=dtype, device=device) * 0.02
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -96,13 +125,3 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     table = (config.vocab_size, config.hidden_size)
     shapes = config.tensor_shapes() | {EMBEDDING: table}
     return shapes if config.tie_word_embeddings else shapes | {HEAD: table}
-
-
-def random_tensor(
-    name: str, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str
-) -> torch.Tensor:
-    """Ones for the norms, a normal distribution for the rest."""
-    shape = shapes[name]
-    if len(shape) == 1 and name.endswith("norm.weight"):
-        return torch.ones(shape, dtype=dtype, device=device)
-    return torch.randn(shape, dtype=dtype, device=device) * 0.02

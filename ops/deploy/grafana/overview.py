@@ -92,8 +92,8 @@ def _now() -> list[Panel]:
         stat(
             "Live workers",
             "short",
-            "Workers that make progress, as gateways see them; at 0 requests are accepted but wait: start a worker.",
-            Line(f"max({of('quire_live_workers')})", "workers"),
+            "Workers of the chosen models that make progress; at 0 requests are accepted but wait: start a worker.",
+            Line(lane("quire_live_workers"), "workers"),
             Thresholds(2, 1, below=True),
             width=NOW_WIDTH,
         ),

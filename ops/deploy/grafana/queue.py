@@ -131,7 +131,7 @@ def _clients() -> list[Panel]:
             "s",
             "Seconds after which clients are told to retry when the queue is full: the expected time until a tenth "
             "of the queue is served. At the maximum of 60 almost no request ends.",
-            Line(f"max by (instance) ({of('quire_retry_after_seconds')})", "{{instance}}"),
+            Line(lane("quire_retry_after_seconds", by="model"), "{{model}}"),
             limits=Thresholds(20, 60),
         ),
         series(

@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(request)
         self.server.authorization = self.headers["Authorization"]
         text = request["messages"][-1]["content"]
+        tools = request.get("tool_choice") in ("auto", "required")
         if text == "full":
             self._json(429, {"error": {"message": "The queue is full."}}, {"Retry-After": "7"})
             return
@@ -48,6 +49,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b": keep-alive\n\n")
         if text.startswith("burst"):
             self.server.pause.wait(0.1)
+        if tools and text.startswith("calculate "):
+            self._call(text.removeprefix("calculate "))
+            return
+        if tools and self.server.keeps_calling:
+            self._call("1 + 1")
+            return
         for word in text.split():
             self._event({"choices": [{"delta": {"content": f"{word} "}}]})
         if text == "broken":
@@ -65,6 +72,20 @@ class Handler(BaseHTTPRequestHandler):
                 return
         self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         self._event({"choices": [], "usage": {"completion_tokens": 42}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _call(self, expression: str) -> None:
+        """Streams a call of the calculator, in three pieces."""
+        arguments = json.dumps({"expression": expression})
+        first = {"id": f"call_{len(self.server.requests)}", "type": "function"}
+        cut = expression == "cut"
+        for delta in (
+            {**first, "function": {"name": "calculate", "arguments": ""}},
+            {"function": {"arguments": arguments[:9]}},
+            {"function": {"arguments": arguments[9 : 12 if cut else None]}},
+        ):
+            self._event({"choices": [{"delta": {"tool_calls": [{"index": 0, **delta}]}}]})
+        self._event({"choices": [{"delta": {}, "finish_reason": "length" if cut else "tool_calls"}]})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, data: Any) -> None:
@@ -91,6 +112,7 @@ class FakeServer(ThreadingHTTPServer):
         self.authorization: str | None = None
         self.pause = threading.Event()
         self.client_gone = threading.Event()
+        self.keeps_calling = False
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -180,6 +202,67 @@ def test_a_server_without_a_model_and_an_empty_pipe(server: FakeServer) -> None:
     server.models = []
     assert "has no model yet" in ask("hi", "--url", server.url).stderr
     assert "standard input is empty" in ask("--url", server.url).stderr
+
+
+def test_a_tool_call_is_run_and_its_result_sent_back(server: FakeServer) -> None:
+    done = ask("calculate 17 * (23 - 4)", "--url", server.url, "--tools", "--tool-choice", "required")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        'tool call: calculate {"expression": "17 * (23 - 4)"}',
+        "tool result: 323",
+        "323 ",
+    ]
+    first, second = server.requests
+    assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
+    assert [request["tools"][0]["function"]["name"] for request in server.requests] == ["calculate", "calculate"]
+    question, call, result = second["messages"]
+    assert question == {"role": "user", "content": "calculate 17 * (23 - 4)"}
+    assert call["content"] is None
+    assert call["tool_calls"] == [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "calculate", "arguments": '{"expression": "17 * (23 - 4)"}'},
+        }
+    ]
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "323"}
+
+
+def test_an_error_of_the_calculator_goes_to_the_model(server: FakeServer) -> None:
+    done = ask("calculate 1 / 0", "--url", server.url, "--tools")
+    assert "tool result: error: division by zero" in done.stdout
+    assert server.requests[0]["tool_choice"] == "auto"
+    assert server.requests[1]["messages"][-1]["content"] == "error: division by zero"
+
+
+def test_a_model_that_never_stops_calling_must_answer(server: FakeServer) -> None:
+    server.keeps_calling = True
+    done = ask("hello", "--url", server.url, "--tools", "--tool-choice", "required")
+    assert done.stdout.splitlines() == ['tool call: calculate {"expression": "1 + 1"}', "tool result: 2"] * 4 + ["2 "]
+    assert [request["tool_choice"] for request in server.requests] == ["required", "auto", "auto", "auto", "none"]
+
+
+def test_a_tool_call_cut_at_the_token_limit_is_one_line(server: FakeServer) -> None:
+    done = ask("calculate cut", "--url", server.url, "--tools", "--max-tokens", "5")
+    assert (done.returncode, len(server.requests)) == (1, 1)
+    assert done.stderr == "quire chat: a tool call was cut at the token limit; raise --max-tokens\n"
+
+
+def test_without_the_flag_no_tools_are_sent(server: FakeServer) -> None:
+    ask("hello", "--url", server.url)
+    assert not {"tools", "tool_choice", "parallel_tool_calls"} & set(server.requests[0])
+
+
+def test_a_conversation_with_tools_is_saved(server: FakeServer, tmp_path: Path) -> None:
+    terminal = Terminal("--url", server.url, "--tools", cwd=tmp_path)
+    terminal.wait_for("> ")
+    terminal.type("calculate 2 * 3\n")
+    terminal.wait_for(r"tool result: 6\n6 \n.*\n> ")
+    terminal.type("/save\n")
+    terminal.wait_for(r"Saved 4 messages to chat\.md\n> ")
+    assert '**assistant**\n\n`calculate {"expression": "2 * 3"}`' in (tmp_path / "chat.md").read_text()
+    terminal.type("\x04")
+    assert terminal.close() == 0
 
 
 class Terminal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.cli.completions import ChatAnswer, ChatClient
+from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted, ToolCall
 from quire.shared.command_line import CommandError
 
 
@@ -16,3 +16,26 @@ def test_the_rate_counts_the_wait_for_the_first_token() -> None:
 def test_a_server_that_is_not_there_is_named_in_the_error() -> None:
     with pytest.raises(CommandError, match=r"127\.0\.0\.1:9"):
         ChatClient("http://127.0.0.1:9").first_model()
+
+
+def test_tool_calls_are_collected_from_their_pieces() -> None:
+    answer = ChatAnswer()
+    pieces = [
+        {"index": 0, "id": "a", "function": {"name": "add", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x":'}},
+        {"index": 0, "function": {"arguments": " 1}"}},
+        {"index": 1, "id": "b", "function": {"name": "stop", "arguments": "{}"}},
+    ]
+    assert [answer.add_call(piece) for piece in pieces] == ["add ", '{"x":', " 1}", "stop {}"]
+    assert answer.calls == [ToolCall("a", "add", '{"x": 1}'), ToolCall("b", "stop", "{}")]
+    assert answer.calls[1].as_json() == {
+        "id": "b",
+        "type": "function",
+        "function": {"name": "stop", "arguments": "{}"},
+    }
+
+
+@pytest.mark.parametrize("index", [-1, 1, None, "0"])
+def test_a_piece_of_no_call_breaks_the_answer_off(index: object) -> None:
+    with pytest.raises(Interrupted, match="out of order"):
+        ChatAnswer().add_call({"index": index, "function": {"arguments": "{"}})

@@ -52,12 +52,15 @@ def running_with(text: str) -> list[int]:
                 "difflib",
                 "quire.shared.settings",
                 "quire.gateway.settings",
-                "redis",
+                "quire.worker.device.topology",
                 "quire.ops.local.launcher",
             )
         ),
         *(("worker", module) for module in ("quire.shared.text.tokenizer", "numpy", "torch.nn.modules")),
-        *(pytest.param("worker", module, marks=pytest.mark.slow) for module in ("torch", "quire.worker.build")),
+        *(
+            pytest.param("worker", module, marks=pytest.mark.slow)
+            for module in ("torch.functional", "quire.worker.build")
+        ),
         *(("gateway", module) for module in ("asyncio", "aiohttp.client", "quire.gateway.app")),
         *((command, "quire.shared.settings") for command in ("chat", "dead", "bench", "--help")),
     ],

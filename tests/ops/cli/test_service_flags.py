@@ -43,3 +43,8 @@ def test_flags_of_the_services_become_variables_and_the_rest_stays() -> None:
 def test_a_wrong_flag_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         lift_service_flags(words, {})
+
+
+def test_a_repeatable_flag_becomes_one_variable_with_all_values() -> None:
+    _, environ = lift_service_flags(["--lora", "a=1", "--lora=b=2"], {"QUIRE_LORA": "c=3"})
+    assert environ["QUIRE_LORA"] == "a=1,b=2"

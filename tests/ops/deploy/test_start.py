@@ -16,7 +16,7 @@ START = PROJECT_ROOT / "ops/deploy/containers/start.sh"
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     """A folder with the commands of the gateway's image, which print how they are called."""
-    for name in ("quire-gateway", "quire-dead"):
+    for name in ("quire-gateway", "quire-dead", "quire-keys"):
         path = tmp_path / name
         path.write_text('#!/bin/sh\necho "$(basename "$0") $* url=${QUIRE_REDIS_URL:-}"\n')
         path.chmod(0o755)
@@ -33,13 +33,14 @@ def start(programs: Path, *arguments: str, **environ: str) -> subprocess.Complet
 def test_the_first_word_names_the_command_and_the_rest_are_its_arguments(programs: Path) -> None:
     assert start(programs, "gateway", "--port", "8000").stdout == "quire-gateway --port 8000 url=\n"
     assert start(programs, "dead", "show", QUIRE_REDIS_URL="redis://r").stdout == "quire-dead show url=redis://r\n"
+    assert start(programs, "keys", "list", QUIRE_REDIS_URL="redis://r").stdout == "quire-keys list url=redis://r\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "there is no command '': give gateway, dead or worker"),
-        (["serve"], "there is no command 'serve': give gateway, dead or worker"),
+        ([], "there is no command '': give gateway, dead, keys or worker"),
+        (["serve"], "there is no command 'serve': give gateway, dead, keys or worker"),
         (["worker"], "this image has no command worker; use the image of the other service"),
     ],
 )

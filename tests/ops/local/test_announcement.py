@@ -30,7 +30,7 @@ def test_nothing_answers_at_a_closed_port() -> None:
 
 
 def test_the_first_line_is_for_programs_and_the_last_one_can_be_pasted() -> None:
-    lines = announcement("http://127.0.0.1:1", "it's", Path("/logs"), is_default_port=False).splitlines()
+    lines = announcement("http://127.0.0.1:1", ["it's"], Path("/logs"), is_default_port=False).splitlines()
     assert lines[0] == "ready: http://127.0.0.1:1"
     assert not any("page" in line for line in lines), "no page answers"
     assert any(line.endswith("quire chat --url http://127.0.0.1:1") for line in lines)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
 
@@ -101,6 +102,27 @@ def test_the_line_to_chat_works_where_it_was_shown(server: QuireProcess) -> None
     chat = server.wait_for(r"^  chat   (.*)")[1]
     done = subprocess.run(["bash", "-c", f"{chat} --max-tokens 4 Hello"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_served_with_the_texts_of_its_checkpoint(start_quire: StartQuire, tmp_path: Path) -> None:
+    """The file is served as its folder's model, quantised and not; the demo model answers a chat."""
+    from quire.ops.tools.gguf_writer import write_gguf
+
+    answers = {}
+    demo = PROJECT_ROOT / "models" / "demo"
+    files = {kind: write_gguf(demo, tmp_path / kind / "demo.gguf", kind) for kind in ("BF16", "Q4_0")}
+    for kind, model in {"folder": demo, "BF16": files["BF16"], "Q4_0": files["Q4_0"].parent}.items():
+        process = launch(start_quire, model, tmp_path / f"state-{kind}")
+        url = process.wait_ready()
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Tell me a story."}]}
+        data = json.dumps({**body, "temperature": 0, "max_tokens": 40}).encode()
+        request = urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answers[kind] = json.load(response)["choices"][0]["message"]["content"]
+        process.stop()
+    assert answers["BF16"] == answers["folder"]
+    assert answers["Q4_0"].startswith("Once upon a time")
 
 
 def test_a_second_one_with_the_same_state_folder_names_the_first(server: QuireProcess, start_quire: StartQuire) -> None:

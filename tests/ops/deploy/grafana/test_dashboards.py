@@ -120,7 +120,11 @@ def test_queries_use_metrics_and_labels_that_exist() -> None:
 def test_what_all_gateways_show_of_a_lane_is_never_added_up() -> None:
     exprs = {target.name: target.expr for target in targets()} | {name: rule["expr"] for name, rule in alerts().items()}
     for where, expr in exprs.items():
-        shared = [name for name, _ in metrics_of(expr) if re.match("quire_(lane|queue_(requests|tokens|oldest))", name)]
+        shared = [
+            name
+            for name, _ in metrics_of(expr)
+            if re.match("quire_(lane|queue_(requests|tokens|oldest)|live_workers|retry_after)", name)
+        ]
         assert len(re.findall(r"max by \(model", expr)) == len(shared), where
 
 

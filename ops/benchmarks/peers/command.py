@@ -1,0 +1,128 @@
+"""`make bench ARGS="--peer llamacpp --peer vllm"`: compare this checkout with other servers on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from quire.ops.benchmarks.peers import results
+from quire.ops.benchmarks.peers.programs import SERVED_NAME, LlamaCpp, Quire, Vllm, find_program
+from quire.ops.benchmarks.peers.rounds import Side, measure
+from quire.ops.benchmarks.peers.tables import tables
+from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
+from quire.ops.benchmarks.stack.load import CASES
+from quire.ops.cli.server_url import parse_url
+from quire.shared.command_line import CommandError
+from quire.shared.settings import SettingError
+
+PEERS = ("llamacpp", "vllm")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a comparison to those of `make bench`."""
+    group = parser.add_argument_group("comparison with other servers, in alternating rounds")
+    group.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME[=URL]",
+        help=f"server to compare with, of {', '.join(PEERS)}: its program is started, or the one at URL is used",
+    )
+    group.add_argument("--rounds", type=int, default=4, help="rounds of each case; every server runs once per round")
+    group.add_argument("--seed", type=int, help="of all prompts; a random one by default, which the result names")
+    group.add_argument("--json", type=Path, help="file for the result; by default one in the folder of results")
+    group.add_argument("--append", action="store_true", help="add to the measurements of the file instead of replacing")
+    group.add_argument("--label", default="Comparison", help="heading of the table; equal headings make one table")
+    group.add_argument("--dtype", help="type of Quire's weights, passed to `quire serve`")
+    group.add_argument("--quantization", help="quantization of Quire's weights, passed to `quire serve`")
+    group.add_argument("--kv-cache-dtype", help="type of Quire's KV cache, passed to `quire serve`")
+    group.add_argument("--gguf", type=Path, help="the model for llama.cpp, a GGUF file of any type")
+    group.add_argument("--llamacpp", default="", metavar="PATH", help="llama-server; also LLAMA_SERVER, or on PATH")
+    group.add_argument(
+        "--llamacpp-args",
+        action="append",
+        metavar="FLAGS",
+        help="flags of llama-server, instead of those that are best for the case; several times to compare flags",
+    )
+    group.add_argument("--vllm", default="", metavar="PATH", help="vllm; also VLLM, or on PATH")
+    group.add_argument("--vllm-args", default="", help="further flags of vLLM")
+    group.add_argument("--no-quire", action="store_true", help="measure only the peers, such as to try their flags")
+
+
+def compare(args: argparse.Namespace, output: Path) -> int:
+    """Run the comparison, print its table and write the result. Returns the exit code: 2 for a wrong setting.
+
+    output: the file without --json.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+            return _compare(args, args.json or output, Path(folder))
+    except (CommandError, SettingError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingError) else 1
+
+
+def _compare(args: argparse.Namespace, output: Path, folder: Path) -> int:
+    cases = [CASES[name] for name in args.cases.split(",")]
+    earlier = results.read(output) if args.append and output.exists() else []
+    if args.rounds < 1:
+        raise SettingError(f"--rounds is {args.rounds}: it must be at least 1")
+    made = Path(args.model) if args.model else make_checkpoint(folder / args.shape, args.shape)
+    sides = [side for given in args.peer for side in peer_sides(given, args, made)]
+    if not args.no_quire:
+        sides.insert(0, Side("quire", Quire(made, quire_arguments(args), folder / "state")))
+    if len({side.name for side in sides}) < len(sides):
+        raise SettingError("--peer names a server twice")
+    seed = random.randrange(1 << 32) if args.seed is None else args.seed
+    vocab_size = json.loads((made / "config.json").read_text())["vocab_size"]
+    found = measure(sides, cases, args.rounds, seed, vocab_size, lambda line: print(line, flush=True))
+    this = results.measurement(args.label, made.name, args.rounds, found)
+    results.write(output, [*earlier, this])
+    print(f"\n{tables([this])}\n\nwritten: {output}")
+    return 0
+
+
+def peer_sides(given: str, args: argparse.Namespace, model: Path) -> list[Side]:
+    """Return the servers of one --peer, more than one only with several --llamacpp-args.
+
+    Raises SettingError and CommandError, each with the remedy.
+    """
+    name, _, url = given.partition("=")
+    if name not in PEERS:
+        raise SettingError(f"--peer is {name!r}: it must be one of {', '.join(PEERS)}")
+    if url:
+        base = parse_url(url, f"--peer {name}=").base.removesuffix("/v1")
+        return [Side(name, None, base, SERVED_NAME)]
+    if not args.model:
+        raise SettingError(f"--peer {name} needs --model, a checkpoint that the peer can read, too")
+    if name == "vllm":
+        path = find_program(name, args.vllm, "VLLM", "vllm", os.environ)
+        return [Side(name, Vllm(path, model, shlex.split(args.vllm_args)))]
+    path = find_program(name, args.llamacpp, "LLAMA_SERVER", "llama-server", os.environ)
+    if args.gguf is None:
+        raise SettingError("--peer llamacpp needs --gguf FILE, the model as a GGUF file")
+    if not args.gguf.is_file():
+        raise SettingError(f"--gguf: there is no {str(args.gguf)!r}; give the model as a GGUF file")
+    gguf = args.gguf.absolute()
+    if args.llamacpp_args is None:
+        return [Side(name, LlamaCpp(path, gguf, None))]
+    several = len(args.llamacpp_args) > 1
+    return [
+        Side(f"{name} {flags}".strip() if several else name, LlamaCpp(path, gguf, shlex.split(flags)))
+        for flags in args.llamacpp_args
+    ]
+
+
+def quire_arguments(args: argparse.Namespace) -> list[str]:
+    """Return the arguments of `quire serve`: those for types, and --serve-args."""
+    found = []
+    for flag in ("dtype", "quantization", "kv_cache_dtype"):
+        if value := getattr(args, flag):
+            found += [f"--{flag.replace('_', '-')}", value]
+    return found + shlex.split(args.serve_args)
