@@ -5,23 +5,34 @@ from __future__ import annotations
 import ast
 import json
 import re
+from typing import Any
 
 import pytest
 
 import quire.gateway.pages.engine_page
-from quire.gateway.admission.admission_options import IDEMPOTENCY_KEY, REQUEST_TIMEOUT
+from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
+from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.errors import ApiError, InvalidRequest
+from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFECT_HEADER, SERVER_ID_HEADER
+from quire.gateway.api.labels import NO_EFFECT
+from quire.gateway.api.messages.errors import error_type
+from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID
+from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.app import create_app
 from quire.gateway.model.served_model import load_model
+from quire.gateway.output.tools import ToolMode
 from quire.gateway.pages import static_files
+from quire.gateway.pages.model_cards import CAPABILITIES
 from quire.gateway.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.tools.parameters_table import with_table
-from quire.shared.text.json_schema import ANY_OBJECT
-from quire.shared.text.json_schema_rewrite import FORMATS
+from quire.ops.tools.marked_tables import with_tables
+from quire.ops.tools.parameters_table import tables
+from quire.shared.sampling_params import MAX_ALLOWED_TOKENS
+from quire.shared.text.grammar import ANY_OBJECT
+from quire.shared.text.schema.formats import FORMATS
 from quire.shared.validators import InvalidValue
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
@@ -36,21 +47,24 @@ def table(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT}
+TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT, "embeddings": EMBEDDINGS}
+TOKEN_TABLES = {"t": TOKENIZE, "d": DETOKENIZE, "both": TOKENIZE}
 # By name and call: type and range, and default.
 PARAMETERS = {(row[0].strip("`"), row[1]): row[2:] for row in table("parameters")}
+PARAMETERS |= {(row[0].strip("`"), "embeddings"): row[1:] for row in table("embedding parameters")}
 IDS = [f"{name} of {of}" for name, of in PARAMETERS]
 
 
 def test_the_table_of_parameters_is_written_from_the_code() -> None:
-    assert with_table(PAGE) == PAGE, "run python -m quire.ops.tools.parameters_table"
+    assert with_tables(PAGE, tables()) == PAGE, "run python -m quire.ops.tools.parameters_table"
 
 
 def test_the_parameters_are_those_of_the_code() -> None:
-    both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)}
+    both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)} - NO_EFFECT.keys()
     expected = [(name, "both") for name in both]
-    expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of] if name not in both]
-    assert len(table("parameters")) == len(PARAMETERS)
+    expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of].keys() - NO_EFFECT.keys() - both]
+    expected += [(name, "embeddings") for name in EMBEDDINGS]
+    assert len(table("parameters")) + len(table("embedding parameters")) == len(PARAMETERS)
     assert set(PARAMETERS) == set(expected)
 
 
@@ -89,12 +103,38 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     elif kind == "true or false":
         assert [check(name, value) for value in (True, False)] == [True, False]
         wrong = [0, "true"]
-    elif choices := re.fullmatch(r"`(\w+)`, `(\w+)` or `(\w+)`", kind):
-        assert [check(name, value) for value in choices.groups()] == list(choices.groups())
+    elif name == "tools":
+        tools = [
+            {"type": "function", "function": {"name": f"f{number}"}} for number in range(GatewaySettings().max_tools)
+        ]
+        assert [tool.name for tool in check(name, tools)] == [tool["function"]["name"] for tool in tools]
+        assert int(re.search(r"at most `--max-tools` \((\d+)\)", kind)[1]) == len(tools)  # type: ignore[index]
+        wrong = ["x", {}, 5, True]
+    elif name == "tool_choice":
+        choices = re.findall(r"`(\w+)`", kind)
+        assert (
+            [check(name, value).mode for value in choices]
+            == choices
+            == sorted(set(ToolMode) - {ToolMode.NAMED}, key=choices.index)
+        )
+        assert check(name, {"type": "function", "function": {"name": "f"}}) == (ToolMode.NAMED, "f", True)
+        wrong = ["named", "f", {}, ["auto"], 5]
+    elif found := re.fullmatch(r"object with at most (\d+) names", kind):
+        full = {f"a{number}": number for number in range(int(found[1]))}
+        assert check(name, full) == full
+        wrong = [{**full, "more": 1}, [], "x", 5]
+    elif re.fullmatch(r"`\w+`(, `\w+`)* or `\w+`", kind):
+        choices = re.findall(r"\w+", kind.replace(" or ", " "))
+        assert [check(name, value) for value in choices] == choices
         wrong = ["urgent", 1]
-    elif found := re.fullmatch(r"string of 1 to (\d+) characters", kind):
+    elif found := re.fullmatch(r"string of ([01]) to (\d+) characters", kind):
+        check(name, "x" * int(found[2]))
         check(name, "x" * int(found[1]))
-        wrong = ["", "x" * (int(found[1]) + 1), 5]
+        wrong = [*([""] if found[1] == "1" else []), "x" * (int(found[2]) + 1), 5]
+    elif name == "metadata":
+        assert check(name, {"k" * 64: "x" * 512, "e": ""}) == (("k" * 64, "x" * 512), ("e", ""))
+        check(name, {str(number): "x" for number in range(16)})
+        wrong = [{str(number): "x" for number in range(17)}, {"k" * 65: "x"}, {"": "x"}, [], "x", 5]
     elif name == "stop":
         check(name, ["x" * 1024] * 16)
         wrong = [["x"] * 17, ["x" * 1025], [""], 5]
@@ -102,6 +142,15 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         assert check(name, [5, 0]) == (5, 0)
         check(name, [1] * 64)
         wrong = [[1] * 65, [-1], ["5"], [1.0], [True], 5, "5"]
+    elif name == "allowed_token_ids":
+        check(name, [1] * MAX_ALLOWED_TOKENS)
+        wrong = [[1] * (MAX_ALLOWED_TOKENS + 1), [-1], ["5"], [True], 5, "5"]
+    elif name == "priority":
+        assert [check(name, value) for value in (-7, 0, 1, "batch")] == ["interactive", "standard", "batch", "batch"]
+        wrong = ["urgent", 0.5, True, 2**63]
+    elif name == "truncate_prompt_tokens":
+        assert [check(name, value) for value in (-1, 1)] == [-1, 1]
+        wrong = [0, -2, 1.0, True, "1"]
     elif name == "bad_words":
         assert check(name, ["x" * 256] * 64) == ("x" * 256,) * 64
         wrong = [["x"] * 65, ["x" * 257], [""], ["  "], [5], "x", 5]
@@ -113,15 +162,35 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         check(name, {str(token_id): 1 for token_id in range(1024)})
         wrong = [{str(token_id): 1 for token_id in range(1025)}, {"x": 1}, {"-1": 1}, {"01": 1}, {"": 1}, [], "5", 5]
     elif name == "response_format":
-        assert [check(name, {"type": kind}) for kind in ("text", "json_object")] == ["", ANY_OBJECT]
+        assert [check(name, {"type": kind}) for kind in ("text", "json_object")] == [(), (name, ANY_OBJECT)]
         wrong = ["json_object", 1, ["text"]]
+    elif name == "structured_outputs":
+        for form in re.findall(r"`(\w+)`", kind):
+            value: Any = True if form == "json_object" else ["a"] if form == "choice" else "a"
+            assert check(name, {form: {} if form in ("json", "structural_tag") else value}).name == f"{name}.{form}"
+        wrong = ["json", 1, {}, {"regex": "a", "choice": ["a"]}]
+    elif name.startswith("guided_"):
+        assert check(name, {"json": {}, "choice": ["a"]}.get(name.removeprefix("guided_"), "a")).name == name
+        wrong = [1, "", [], [""], True]
     else:  # what a reader of its own checks
-        assert name in ("model", "messages", "prompt", "stream_options", "timeout"), kind
+        assert name in ("model", "messages", "prompt", "input", "stream_options", "timeout"), kind
     for value in wrong:
         with pytest.raises((InvalidRequest, InvalidValue)) as caught:
             check(name, value)
         refusal = caught.value
         assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == name
+
+
+def test_the_parameters_without_effect_are_those_of_the_code() -> None:
+    assert [row[0].strip("`") for row in table("no-effect")] == list(NO_EFFECT)
+    assert all(CHAT[name] is COMPLETIONS[name] is NO_EFFECT[name] for name in NO_EFFECT)
+
+
+def test_the_parameters_of_tokens_are_those_of_the_code() -> None:
+    documented = {(row[0].strip("`"), row[1]) for row in table("token-parameters")}
+    both = {name for name in TOKENIZE if TOKENIZE[name] is DETOKENIZE.get(name)}
+    expected = {(name, "both") for name in both}
+    assert documented == expected | {(name, of) for of in ("t", "d") for name in TOKEN_TABLES[of].keys() - both}
 
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:
@@ -130,6 +199,28 @@ def test_what_is_refused_is_what_the_code_refuses() -> None:
         for row in table("unsupported")
     }
     assert documented == {name: list(neutral) for name, neutral in UNSUPPORTED.items()}
+
+
+def test_the_parameters_of_a_message_are_those_of_the_code() -> None:
+    rows = {row[0].strip("`"): row for row in table("message-parameters")}
+    assert list(rows) == list(CREATE)
+    assert {name for name, row in rows.items() if row[3] == "required"} == {
+        name for name, parameter in CREATE.items() if parameter.required
+    }
+    listed = PAGE.split("<!-- message-no-effect -->")[1].split("<!-- /message-no-effect -->")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(WITHOUT_EFFECT)
+    refused = {
+        row[0].strip("`"): [json.loads(value) for value in re.findall(r"`([^`]+)`", row[1])]
+        for row in table("message-unsupported")
+    }
+    assert refused == {name: list(neutral) for name, neutral in REFUSED.items()}
+
+
+def test_the_error_types_of_messages_are_those_of_the_code() -> None:
+    types = {error_type(cls("x")): cls.status for cls in subclasses(ApiError)}
+    documented = {row[0].strip("`"): row[1] for row in table("message-errors")}
+    assert documented.keys() == types.keys()
+    assert all(str(types[name]) in status or status == "all other 4xx" for name, status in documented.items())
 
 
 def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
@@ -165,7 +256,7 @@ def test_the_endpoints_are_those_of_the_application() -> None:
         for route in app.router.routes()
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
-    documented = re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", PAGE, re.MULTILINE)
+    documented = re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)` \|", PAGE, re.MULTILINE)
     assert set(documented) == served
     assert len(documented) == len(served)
 
@@ -175,7 +266,15 @@ def test_the_headers_are_those_of_the_code() -> None:
         IDEMPOTENCY_KEY,
         REQUEST_TIMEOUT,
         LAST_EVENT_ID,
+        CLIENT_ID_HEADER,
+        SERVER_ID_HEADER,
+        NO_EFFECT_HEADER,
+        "Retry-After",
     }
+
+
+def test_the_capabilities_are_those_of_the_code() -> None:
+    assert [name for row in table("capabilities") for name in re.findall(r"`(\w+)`", row[0])] == list(CAPABILITIES)
 
 
 def test_the_formats_are_those_of_the_code() -> None:

@@ -33,8 +33,9 @@ from quire.ops.cli.commands import COMMANDS
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.tools.settings_table import with_table
-from quire.shared.keys import LaneKeys
+from quire.ops.tools.marked_tables import with_tables
+from quire.ops.tools.settings_table import tables
+from quire.shared.keys import AccountKeys, LaneKeys
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
 
@@ -245,7 +246,7 @@ def test_the_page_is_where_the_readme_says(server: str) -> None:
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
     text = (PROJECT_ROOT / "docs" / "settings.md").read_text()
-    assert with_table(text) == text, "run python -m quire.ops.tools.settings_table"
+    assert with_tables(text, tables()) == text, "run python -m quire.ops.tools.settings_table"
 
 
 def test_metrics_that_the_pages_name_are_in_the_tables_of_metrics() -> None:
@@ -259,7 +260,32 @@ def test_metrics_that_the_pages_name_are_in_the_tables_of_metrics() -> None:
 
 
 FLAGS_OF_OTHERS = {
-    "docs/benchmarks.md": {"--pause-s", "--ranks", "--sequences", "--steps", "--backend", "--dataset-name"},
+    "docs/benchmarking.md": {
+        "--append",
+        "--cache-reuse",
+        "--gguf",
+        "--label",
+        "--llamacpp",
+        "--no-repack",
+        "--kv-unified",
+        "--poll",
+        "--quantization",
+        "--vllm",
+        "--cpu-strict",
+    },
+    "docs/benchmarks.md": {
+        "--model",
+        "--alias",
+        "--no-repack",
+        "--pause-s",
+        "--ranks",
+        "--sequences",
+        "--steps",
+        "--backend",
+        "--dataset-name",
+        "--runner",
+        "--convert",
+    },
     "docs/demo-model.md": {"--steps"},
     "docs/quickstart.md": {"--profile", "--scale"},
     "docs/how-to/containers.md": {"--profile", "--scale", "--volumes", "--detach", "--force-recreate"},
@@ -309,13 +335,24 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         keys.queue("<class>"),
         *(
             make("<id>")
-            for make in (keys.request, keys.output, keys.worker, keys.mailbox, keys.channel, keys.gateway_lease)
+            for make in (
+                keys.request,
+                keys.output,
+                keys.conversation,
+                keys.worker,
+                keys.mailbox,
+                keys.channel,
+                keys.gateway_lease,
+            )
         ),
         keys.idempotency("<key>"),
         keys.view("<worker>"),
-        *(keys.dead, keys.load, keys.totals, keys.recoveries, keys.workers),
+        *(keys.adapters, keys.reserved, keys.stored, keys.dead, keys.load, keys.totals, keys.recoveries, keys.workers),
     ]
     assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+    accounts = AccountKeys()
+    made = [accounts.accounts, accounts.audit, accounts.spent("<account>"), accounts.usage("<day>")]
+    assert set(re.findall(r"^\| `(quire:\{accounts\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
 
 
 def newcomer_rows() -> list[str]:

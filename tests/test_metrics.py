@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -13,6 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.ops.paths import PROJECT_ROOT
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.store import AccountStore
+from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.redis.clients import command_client
 from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.worker.checkpoints import make_checkpoint
 
@@ -95,6 +100,16 @@ def wait_scrape(stack: FaultStack, url: str, is_wanted: Callable[[Scrape], bool]
     return found[-1]
 
 
+async def make_key(url: str) -> str:
+    """Return the secret of a new API key without limits."""
+    client = command_client(url, ACCOUNTS_TAG)
+    try:
+        _, secret = await AccountStore(client, "test").create("acme", "web", "metrics", AccountLimits())
+    finally:
+        await client.aclose()
+    return secret
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     model = make_checkpoint(tmp_path_factory.mktemp("models") / "long", "llama", max_position_embeddings=2048)
@@ -105,7 +120,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         inside, worker = (
             one.wait_for(r"for operators: (http://[\d.:]+)/metrics")[1] for one in (process, worker_process)
         )
-        text = Stream(url, asks(**SHORT)).wait_end()
+        keyed = {"Authorization": f"Bearer {asyncio.run(make_key(stack.redis_server.url))}"}
+        text = Stream(url, asks(**SHORT), headers=keyed).wait_end()
         calls = [
             text,
             Stream(url, asks(**SHORT, stream=True)).wait_end(),
@@ -207,6 +223,12 @@ def test_steps_are_measured_completely(run: Run) -> None:
         assert worker("quire_step_tokens_sum", phase=phase) == worker("quire_engine_tokens_total", phase=phase)
     assert worker("quire_commit_seconds_count") > 0
     assert worker("quire_event_loop_lag_seconds_count") > 0
+
+
+def test_the_tokens_of_a_key_are_those_of_its_calls(run: Run) -> None:
+    usage = run.calls[0].answer["usage"]
+    for kind in ("prompt", "completion"):
+        assert run.gateway("quire_usage_tokens", kind=kind) == usage[f"{kind}_tokens"]
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:

@@ -19,6 +19,7 @@ from quire.ops.cli.main import main
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache
+from quire.worker.models.transformers_backend import TransformersModel
 
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))
@@ -28,15 +29,25 @@ SAYS = [int(token) for token in os.environ.get("TEST_SAYS", "").split(",") if to
 
 _now = time.time
 
-_forward = Decoder.forward
+_hidden, _forward = Decoder._hidden, Decoder.forward
+_step = TransformersModel._step
 
 
-def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+def hidden(self: Decoder, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
     time.sleep(STEP_S)
     if (batch.token_ids == DEADLY).any():
         os.kill(os.getpid(), signal.SIGKILL)
     if (batch.token_ids == HANGING).any():
         time.sleep(3600)
+    return _hidden(self, batch, kv_cache, rows)
+
+
+def step(self: TransformersModel, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+    time.sleep(STEP_S)
+    return _step(self, batch, kv_cache)
+
+
+def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
     logits = _forward(self, batch, kv_cache)
     if SAYS:
         positions = batch.positions[batch.logits_rows].tolist()
@@ -51,5 +62,6 @@ def skewed() -> float:
 
 if __name__ == "__main__":
     time.time = skewed
-    Decoder.forward = forward  # type: ignore[method-assign]
+    Decoder._hidden, Decoder.forward = hidden, forward  # type: ignore[method-assign]
+    TransformersModel._step = step  # type: ignore[method-assign]
     sys.exit(main())

@@ -115,6 +115,8 @@ class Stream:
             while line := response.readline():
                 if line.startswith(b"id: "):
                     event_id = line[4:].decode().strip()
+                elif line == b"\n":  # the next event has an id of its own, or none
+                    event_id = ""
                 elif line.startswith(b"data: "):
                     event = Event(time.monotonic(), event_id, line[6:].decode().strip())
                     with self._changed:

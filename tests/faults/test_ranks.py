@@ -57,8 +57,8 @@ def wait_gone(pid: int, timeout_s: float = 5.0) -> None:
 class Crew:
     """Workers `a` and `b` of two ranks each, a gateway, and the answer of every call without faults."""
 
-    def __init__(self, stack: FaultStack) -> None:
-        self.stack = stack
+    def __init__(self, stack: FaultStack, *flags: str) -> None:
+        self.stack, self.flags = stack, (*FLAGS, *flags)
         _, self.url = stack.gateway("--write-timeout-s", "60")
         self.workers: dict[str, QuireProcess] = {}
         self.man()
@@ -67,7 +67,7 @@ class Crew:
 
     def man(self) -> None:
         """Start the workers that are not running."""
-        self.stack.man(self.workers, *FLAGS)
+        self.stack.man(self.workers, *self.flags)
 
     def streams(self) -> dict[str, Stream]:
         found = {str(number): Stream(self.url, call(number) | {"stream": True}) for number in range(6)}
@@ -83,11 +83,13 @@ class Crew:
         self.stack.assert_invariants()
 
 
-@pytest.fixture(scope="module")
-def whole_crew(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[Crew]:
+@pytest.fixture(scope="module", params=["quire", "transformers"])
+def whole_crew(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, long_model: Path
+) -> Iterator[Crew]:
     stack = FaultStack(tmp_path_factory.mktemp("ranks"), long_model)
     try:
-        yield Crew(stack)
+        yield Crew(stack, "--model-impl", request.param)
     finally:
         stack.close()
 
@@ -151,6 +153,7 @@ def test_a_worker_that_is_told_to_stop_ends_all_its_ranks_and_hands_over(crew: C
     ("flags", "message"),
     [
         (("--tensor-parallel-size", "3"), "3 ranks cannot share 4 heads, 2 key-value heads, .*; 1, 2, 4 can"),
+        (("--tensor-parallel-size", "3", "--model-impl", "transformers"), "3 ranks cannot share 4 heads; 1, 2, 4 can"),
         (("--tensor-parallel-size", "2", "--kv-cache-gb", "500"), "--kv-cache-gb 500: that takes 500.00 GiB"),
     ],
 )

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "scale-to-zero": ("scale-to-zero",),
     "external-redis": ("external-redis",),
     "monitoring": ("monitoring",),
+    "several-models": ("several-models",),
     "all": ("gpu", "scale-to-zero", "external-redis", "monitoring"),
     "bare": BARE,
 }

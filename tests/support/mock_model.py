@@ -39,6 +39,11 @@ def advance(state: int, token: int) -> int:
     return (state * 31 + token + 1) % PRIME
 
 
+def hidden_state(state: int) -> tuple[float, float]:
+    """Return the hidden state of a token: the state after it, in two halves."""
+    return float(state % 1009), float(state // 1009)
+
+
 def next_token(token_ids: list[int]) -> int:
     """Return the token that the mock model gives after `token_ids`: a hash of all of them, in order."""
     state = START
@@ -126,6 +131,10 @@ class MockModel:
     """
 
     vocab_size = VOCAB
+    weights_digest = ""
+    state_bytes = 0
+    # A hidden state is the state after the token, in two halves: all numbers are exact in float32.
+    hidden_size = 2
 
     def __init__(self, ops: Any = None, branches: bool = False, fits: int = 1 << 30) -> None:
         self.ops = ops or MockOps()
@@ -141,6 +150,16 @@ class MockModel:
         """Never raise: the mock device is never lost."""
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
+        return self._logits(self._states(batch, cache, batch.logits_rows))
+
+    def forward_pooled(self, batch: ForwardBatch, cache: MockCache) -> tuple[torch.Tensor, torch.Tensor]:
+        assert batch.pooled_rows is not None
+        states = self._states(batch, cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
+        count = len(batch.logits_rows)
+        return self._logits(states[:count]), torch.tensor(list(map(hidden_state, states[count:])))
+
+    def _states(self, batch: ForwardBatch, cache: MockCache, rows: torch.Tensor) -> list[int]:
+        """Compute a step. Returns the states after the tokens `rows`."""
         if len(batch.token_ids) > self.fits:
             raise torch.OutOfMemoryError
         size = cache.device.shape[1]
@@ -178,7 +197,7 @@ class MockModel:
                 continue
             state = self._check(slots_of_cache[contexts[index]])
             assert state == states[starts[index + 1] - 1], "reads the context of another sequence"
-        return self._logits([states[row] for row in batch.logits_rows.tolist()])
+        return [states[row] for row in rows.tolist()]
 
     @staticmethod
     def _check(slots: np.ndarray) -> int:

@@ -98,8 +98,9 @@ class Connection:
         self._socket.close()
 
 
-# Per request {hash, TTL, log, TTL of the log}, from the `ARGV[2]`th request on {state, length of the log}. Then load,
-# totals, recoveries, dead entries, and for each queue its entries and its pending entries.
+# Per request {hash, TTL, log, TTL of the log, conversation, TTL of the conversation}, from the `ARGV[2]`th request on
+# {state, length of the log}. Then load, totals, recoveries, dead entries, and for each queue its entries and its
+# pending entries.
 SNAPSHOT = """
 local prefix, full = ARGV[1], tonumber(ARGV[2])
 local requests, settled = {}, {}
@@ -112,7 +113,9 @@ for i = 3, full + 2 do
     local log = redis.call('XRANGE', out, '-', '+')
     local fields = redis.call('HMGET', req, 'state', 'queue', 'entry', 'class', 'cost', 'gateway',
         'emitted', 'outcome', 'cancel', 'deaths', 'all_deaths', 'body')
-    requests[i - 2] = {fields, redis.call('TTL', req), log, redis.call('TTL', out)}
+    local conversation = prefix .. 'conversation:' .. ARGV[i]
+    requests[i - 2] = {fields, redis.call('TTL', req), log, redis.call('TTL', out), redis.call('GET', conversation),
+        redis.call('TTL', conversation)}
 end
 local queues = {}
 for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
@@ -182,9 +185,19 @@ class RequestSnapshot:
     ttl: int
     log: list[tuple[str, bytes]]
     log_ttl: int
+    conversation: bytes
+    conversation_ttl: int
 
     @classmethod
-    def of(cls, fields: list[Any], ttl: int, log: list[Any], log_ttl: int) -> RequestSnapshot:
+    def of(
+        cls,
+        fields: list[Any],
+        ttl: int,
+        log: list[Any],
+        log_ttl: int,
+        conversation: bytes | bool,
+        conversation_ttl: int,
+    ) -> RequestSnapshot:
         state, queue, entry, priority_class, cost, gateway, emitted, outcome, cancel, deaths, all_deaths, body = fields
         return cls(
             _text(state),
@@ -202,6 +215,8 @@ class RequestSnapshot:
             ttl,
             [(entry_id.decode(), item) for entry_id, (_, item) in log],
             log_ttl,
+            conversation or b"",
+            conversation_ttl,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
-from quire.shared.keys import QUEUES
+from quire.shared.keys import HIDDEN_RETENTION_S, LOG_BYTES_PER_TOKEN, QUEUES, RETENTION_S, STORED_BYTES
 from quire.shared.messages import Outcome, StepItem
 
 MAX_DEATHS_IN_ALL = 10
@@ -43,6 +43,9 @@ class Request:
     deliveries: int = 0
     before: str = ""
     waits: bool = False
+    retention_s: int = 0  # 0: the default
+    is_hidden: bool = False
+    is_stored: bool = False
 
     @property
     def body(self) -> bytes:
@@ -50,7 +53,11 @@ class Request:
 
     @property
     def about(self) -> bytes:
-        return b"about " + self.request_id.encode()
+        return b"" if self.is_hidden else b"about " + self.request_id.encode()
+
+    @property
+    def conversation(self) -> bytes:
+        return b"conversation of " + self.request_id.encode() if self.is_stored else b""
 
     @property
     def traceparent(self) -> str:
@@ -77,6 +84,8 @@ class ProtocolModel:
         self.recoveries: Counter[str] = Counter()
         self.dead: list[str] = []
         self.published: list[tuple[str, list[bytes]]] = []
+        self.stored: dict[str, int] = {}  # request to the bytes that were written before it
+        self.written = 0
         self.unplaced: list[Request] = []  # in a queue, under an entry id that Redis has yet to tell
 
     # --- gateway ------------------------------------------------------------------------------------------------------
@@ -102,6 +111,8 @@ class ProtocolModel:
         if key:
             self.keys[key] = (request_id, fingerprint)
         self.totals["accepted"] += 1
+        if request.retention_s:
+            self._store(request, bounds.stored_bytes)
         return request_id
 
     def queued(self, priority_class: str = "") -> tuple[int, int]:
@@ -159,6 +170,16 @@ class ProtocolModel:
             self.mailboxes[request.owner][request_id] = request.attempt
         self._finish_unowned(request, "deadline", detail)
         return "expired"
+
+    def delete(self, request_id: str) -> str:
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state == "done":
+            self.forget(request)
+            return "deleted"
+        request.retention_s, request.is_hidden, request.is_stored = HIDDEN_RETENTION_S, True, False
+        return "hidden"
 
     # --- worker -------------------------------------------------------------------------------------------------------
 
@@ -330,8 +351,21 @@ class ProtocolModel:
         self.streams[queue].pop(entry, None)
         self.pending.pop((queue, entry), None)
 
+    def _store(self, request: Request, max_bytes: int) -> None:
+        self.stored[request.request_id] = self.written
+        self.written += STORED_BYTES + len(request.about) + len(request.conversation)
+        old = [name for name, before in self.stored.items() if before < self.written - max_bytes][:16]
+        for name in old:
+            del self.stored[name]
+            if (known := self.requests.get(name)) is None:
+                continue
+            if known.state != "done" or known.retention_s > RETENTION_S:
+                known.retention_s = 0
+
     def _finish(self, request: Request, outcome: str) -> None:
         self._take_off(request.queue, request.entry)
+        if request.retention_s:
+            self.written += LOG_BYTES_PER_TOKEN * request.emitted
         request.state, request.outcome = "done", outcome
         self.totals[outcome] += 1
 

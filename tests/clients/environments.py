@@ -1,0 +1,126 @@
+"""Installs clients into environments of their own, and runs programs with them.
+
+The clients need other versions of their packages than Quire and than each other, so they cannot be development
+dependencies. An environment is made once per list of pinned requirements, and kept in the cache of pytest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import clean_environ
+
+PROGRAMS = Path(__file__).parent / "programs"
+INSTALL_TIMEOUT_S = 900
+RUN_TIMEOUT_S = 300
+# Parts of the messages of pip and npm if no package index answers.
+UNREACHABLE = ("connection broken by", "ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ENETUNREACH")
+# No client may send anything to another server than the one under test, or read a key of the user.
+PRIVATE = {
+    "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "INSTRUCTOR_TELEMETRY": "false",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The outcome of one case of a program: its result, or the text of its exception."""
+
+    result: Any
+    error: str
+
+    def value(self) -> Any:
+        """The result. Fails the test if the case raised an exception."""
+        assert not self.error, self.error
+        return self.result
+
+
+class Environments:
+    """The environments of clients in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run_python(self, program: str, url: str, requirements: Sequence[str]) -> dict[str, Case]:
+        """Run a program of `programs/` with Python and the packages of `requirements`; returns its cases by name.
+
+        Skips the test if the packages cannot be downloaded.
+        """
+
+        def install(place: Path) -> None:
+            run([sys.executable, "-m", "venv", str(place)], self._folder, INSTALL_TIMEOUT_S)
+            _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *requirements], place)
+
+        place = self._environment("python", requirements, install)
+        return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url])
+
+    def run_node(self, program: str, url: str, packages: Sequence[str]) -> dict[str, Case]:
+        """Run a program of `programs/` with Node.js and the npm packages; returns its cases by name.
+
+        Skips the test if there is no npm, or the packages cannot be downloaded.
+        """
+        if not shutil.which("npm"):
+            pytest.skip("npm is not installed")
+
+        def install(place: Path) -> None:
+            place.mkdir()
+            (place / "package.json").write_text('{"private": true, "type": "module"}\n')
+            _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages], place)
+
+        place = self._environment("node", packages, install)
+        for source in PROGRAMS.glob("*.mjs"):  # Node.js looks for packages next to the program
+            shutil.copy(source, place)
+        return _cases(["node", str(place / program), url])
+
+    def _environment(self, kind: str, requirements: Sequence[str], install: Callable[[Path], None]) -> Path:
+        """Make an environment unless it is complete; returns its folder. One process makes it at a time."""
+        key = hashlib.sha256(json.dumps([sys.version, *sorted(requirements)]).encode()).hexdigest()[:16]
+        place = self._folder / f"{kind}-{key}"
+        complete = self._folder / f"{kind}-{key}.complete"
+        with (self._folder / f"{kind}-{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                shutil.rmtree(place, ignore_errors=True)
+                install(place)
+                complete.write_text("\n".join(requirements) + "\n")
+        return place
+
+
+def _install(command: list[str], place: Path) -> None:
+    done = run(command, place, INSTALL_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return
+    said = done.stdout + done.stderr
+    if any(sign in said for sign in UNREACHABLE):
+        pytest.skip(f"no package index can be reached: {said.strip().splitlines()[-1]}")
+    raise AssertionError(f"{' '.join(command)}: {said[-4000:]}")
+
+
+def run(command: list[str], cwd: Path, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command without the user's keys; returns its output."""
+    foreign = ("OPENAI_", "ANTHROPIC_", "LANGCHAIN_", "LANGSMITH_")
+    environ = {name: value for name, value in clean_environ().items() if not name.startswith(foreign)} | PRIVATE
+    return subprocess.run(command, cwd=cwd, env=environ, timeout=timeout_s, capture_output=True, text=True, check=check)
+
+
+def _cases(command: list[str]) -> dict[str, Case]:
+    """The cases that a program prints, a line of JSON each: `{"case": ..., "result": ..., "error": ...}`."""
+    done = run(command, PROGRAMS, RUN_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    return {line["case"]: Case(line.get("result"), line.get("error", "")) for line in lines}

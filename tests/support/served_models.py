@@ -1,0 +1,144 @@
+"""Measures which architectures are served, for the tables of docs/models.md.
+
+`python -m tests.support.served_models` makes a tiny checkpoint of each, compares its answers with those of Transformers
+and writes the tables. It takes some minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quire import kernels
+from quire.ops.tools.marked_tables import update_page
+from quire.shared.messages import SamplingParams
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.offline import generate
+from quire.worker.models.choice import choose_model
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.decoder import Decoder
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.paged import PagedModel
+from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.models.transformers_config import KINDS as OTHER_KINDS
+from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.worker.architectures import ARCHITECTURES
+from tests.worker.engine.test_engine_parity import prompts
+from tests.worker.transformers_checkpoints import make_other
+from tests.worker.vision_checkpoints import OTHERS, OWN, make_vision
+
+OWN_DECODER, TRANSFORMERS, REFUSED = "Quire's decoder", "Transformers", "refused"
+PAGE = "models.md"
+# So few blocks that sequences are preempted; prompts are computed in chunks of 32 tokens.
+LIMITS: dict[str, Any] = {"num_blocks": 24, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 32}
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+NUM_PROMPTS = 12
+NUM_STATE_SLOTS = 60  # of a model with recurrent states
+VISION = OWN | OTHERS
+
+
+class Served(NamedTuple):
+    """How an architecture is served, or why not."""
+
+    kind: str  # a key of ARCHITECTURES or VISION
+    architecture: str
+    by: str
+    why: str = ""
+
+
+def measure(kind: str, folder: Path) -> Served:
+    """Make a checkpoint in a folder and serve it. Raises AssertionError if answers differ from Transformers."""
+    if kind in VISION:
+        path = make_vision(folder / kind, kind)
+    else:
+        model_type, fields = ARCHITECTURES[kind]
+        path = make_other(folder / kind, model_type, **fields)
+    architecture = re.findall(r'"architectures": \[\s*"(\w+)"', (path / "config.json").read_text())[0]
+    try:
+        config = choose_model(path)
+        ops = kernels.select_ops("cpu", torch.float32)
+        model: PagedModel
+        if isinstance(config, ModelConfig):
+            model, by = Decoder.load(path, ops, torch.float32, "cpu"), OWN_DECODER
+        else:
+            model, by = TransformersModel.load(config, ops, "cpu"), TRANSFORMERS
+    except CheckpointError as error:
+        return Served(kind, architecture, REFUSED, _reason(str(error), str(path), architecture))
+    limits = LIMITS | {"max_model_len": model.max_model_len, "prefix_caching": True}
+    if getattr(model, "state_bytes", 0):
+        limits |= {"num_state_slots": NUM_STATE_SLOTS}
+    engine = Engine(model, EngineLimits(**limits), config.eos_token_ids, None)
+    engine.checks_itself = True
+    texts = prompts()[:NUM_PROMPTS]
+    found = [choices[0] for choices in generate(engine, texts, GREEDY)]
+    assert engine.groups.num_preemptions > 0
+    assert_greedy(reference(path), texts, found)
+    assert [choices[0] for choices in generate(engine, texts, GREEDY)] == found, "out of the prefix cache"
+    return Served(kind, architecture, by)
+
+
+def reference(path: Path) -> Any:
+    """Load a checkpoint with Transformers, without two faults of it.
+
+    The attention that it calls eager adds the biases of Falcon twice, and it does not read alibi_bias_max of MPT.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    text = (path / "config.json").read_text()
+    is_vision = '"vision_config"' in text
+    attention = "sdpa" if '"model_type": "falcon"' in text else "eager"
+    model = load_reference(path, AutoModelForImageTextToText if is_vision else None, attention)
+    if '"model_type": "mpt"' in text:
+        body, largest = model.transformer, model.config.attn_config.alibi_bias_max
+        body.build_mpt_alibi_tensor = partial(body.build_mpt_alibi_tensor, alibi_bias_max=largest)
+    return model
+
+
+def _reason(error: str, path: str, architecture: str) -> str:
+    """The reason of a refusal, without the place and the general remedy. It may have another number of tokens."""
+    reason = error.removeprefix(path).removeprefix("/config.json").removeprefix(": ")
+    reason = reason.removesuffix(f"; {OTHER_KINDS}").removeprefix(f"{architecture} ")
+    reason = reason.removeprefix("cannot be computed with paged attention: ")
+    return re.sub(r", by \d+%$", "", reason)
+
+
+def tables(rows: list[Served]) -> dict[str, str]:
+    """The tables by the name in their markers."""
+    served = [row for row in rows if row.by != REFUSED]
+    lines = ["| architecture | configurations | computed by |", "|---|---|---|"]
+    by_class: dict[tuple[str, str], list[str]] = {}
+    for row in served:
+        by_class.setdefault((row.architecture, row.by), []).append(row.kind)
+    lines += [f"| `{name}` | {', '.join(kinds)} | {by} |" for (name, by), kinds in sorted(by_class.items())]
+    refused = ["| architecture | configurations | why |", "|---|---|---|"]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.by == REFUSED:
+            reasons.setdefault((row.architecture, row.why), []).append(row.kind)
+    refused += [f"| `{name}` | {', '.join(kinds)} | {why} |" for (name, why), kinds in sorted(reasons.items())]
+    images = sum(row.kind in VISION for row in served)
+    count = (
+        f"{len(served) - images} of {len(ARCHITECTURES)} configurations of text models and the text of {images} of "
+        f"{len(VISION)} vision-language models are served.\n"
+    )
+    return {"served": "\n".join(lines) + "\n", "refused": "\n".join(refused) + "\n", "count": count}
+
+
+def main() -> None:
+    """Measure all architectures and write the tables."""
+    rows = []
+    for kind in (*ARCHITECTURES, *VISION):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(kind, Path(folder)))
+    update_page(PAGE, tables(rows))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
