@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test test-levels lint format bench paper faults soak containers gpu-check clean distclean
+.PHONY: help run setup test test-levels lint format bench paper faults soak containers clients gpu-check clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill processes at random fo
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
 	@$(BIN)/python -m pytest -m soak -s tests/ops/deploy/test_containers.py $(ARGS)
+
+clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients in environments of their own; minutes, and needs a package index and npm.
+	@$(IN_PARALLEL) -m "soak or not soak" tests/clients $(ARGS)
 
 # A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
