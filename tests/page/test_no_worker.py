@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -36,6 +37,7 @@ NOTE = """() => {
   };
   const all = { subtree: true, childList: true, characterData: true, attributes: true };
   new MutationObserver(look).observe(document.getElementById("turns"), all);
+  look();
 }"""
 
 
@@ -67,6 +69,19 @@ def to_workers(server: QuireProcess, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+async def stop_in_mid_stream(page: Page, server: QuireProcess) -> None:
+    """Let the workers compute for 20 ms at a time until the page shows text, and leave them stopped.
+
+    A fast machine generates the whole answer in less time than a test needs to see its beginning.
+    """
+    async with asyncio.timeout(LONG_MS / 1000):
+        while not await page.locator(".live .text > *").count():
+            to_workers(server, signal.SIGCONT)
+            await asyncio.sleep(0.02)
+            to_workers(server, signal.SIGSTOP)
+            await asyncio.sleep(0.05)  # for the way of the tokens to the page
+
+
 async def open_long(page: Page, url: str) -> None:
     await page.route(f"**{CHAT}", long_answers)
     await open_chat(page, url)
@@ -93,8 +108,9 @@ async def completed(page: Page, wanted: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
 async def test_in_mid_stream(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
     await open_long(page, pair.wait_ready())
+    to_workers(pair, signal.SIGSTOP)
     await send(page, QUESTION)
-    await page.wait_for_selector(".live .text > *")  # early, when most of the answer is not generated yet
+    await stop_in_mid_stream(page, pair)
     await page.evaluate(NOTE)
     to_workers(pair, number)
     try:
