@@ -18,6 +18,11 @@ from tests.conftest import clean_environ
 START_TIMEOUT_S = 60.0
 
 
+def _heed_sigint() -> None:
+    """Give SIGINT its default action in a new process. Shells ignore it for what a script starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*arguments: str, options: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *options, "-m", "quire", *arguments],
@@ -27,6 +32,7 @@ def start(*arguments: str, options: tuple[str, ...] = (), **environ: str) -> sub
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_sigint,
     )
 
 

@@ -72,10 +72,17 @@ class Client:
             pass
 
     def resume(self) -> None:
+        """Connect again, as clients do: the kernel resets a connection that it gave to the port of a dying process."""
         request = urllib.request.Request(
             f"{self.url}/v1/completions/{self.id}/stream", headers={"Last-Event-ID": self.last}
         )
-        self.response = urllib.request.urlopen(request, timeout=60)
+        for attempt in range(5):
+            try:
+                self.response = urllib.request.urlopen(request, timeout=60)
+                return
+            except ConnectionError:
+                if attempt == 4:
+                    raise
 
 
 @contextlib.contextmanager
