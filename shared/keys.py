@@ -15,6 +15,10 @@ DEFAULT_CLASS = "standard"
 # Queue of requests that a worker returned unfinished; read before all classes.
 HANDED = "handed"
 QUEUES = (HANDED, *PRIORITY_CLASSES)
+# Prefix of the queues of requests that wait in the lines of their users, one for each class. No worker reads them: a
+# request moves to the queue of its class when it is taken.
+WAITING = "waiting:"
+WAITING_QUEUES = tuple(WAITING + name for name in PRIORITY_CLASSES)
 
 # Life of a finished request's hash and output log, and of a mailbox: a client may come back for tokens that it missed.
 RETENTION_S = 600
@@ -95,8 +99,34 @@ class LaneKeys:
         return f"{NAMESPACE}:{{{self.lane}}}:"
 
     def queue(self, name: str = DEFAULT_CLASS) -> str:
-        """Stream of waiting and running requests, one of QUEUES; entries hold `id` and `cost` only."""
+        """Stream of requests, one of QUEUES or of WAITING_QUEUES; entries hold `id` and `cost` only."""
         return f"{self.prefix}queue:{name}"
+
+    def tenants(self, priority_class: str) -> str:
+        """Sorted set: tenants that wait in a class, by a lower bound of their counters."""
+        return f"{self.prefix}tenants:{priority_class}"
+
+    def users(self, priority_class: str, tenant: str) -> str:
+        """Sorted set: users of a tenant that wait in a class, by a lower bound of their counters."""
+        return f"{self.prefix}users:{priority_class}:{tenant}"
+
+    def served(self, priority_class: str, tenant: str = "") -> str:
+        """Hash: counters of the tenants of a class; of the users of a tenant, with a TTL."""
+        return f"{self.prefix}served:{priority_class}" + (f":{tenant}" if tenant else "")
+
+    def line(self, priority_class: str, tenant: str, user: str = "") -> str:
+        """Sorted set: entries of the requests of a user that wait in a class, by arrival."""
+        return f"{self.prefix}line:{priority_class}:{tenant}:{user}"
+
+    @property
+    def waiting(self) -> str:
+        """Hash: requests and tokens that each tenant has in its lines."""
+        return f"{self.prefix}waiting"
+
+    @property
+    def wake(self) -> str:
+        """Stream with at most one entry, which ends the blocking read of one idle worker."""
+        return f"{self.prefix}wake"
 
     def request(self, request_id: str) -> str:
         """Hash of a request: body, about, state, attempt, owner, gateway, emitted, deaths, outcome, ..."""

@@ -131,6 +131,8 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         priority_class=one.priority_class,
         about=one.about,
         is_background=True,
+        prompt_tokens=len(request.prompt),
+        share=one.share,
     )
     await broker.drop_dead(one.entry_id)
     print(f"queued again as request {request.id}")

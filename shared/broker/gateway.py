@@ -10,9 +10,13 @@ from redis.asyncio import Redis
 
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker.lane import Lane, text
+from quire.shared.broker.share import Share
 from quire.shared.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
 from quire.shared.messages import MessageError, StepItem, WorkerCard, decode_items
 from quire.shared.states import CancelReply, DeleteReply, ExpireReply, RequestState, SubmitReply
+
+
+ANONYMOUS_SHARE = Share()
 
 
 class IdempotencyConflict(Exception):
@@ -90,6 +94,7 @@ class GatewayVerbs(Lane):
         charge: Charge | None = None,
         prompt_tokens: int = 0,
         begins_call: bool = True,
+        share: Share = ANONYMOUS_SHARE,
     ) -> str:
         """Accept a request into the queue; calls with the same id accept it once.
 
@@ -100,18 +105,18 @@ class GatewayVerbs(Lane):
         retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
         `LaneKeys.conversation`. owner: id of the API key of the call; empty without one.
         charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
-        counts as a call.
+        counts as a call. share: who the request counts for while others wait.
         Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
         QueueFull, IdempotencyConflict and LimitReached.
         """
         request = self.keys.request(request_id)
-        keys = [request, self.keys.queue(priority_class)]
-        keys.append(self.keys.idempotency(idempotency_key) if idempotency_key else request)
+        keys = [request, self.keys.idempotency(idempotency_key) if idempotency_key else request]
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
         args += [retention_s or "", conversation, bounds.stored_bytes, RETENTION_S, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
+        args += [share.tenant, share.weight, share.user, prompt_tokens]
         reply = await self._submit(keys=keys, args=args)
         found = SubmitReply(text(reply[0]))
         if found is SubmitReply.FULL:

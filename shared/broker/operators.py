@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.shared.broker.lane import Lane, text
+from quire.shared.broker.share import Share
 from quire.shared.keys import PRIORITY_CLASSES
 
 
@@ -20,6 +21,7 @@ class DeadRequest:
     emitted: int
     body: bytes
     about: bytes
+    share: Share = Share()
 
 
 class OperatorVerbs(Lane):
@@ -68,4 +70,5 @@ def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
         int(fields[b"emitted"]),
         fields[b"body"],
         fields[b"about"],
+        Share.of_fields(text(fields.get(b"tenant", b"")), text(fields.get(b"user", b""))),
     )

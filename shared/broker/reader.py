@@ -35,6 +35,8 @@ class QueueReader:
         self._connection_id: int | None = None
         self._read_now = load_script(client, "read")
         self._was_empty = False
+        # Entries of the stream `wake` that this worker has read and not yet acknowledged.
+        self._wakes: list[str] = []
 
     async def unblock(self, commands: Redis) -> None:
         """End a blocking `read` in progress, by a command on another connection. The read returns no entries."""
@@ -54,34 +56,41 @@ class QueueReader:
         """
         # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns
         # at most one entry per queue, so the read after it polls again.
-        if self._was_empty and block_ms > 0 and count >= len(queues):
-            found = await self._read(queues, start=">", count=1, block_ms=block_ms)
-            self._was_empty = not found
+        is_idle = self._was_empty and block_ms > 0 and count >= len(queues)
+        found = [] if is_idle else await self._poll(count, queues)
+        if found or block_ms <= 0:
             return found
+        found = await self._read(queues, start=">", count=1, block_ms=block_ms)
+        if not found and self._wakes:  # requests wait in lines
+            found = await self._poll(count, queues)
+        self._was_empty = not found
+        return found
+
+    async def _poll(self, count: int, queues: Sequence[str]) -> list[StreamEntry]:
+        wakes, self._wakes = self._wakes, []
         reply: Any = await self._read_now(
-            keys=[self.keys.queue(name) for name in queues], args=[self.worker_id, max(0, count)]
+            keys=[self.keys.queue(name) for name in queues],
+            args=[self.worker_id, max(0, count), self.keys.prefix, *wakes],
         )
-        found = [
+        return [
             read_entry(name, entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
             for name, entries in zip(queues, reply, strict=True)
             for entry_id, fields in entries
         ]
-        if found or block_ms <= 0:
-            return found
-        self._was_empty = True
-        return await self._read(queues, start=">", count=1, block_ms=block_ms)
 
     async def _read(
         self, queues: Sequence[str], *, start: str, count: int | None = None, block_ms: int | None = None
     ) -> list[StreamEntry]:
-        streams: dict[Any, Any] = {self.keys.queue(name): start for name in queues}
         by_stream = {self.keys.queue(name): name for name in queues}
+        streams: dict[Any, Any] = dict.fromkeys((*by_stream, self.keys.wake), start)
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
-        return [
-            read_entry(by_stream[text(stream)], entry_id, fields)
-            for stream, entries in reply or []
-            for entry_id, fields in entries
-        ]
+        found = []
+        for stream, entries in reply or []:
+            if text(stream) == self.keys.wake:
+                self._wakes += [text(entry_id) for entry_id, _ in entries]
+                continue
+            found += [read_entry(by_stream[text(stream)], entry_id, fields) for entry_id, fields in entries]
+        return found
 
 
 def read_entry(queue: str, entry_id: Any, fields: Any) -> StreamEntry:

@@ -10,6 +10,14 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
+from quire.shared.broker.share import (
+    COUNTER_UNITS,
+    DEFAULT_WEIGHT,
+    INPUT_COST,
+    MAX_COUNTERS,
+    OUTPUT_COST,
+    USER_COUNTERS_S,
+)
 from quire.shared.keys import (
     DEFAULT_CLASS,
     FORGET_WORKER_S,
@@ -24,6 +32,7 @@ from quire.shared.keys import (
     QUEUES,
     STORED_BYTES,
     USAGE_S,
+    WAITING,
 )
 from quire.shared.messages import VERSION
 
@@ -33,6 +42,7 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "GROUP": GROUP,
     "HANDED": HANDED,
     "QUEUES": QUEUES,
+    "WAITING": WAITING,
     "PRIORITY_CLASSES": PRIORITY_CLASSES,
     "DEFAULT_CLASS": DEFAULT_CLASS,
     "FORGET_WORKER_MS": 1000 * FORGET_WORKER_S,
@@ -43,6 +53,12 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "HIDDEN_RETENTION_S": HIDDEN_RETENTION_S,
     "STORED_BYTES": STORED_BYTES,
     "LOG_BYTES_PER_TOKEN": LOG_BYTES_PER_TOKEN,
+    "INPUT_COST": INPUT_COST,
+    "OUTPUT_COST": OUTPUT_COST,
+    "COUNTER_UNITS": COUNTER_UNITS,
+    "DEFAULT_WEIGHT": DEFAULT_WEIGHT,
+    "MAX_COUNTERS": MAX_COUNTERS,
+    "USER_COUNTERS_S": USER_COUNTERS_S,
 }
 
 
@@ -67,9 +83,9 @@ def load_script(client: Redis, name: str) -> Script:
 
 
 def script_source(name: str) -> str:
-    """Return what Redis runs: the shared constants, `_limits.lua`, `_prelude.lua` and the script."""
+    """Return what Redis runs: the shared constants, the shared functions and the script."""
     folder = files("quire.shared") / "scripts"
-    return constants() + "".join((folder / f"{part}.lua").read_text() for part in ("_limits", "_prelude", name))
+    return constants() + "".join((folder / f"{part}.lua").read_text() for part in ("_limits", "_fair", "_prelude", name))
 
 
 def constants() -> str:

@@ -66,9 +66,9 @@ class WorkerVerbs(Lane):
 
     async def create_groups(self) -> None:
         """Create the missing queues and their consumer group."""
-        for name in QUEUES:
+        for stream in (*map(self.keys.queue, QUEUES), self.keys.wake):
             try:
-                await self.client.xgroup_create(self.keys.queue(name), GROUP, id="0", mkstream=True)
+                await self.client.xgroup_create(stream, GROUP, id="0", mkstream=True)
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise

@@ -48,7 +48,8 @@ end
 -- entry replace them.
 local function load_of(prefix, class, cost, queue, entry)
     if not is_class(class) then
-        class = is_class(queue) and queue or DEFAULT_CLASS
+        local name = string.match(queue or '', '%l+$')
+        class = is_class(name) and name or DEFAULT_CLASS
     end
     local tokens = whole(cost)
     if not tokens and queue and entry then
@@ -115,6 +116,9 @@ local function forget_consumer(prefix, worker)
             redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, worker)
         end
     end
+    if is_gone then
+        try('XGROUP', 'DELCONSUMER', prefix .. 'wake', GROUP, worker)
+    end
     return is_gone
 end
 
@@ -149,7 +153,8 @@ end
 -- The bound keeps EXPIRE from failing on a corrupt field.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
-    local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted')
+    local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'cost', 'tenant', 'user', 'deliveries')
+    end_share(prefix, {own[1], own[2], own[5], own[6], own[7], own[8], own[4]})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, whole(own[4]) or 0, outcome)
     if own[3] then

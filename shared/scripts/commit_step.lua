@@ -16,11 +16,12 @@
 -- 1. Remove the notices that were obeyed, and read the remaining notices.
 -- 2. For each request: check the fence, append the item to the log, collect it for its gateway, finish the request if
 --    the item has an outcome.
--- 3. Publish one frame per gateway.
+-- 3. Charge the new tokens to their tenants, once per tenant.
+-- 4. Publish one frame per gateway.
 local prefix, retention = ARGV[1], ARGV[2]
 local now = now_ms()
 local lost, cancelled, expired, behind = {}, {}, {}, {}
-local frames = {}
+local frames, served = {}, {}
 
 for i = 4, #ARGV, 2 do
     if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
@@ -34,7 +35,7 @@ for i = 1, #step, 6 do
     local id, attempt, first, last, outcome, item = step[i], step[i + 1], step[i + 2], step[i + 3], step[i + 4],
         step[i + 5]
     local req = prefix .. 'req:' .. id
-    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline')
+    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline', 'tenant')
     local emitted, deadline = whole(state[3]), whole(state[6])
     if state[1] == attempt and state[2] == 'running' and not (emitted and deadline and state[4]) then
         finish_corrupt(prefix, id, retention)
@@ -59,6 +60,9 @@ for i = 1, #step, 6 do
                 outcome = 'error'
             else
                 redis.call('HSET', req, 'emitted', last)
+                if state[7] then
+                    served[state[7]] = (served[state[7]] or 0) + last - first
+                end
                 local gateway = state[4]
                 frames[gateway] = frames[gateway] or {}
                 table.insert(frames[gateway], item)
@@ -81,6 +85,11 @@ for i = 1, #step, 6 do
     end
 end
 
+for tenant, tokens in pairs(served) do
+    if tokens > 0 then
+        charge_output(prefix, tenant, tokens)
+    end
+end
 for gateway, items in pairs(frames) do
     redis.call('PUBLISH', prefix .. 'gateway:' .. gateway, table.concat(items))
 end

@@ -1,12 +1,14 @@
--- Accept a request: write its hash, its queue entry, its load and perhaps its conversation, or nothing.
---   KEYS  request hash, queue stream, idempotency key (or the request hash again: none)
+-- Accept a request: write its hash, its queue entry or its place in a line, its load and perhaps its conversation, or
+-- nothing.
+--   KEYS  request hash, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 =
 --         none), about (what a gateway must know to render the answer again), background ('1': runs on without a
 --         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
 --         = none), another request whose listeners become listeners of this one ('' = none), retention (s) of
 --         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
 --         after which the retention of older requests ends, retention (s) of such requests, owner (id of the API key
---         of the call, '' = none), charge (see _limits.lua; '' = none)
+--         of the call, '' = none), charge (see _limits.lua; '' = none), tenant, weight of the tenant, hash of the
+--         user ('' = none), tokens of the prompt
 --   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
@@ -15,6 +17,7 @@
 local prefix, id, body, gateway, class = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cost, max_requests, max_tokens, deadline = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local fingerprint = ARGV[12]
+local share = {class = class, tenant = ARGV[22], weight = tonumber(ARGV[23]), user = ARGV[24], prompt = tonumber(ARGV[25])}
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
     -- With several prompts under one idempotency key, the gateway of a second caller may have submitted this one first.
@@ -27,7 +30,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     return {'duplicate'}
 end
 if fingerprint ~= '' then
-    local first = redis.call('HMGET', KEYS[3], 'id', 'fingerprint')
+    local first = redis.call('HMGET', KEYS[2], 'id', 'fingerprint')
     if first[1] and redis.call('EXISTS', prefix .. 'req:' .. first[1]) == 1 then
         if first[2] ~= fingerprint then
             return {'conflict'}
@@ -38,7 +41,8 @@ end
 local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
 local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
 -- One request always fits an empty queue, however large: the engine decides whether it can ever run.
-if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens) then
+if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens)
+    and not is_below_part(prefix, share.tenant, cost, requests, tokens, max_requests, max_tokens) then
     return {'full', requests, tokens}
 end
 local gateways = {gateway}
@@ -61,9 +65,11 @@ if ARGV[21] ~= '' then
     end
     states = account
 end
-local entry = redis.call('XADD', KEYS[2], '*', 'id', id, 'cost', cost)
-redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', class, 'cost', cost,
-    'entry', entry, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
+local arrival = redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
+local queue, entry = enqueue(prefix, id, cost, arrival, share)
+redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', queue, 'cost', cost,
+    'entry', entry, 'arrival', arrival, 'tenant', class .. ' ' .. ARGV[23] .. ' ' .. share.tenant,
+    'user', ARGV[25] .. ' ' .. share.user, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
     'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
 if ARGV[20] ~= '' then
     redis.call('HSET', KEYS[1], 'account', ARGV[20])
@@ -79,9 +85,8 @@ if ARGV[17] ~= '' then
     redis.call('SET', prefix .. 'conversation:' .. id, ARGV[17])
 end
 if fingerprint ~= '' then
-    redis.call('HSET', KEYS[3], 'id', id, 'fingerprint', fingerprint)
-    redis.call('EXPIRE', KEYS[3], ARGV[13])
+    redis.call('HSET', KEYS[2], 'id', id, 'fingerprint', fingerprint)
+    redis.call('EXPIRE', KEYS[2], ARGV[13])
 end
 add_load(prefix, class, 1, cost)
-redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
 return {'accepted', now, states}

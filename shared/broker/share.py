@@ -1,0 +1,42 @@
+"""Who a request counts for in fair sharing: its tenant, the tenant's user, and the weight of the tenant."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Tenant of calls without an API key. Other tenants are projects, whose ids have a slash.
+ANONYMOUS_TENANT = "anonymous"
+# Weights are relative: of two tenants that wait, one with twice the weight is served twice as many tokens.
+DEFAULT_WEIGHT = 100
+MAX_WEIGHT = 1000
+# What a token of a prompt and of an answer adds to a counter, as in the paper.
+INPUT_COST = 1
+OUTPUT_COST = 2
+# Counters are integers: a prompt token of a tenant with the default weight adds as many units.
+COUNTER_UNITS = 10_000
+# Counters of tenants in a class, and of users of a tenant. Beyond it, the counters of those who do not wait are
+# forgotten, and all begin at the least counter again.
+MAX_COUNTERS = 10_000
+# Life of the counters of a tenant's users after their last change.
+USER_COUNTERS_S = 86_400
+
+_TENANT = re.compile(r"[a-z]+ ([0-9]{1,4}) (\S{1,256})", re.ASCII)
+_USER = re.compile(r"[0-9]+ ([0-9a-f]{0,64})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who a request counts for. user: a hash in hexadecimal; empty without a user."""
+
+    tenant: str = ANONYMOUS_TENANT
+    user: str = ""
+    weight: int = DEFAULT_WEIGHT
+
+    @classmethod
+    def of_fields(cls, tenant: str, user: str) -> Share:
+        """Read the fields `tenant` and `user` that scripts write; the default share if they are corrupt."""
+        first, second = _TENANT.fullmatch(tenant), _USER.fullmatch(user)
+        if first is None or second is None or not 1 <= int(first[1]) <= MAX_WEIGHT:
+            return cls()
+        return cls(first[2], second[1], int(first[1]))
