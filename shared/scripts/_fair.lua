@@ -14,7 +14,7 @@
 -- `wake`: stream with an entry that ends the blocking read of one idle worker.
 
 -- Field of the counters: the counter of the last one that was taken. One that comes back begins there if none waits.
-local FLOOR = ''
+local FLOOR = 'floor'
 
 local function tenants_of(prefix, class)
     return {waiting = prefix .. 'tenants:' .. class, served = prefix .. 'served:' .. class}
@@ -44,6 +44,13 @@ local function amount(tokens, cost, weight)
     return string.format('%.0f', tokens * math.floor(cost * COUNTER_UNITS * DEFAULT_WEIGHT / weight + 0.5))
 end
 
+local function set_counter(group, name, counter)
+    redis.call('HSET', group.served, name, string.format('%.0f', counter))
+    if group.expires then
+        redis.call('EXPIRE', group.served, USER_COUNTERS_S)
+    end
+end
+
 -- Add to a counter. A counter that is corrupt, or at its largest value, stays as it is.
 local function charge(group, name, by)
     redis.pcall('HINCRBY', group.served, name, by)
@@ -62,7 +69,7 @@ local function least(group)
         end
         local bound, counter = tonumber(first[2]), tonumber(redis.pcall('HGET', group.served, first[1]))
         if not counter or counter < bound then -- the counter was forgotten while its owner waited
-            redis.call('HSET', group.served, first[1], string.format('%.0f', bound))
+            set_counter(group, first[1], bound)
         end
         if not counter or counter <= bound then
             return first[1], bound
@@ -83,9 +90,9 @@ local function lifted(group, name)
     end
     if not own and redis.call('HLEN', group.served) >= MAX_COUNTERS then
         redis.call('DEL', group.served)
-        redis.call('HSET', group.served, FLOOR, string.format('%.0f', floor))
+        set_counter(group, FLOOR, floor)
     end
-    redis.call('HSET', group.served, name, string.format('%.0f', floor))
+    set_counter(group, name, floor)
     return floor
 end
 
@@ -99,7 +106,7 @@ end
 local function charge_prompt(prefix, share, counters)
     local prompt = amount(share.prompt, INPUT_COST, share.weight)
     for i, group in ipairs({tenants_of(prefix, share.class), users_of(prefix, share.class, share.tenant)}) do
-        redis.call('HSET', group.served, FLOOR, string.format('%.0f', counters[i]))
+        set_counter(group, FLOOR, counters[i])
         charge(group, i == 1 and share.tenant or share.user, prompt)
     end
 end

@@ -17,11 +17,24 @@ import redis
 from redis.exceptions import NoScriptError
 
 from quire.shared.broker import Broker, QueueReader
-from quire.shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.broker.share import Share
+from quire.shared.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
 from tests.support.redis_server import RedisServer
 
 LANE = "lane"
 KEYS = LaneKeys(LANE)
+
+# Who requests count for.
+SHARES = (
+    Share(),
+    Share("acme/web"),
+    Share("acme/web", "aa"),
+    Share("acme/web", "bb"),
+    Share("acme/batch", weight=300),
+    Share("zoo/app", "aa", 7),
+)
+TENANTS = tuple(dict.fromkeys(share.tenant for share in SHARES))
+USERS = tuple(dict.fromkeys(share.user for share in SHARES))
 
 # A bug: pairs of a text in the scripts and its replacement.
 Patch = tuple[tuple[str, str], ...]
@@ -99,8 +112,8 @@ class Connection:
 
 
 # Per request {hash, TTL, log, TTL of the log, conversation, TTL of the conversation}, from the `ARGV[2]`th request on
-# {state, length of the log}. Then load, totals, recoveries, dead entries, and for each queue its entries and its
-# pending entries.
+# {state, length of the log}. Then load, totals, recoveries, dead entries, for each queue its entries and its
+# pending entries, and the lines: see `FairSnapshot`.
 SNAPSHOT = """
 local prefix, full = ARGV[1], tonumber(ARGV[2])
 local requests, settled = {}, {}
@@ -122,10 +135,28 @@ for i, name in ipairs({'handed', 'interactive', 'standard', 'batch'}) do
     local key = prefix .. 'queue:' .. name
     queues[i] = {redis.call('XRANGE', key, '-', '+'), redis.call('XPENDING', key, 'workers', '-', '+', 1000)}
 end
+local fair = {}
+for i, class in ipairs({'interactive', 'standard', 'batch'}) do
+    queues[4 + i] = {redis.call('XRANGE', prefix .. 'queue:waiting:' .. class, '-', '+'), {}}
+    fair[i] = {redis.call('HGETALL', prefix .. 'served:' .. class),
+        redis.call('ZRANGE', prefix .. 'tenants:' .. class, 0, -1, 'WITHSCORES'), {}}
+    for j, tenant in ipairs(TENANTS) do
+        local place, lines = class .. ':' .. tenant, {}
+        for k, user in ipairs(USERS) do
+            lines[k] = redis.call('ZRANGE', prefix .. 'line:' .. place .. ':' .. user, 0, -1)
+        end
+        fair[i][3][j] = {redis.call('HGETALL', prefix .. 'served:' .. place),
+            redis.call('ZRANGE', prefix .. 'users:' .. place, 0, -1, 'WITHSCORES'), lines}
+    end
+end
 return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load'),
     redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'),
-    redis.call('XLEN', prefix .. 'dead'), queues})
+    redis.call('XLEN', prefix .. 'dead'), queues, fair, redis.call('HGETALL', prefix .. 'waiting'),
+    redis.call('XLEN', prefix .. 'wake')})
 """
+SNAPSHOT = f"""
+local TENANTS, USERS = {{'{"', '".join(TENANTS)}'}}, {{'{"', '".join(USERS)}'}}
+{SNAPSHOT}"""
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 
 
@@ -146,9 +177,11 @@ class Snapshot:
     """The state of a lane in Redis at one moment."""
 
     def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
-        requests, settled, load, totals, recoveries, self.dead, queues = msgpack.unpackb(
+        requests, settled, load, totals, recoveries, self.dead, queues, fair, waiting, self.wakes = msgpack.unpackb(
             data, raw=True, strict_map_key=False
         )
+        self.waiting = _numbers(waiting)
+        self.fair = {name: FairSnapshot.of(*one) for name, one in zip(PRIORITY_CLASSES, fair, strict=True)}
         self.requests = {
             request_id: RequestSnapshot.of(*request) for request_id, request in zip(ids, requests, strict=True)
         }
@@ -162,10 +195,37 @@ class Snapshot:
         self.recoveries = {name.decode(): int(count) for name, count in counts}
         self.streams: dict[str, dict[str, str]] = {}
         self.pending: dict[tuple[str, str], tuple[str, int]] = {}  # (queue, entry) to consumer and idle time
-        for name, (entries, pending) in zip(QUEUES, queues, strict=True):
+        for name, (entries, pending) in zip((*QUEUES, *WAITING_QUEUES), queues, strict=True):
             self.streams[name] = {entry.decode(): fields[1].decode() for entry, fields in entries}
             for entry, consumer, idle, _ in pending:
                 self.pending[name, entry.decode()] = (consumer.decode(), idle)
+
+
+@dataclass(slots=True)
+class FairSnapshot:
+    """Counters, who waits with which lower bound, and the lines, of the tenants of a class or of a tenant's users."""
+
+    served: dict[str, int]
+    waiting: dict[str, int]
+    users: dict[str, FairSnapshot]
+    lines: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, served: list[bytes], waiting: list[bytes], tenants: list[Any]) -> FairSnapshot:
+        users = {
+            tenant: cls(
+                _numbers(counters),
+                _numbers(bounds),
+                {},
+                {user: [entry.decode() for entry in line] for user, line in zip(USERS, lines, strict=True)},
+            )
+            for tenant, (counters, bounds, lines) in zip(TENANTS, tenants, strict=True)
+        }
+        return cls(_numbers(served), _numbers(waiting), users, {})
+
+
+def _numbers(values: list[bytes]) -> dict[str, int]:
+    return {name.decode(): int(number) for name, number in zip(values[::2], values[1::2], strict=True)}
 
 
 @dataclass(slots=True)

@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
-from quire.shared.keys import HIDDEN_RETENTION_S, LOG_BYTES_PER_TOKEN, QUEUES, RETENTION_S, STORED_BYTES
+from quire.shared.broker.share import Share
+from quire.shared.keys import (
+    HIDDEN_RETENTION_S,
+    LOG_BYTES_PER_TOKEN,
+    QUEUES,
+    RETENTION_S,
+    STORED_BYTES,
+    WAITING,
+    WAITING_QUEUES,
+)
 from quire.shared.messages import Outcome, StepItem
+from tests.support.fair_model import FairModel
 
 MAX_DEATHS_IN_ALL = 10
 # Deadlines of requests.
@@ -46,6 +56,13 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
+    share: Share = Share()
+    prompt_tokens: int = 0
+    arrival: int = 0
+
+    @property
+    def waits_in_line(self) -> bool:
+        return self.queue in WAITING_QUEUES
 
     @property
     def body(self) -> bytes:
@@ -77,7 +94,7 @@ class ProtocolModel:
         self.requests: dict[str, Request] = {}
         self.keys: dict[str, tuple[str, str]] = {}  # idempotency key to request and fingerprint
         # Entry to request and cost, oldest first.
-        self.streams: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in QUEUES}
+        self.streams: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in (*QUEUES, *WAITING_QUEUES)}
         self.pending: dict[tuple[str, str], Pending] = {}
         self.mailboxes: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.totals: Counter[str] = Counter()
@@ -86,7 +103,9 @@ class ProtocolModel:
         self.published: list[tuple[str, list[bytes]]] = []
         self.stored: dict[str, int] = {}  # request to the bytes that were written before it
         self.written = 0
-        self.unplaced: list[Request] = []  # in a queue, under an entry id that Redis has yet to tell
+        # In a queue, under an entry id that Redis has yet to tell, and perhaps read by a worker.
+        self.unplaced: list[tuple[Request, str]] = []
+        self.fair = FairModel()
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -102,15 +121,17 @@ class ProtocolModel:
             first, first_fingerprint = self.keys[key]
             return first if first_fingerprint == fingerprint else "conflict"
         requests, tokens = self.queued()
-        if requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens):
+        is_full = requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens)
+        if is_full and not self._is_below_part(request, requests, tokens, bounds):
             return ("full", requests, tokens)
         self.requests[request_id] = request
         others = self.requests[beside].listeners if beside in self.requests else []
         request.listeners = [*(other for other in others if other != request.gateway), request.gateway]
-        self._enqueue(request, request.priority_class)
+        self.totals["accepted"] += 1
+        request.arrival = self.totals["accepted"]
+        self._enqueue_fairly(request)
         if key:
             self.keys[key] = (request_id, fingerprint)
-        self.totals["accepted"] += 1
         if request.retention_s:
             self._store(request, bounds.stored_bytes)
         return request_id
@@ -184,10 +205,16 @@ class ProtocolModel:
     # --- worker -------------------------------------------------------------------------------------------------------
 
     def read(self, worker: str, count: int, queues: Sequence[str]) -> list[StreamEntry]:
-        new = [(name, entry) for name in queues for entry in self.streams[name] if (name, entry) not in self.pending][
-            :count
-        ]
-        return self._deliver(worker, new)
+        found: list[StreamEntry] = []
+        for name in queues:
+            new = [(name, entry) for entry in self.streams[name] if (name, entry) not in self.pending]
+            found += self._deliver(worker, new[: count - len(found)])
+            while len(found) < count and (request_id := self.fair.take(name)) is not None:
+                request = self.requests[request_id]
+                self._take_off(request.queue, request.entry)
+                self._enqueue(request, name, worker)
+                found.append(StreamEntry(name, "", request_id, request.cost))
+        return found
 
     def read_pending(self, worker: str) -> list[StreamEntry]:
         return self._deliver(worker, [place for place in self._places() if self._is_of(worker, place)])
@@ -281,6 +308,7 @@ class ProtocolModel:
             elif item.start == request.emitted and (item.outcome or item.end > item.start):
                 request.log.append((f"{item.end}-{1 if item.outcome else 0}", item.encode()))
                 request.emitted = item.end
+                self.fair.charge_output(request.priority_class, request.share, item.end - item.start)
                 frames[request.gateway].append(item.encode())
                 if item.outcome:
                     self._finish(request, item.outcome.name)
@@ -325,10 +353,12 @@ class ProtocolModel:
         """The time that a finished request is kept for is over."""
         del self.requests[request.request_id]
 
-    def place(self, request: Request, entry: str) -> None:
-        """Redis told the id of the entry under which a request waits."""
+    def place(self, request: Request, entry: str, worker: str) -> None:
+        """Redis told the id of the entry of a request. worker: that has read the entry; empty if none has."""
         request.entry = entry
         self.streams[request.queue][entry] = (request.request_id, request.cost)
+        if worker:
+            self.pending[request.queue, entry] = Pending(worker)
 
     def _places(self) -> list[tuple[str, str]]:
         return [(name, entry) for name in QUEUES for entry in self.streams[name]]
@@ -343,9 +373,44 @@ class ProtocolModel:
             found.append(StreamEntry(name, entry, *self.streams[name][entry]))
         return found
 
-    def _enqueue(self, request: Request, queue: str) -> None:
+    def _enqueue(self, request: Request, queue: str, worker: str = "") -> None:
         request.queue, request.entry = queue, ""
-        self.unplaced.append(request)
+        self.unplaced.append((request, worker))
+
+    def _enqueue_fairly(self, request: Request) -> None:
+        """A request that is alone waits in the stream; as soon as there is another one, all wait in lines."""
+        name = request.priority_class
+        if not self.fair.waits(name):
+            unread = [entry for entry in self.streams[name] if (name, entry) not in self.pending]
+            if not unread:
+                self.fair.take_at_once(name, request.share, request.prompt_tokens)
+                self._enqueue(request, name)
+                return
+            alone = self.requests.get(self.streams[name][unread[0]][0])
+            if alone and (alone.state, alone.queue, alone.entry) == ("queued", name, unread[0]):
+                self._take_off(name, alone.entry)
+                self.fair.refund_prompt(name, alone.share, alone.prompt_tokens)
+                self._join_line(alone)
+        self._join_line(request)
+
+    def _join_line(self, request: Request) -> None:
+        name = request.priority_class
+        self.fair.join(name, request.share, request.arrival, request.request_id, request.prompt_tokens)
+        self._enqueue(request, WAITING + name)
+
+    def _is_below_part(self, request: Request, requests: int, tokens: int, bounds: QueueBounds) -> bool:
+        costs: defaultdict[str, list[int]] = defaultdict(list)
+        for one in self.requests.values():
+            if one.state == "queued" and one.waits_in_line:
+                costs[one.share.tenant].append(one.cost)
+        own = [*costs[request.share.tenant], request.cost]
+        return (
+            len(costs) > 1
+            and requests + 1 <= 2 * bounds.requests
+            and tokens + request.cost <= 2 * bounds.tokens
+            and len(costs) * len(own) <= bounds.requests
+            and len(costs) * sum(own) <= bounds.tokens
+        )
 
     def _take_off(self, queue: str, entry: str) -> None:
         self.streams[queue].pop(entry, None)
@@ -363,6 +428,12 @@ class ProtocolModel:
                 known.retention_s = 0
 
     def _finish(self, request: Request, outcome: str) -> None:
+        if request.waits_in_line:
+            self.fair.leave(request.priority_class, request.share, request.request_id)
+        elif not request.deliveries:
+            self.fair.refund_prompt(request.priority_class, request.share, request.prompt_tokens)
+        else:
+            self.fair.charge_user(request.priority_class, request.share, request.emitted)
         self._take_off(request.queue, request.entry)
         if request.retention_s:
             self.written += LOG_BYTES_PER_TOKEN * request.emitted

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
-from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S
+from quire.shared.broker.share import Share
+from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from tests.support.protocol_driver import KEYS, Lane, Patch, Saved, Snapshot, finished
+from tests.support.protocol_driver import KEYS, SHARES, TENANTS, FairSnapshot, Lane, Patch, Saved, Snapshot, finished
+from tests.support.fair_model import Group
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.support.redis_server import RedisServer
 
@@ -37,6 +39,7 @@ worker_names = st.sampled_from(("w0", "w1", "w2"))
 gateways = st.sampled_from(GATEWAYS)
 # An index into a list of the model's objects, taken modulo the length of the list.
 picks = st.integers(0, 63)
+shares = st.sampled_from(SHARES)
 # True if the reply of a call is lost, so that the caller repeats the call.
 losses = st.sampled_from((False, False, True))
 classes = st.sampled_from(PRIORITY_CLASSES)
@@ -129,11 +132,16 @@ class ProtocolMachine(RuleBasedStateMachine):
                 got, expected = _unordered(got), _unordered(expected)
             elif isinstance(got, Claim):
                 got = replace(got, waited_ms=0)
-            assert got == expected
-            for request in self.model.unplaced:
+            for request, worker in self.model.unplaced:
                 entry = self.lane.client.hget(KEYS.request(request.request_id), "entry")
                 assert isinstance(entry, bytes)
-                self.model.place(request, entry.decode())
+                self.model.place(request, entry.decode(), worker)
+            if isinstance(expected, list) and all(isinstance(one, StreamEntry) for one in expected):
+                expected = [
+                    one if one.entry_id else replace(one, entry_id=self.model.requests[one.request_id].entry)
+                    for one in expected
+                ]
+            assert got == expected
             self.model.unplaced.clear()
         return got
 
@@ -146,9 +154,9 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # --- gateways -----------------------------------------------------------------------------------------------------
 
-    @rule(priority_class=classes, gateway=gateways)
-    def submit_plainly(self, priority_class: str, gateway: str) -> None:
-        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False)
+    @rule(priority_class=classes, gateway=gateways, share=shares)
+    def submit_plainly(self, priority_class: str, gateway: str, share: Share) -> None:
+        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share)
 
     @rule(
         priority_class=classes,
@@ -160,6 +168,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         lost=losses,
         other=st.none() | picks,
         retention_s=st.sampled_from((0, 0, STORED_S)),
+        share=shares,
     )
     def submit(
         self,
@@ -172,11 +181,13 @@ class ProtocolMachine(RuleBasedStateMachine):
         lost: bool,
         other: int | None = None,
         retention_s: int = 0,
+        share: Share = SHARES[0],
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
+        request.share, request.prompt_tokens = share, cost // 2
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -194,6 +205,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 beside=beside,
                 retention_s=retention_s,
                 conversation=request.conversation,
+                prompt_tokens=request.prompt_tokens,
+                share=share,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -506,6 +519,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.check_published(snapshot, frames)
         self.check_counts(snapshot)
         self.check_queues(snapshot)
+        self.check_shares(snapshot)
         for request_id, length in self.settled.items():
             assert snapshot.settled[request_id] == ("done", length)
         for request_id in live:
@@ -556,6 +570,22 @@ class ProtocolMachine(RuleBasedStateMachine):
                 self.model.pending[place].is_old,
             )
 
+    def check_shares(self, snapshot: Snapshot) -> None:
+        costs: defaultdict[str, list[int]] = defaultdict(list)
+        for name, found in snapshot.fair.items():
+            check_group(found, self.model.fair.tenants[name])
+            for tenant in TENANTS:
+                check_group(found.users[tenant], self.model.fair.users[name, tenant])
+                for user, entries in found.users[tenant].lines.items():
+                    line = self.model.fair.lines[name, tenant, user]
+                    assert [snapshot.streams[f"waiting:{name}"][entry] for entry in entries] == [one[1] for one in line]
+                    costs[tenant] += [self.model.requests[request_id].cost for _, request_id, *_ in line]
+        expected = {f"requests {tenant}": len(found) for tenant, found in costs.items() if found}
+        expected |= {f"tokens {tenant}": sum(found) for tenant, found in costs.items() if found}
+        assert snapshot.waiting == expected
+        # A worker that blocks reads this entry, so no line waits while a worker is idle.
+        assert snapshot.wakes == 1 or not expected
+
     def check_request(self, request_id: str, snapshot: Snapshot) -> None:
         request, redis = self.model.requests[request_id], snapshot.requests[request_id]
         assert redis.log == request.log
@@ -584,6 +614,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.settled[request_id] = len(redis.log)
         else:
             assert is_there
+            assert not request.waits_in_line or redis.state == "queued"
             assert (redis.queue, redis.entry) in snapshot.pending or redis.state == "queued"
             assert (redis.ttl, redis.has_body) == (-1, True)
             assert redis.conversation_ttl == (-1 if request.conversation else -2)
@@ -626,8 +657,17 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert stored == (self.model.stored | {"": self.model.written} if stored else {})
         assert stored or self.model.written == 0
         lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, KEYS.stored, *map(KEYS.queue, QUEUES)}
+        lasting |= {KEYS.wake, *map(KEYS.queue, WAITING_QUEUES), *map(KEYS.served, PRIORITY_CLASSES)}
+        for name in WAITING_QUEUES:
+            assert client.xlen(KEYS.queue(name)) == 0
         keys = [key.decode() for key in client.scan_iter()]
         assert {key for key in keys if client.ttl(key) < 0} <= lasting
+
+
+def check_group(found: FairSnapshot, group: Group) -> None:
+    assert found.served == group.stored()
+    assert found.waiting.keys() == group.waiting
+    assert all(bound <= group.counters[name] for name, bound in found.waiting.items())
 
 
 def _unordered(reply: StepReply) -> StepReply:
@@ -695,6 +735,16 @@ BUGS: dict[str, Patch] = {
             "local notices = redis.call('HGETALL', KEYS[1])\nredis.call('DEL', KEYS[1])\n",
         ),
     ),
+    "a cancelled request stays in its line": (
+        ("    if own[1] == WAITING .. share.class then\n        leave_line(", "    if own[1] == WAITING .. share.class then\n        (function() end)("),
+    ),
+    "an idle tenant saves up service": (
+        ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
+    ),
+    "output tokens are not charged": (("        charge_output(prefix, tenant, tokens)\n", ""),),
+    "a request that never ran is charged": (("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),),
+    "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
+    "no worker is woken": (("    local queue, entry = join_line(prefix, id, cost, arrival, share)\n    wake(prefix)\n", "    local queue, entry = join_line(prefix, id, cost, arrival, share)\n"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # Numbers of walks, and of steps per walk, that find each bug, with a margin.
