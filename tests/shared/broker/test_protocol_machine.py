@@ -158,6 +158,12 @@ class ProtocolMachine(RuleBasedStateMachine):
     def submit_plainly(self, priority_class: str, gateway: str, share: Share) -> None:
         self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share)
 
+    @rule(priority_class=classes, order=st.lists(shares, min_size=2, max_size=4))
+    def crowd(self, priority_class: str, order: list[Share]) -> None:
+        """Several tenants and users come at once, so that some of them wait in lines."""
+        for share in order:
+            self.submit(priority_class, 6, "g0", AHEAD, False, ("", ""), False, share=share)
+
     @rule(
         priority_class=classes,
         cost=st.integers(1, 60),
