@@ -18,7 +18,7 @@ from quire.gateway.api import resume as stored
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata, request_id
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.errors import REQUEST_ID, BrokerDown
+from quire.gateway.api.errors import REQUEST_ID, USER_HASH, BrokerDown
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
@@ -120,7 +120,7 @@ async def serve_with(
         retention_s=call.retention_s,
         conversation=call.conversation,
     )
-    options = gateway.key_limits.charged(caller, call.options.model, options)
+    options = gateway.key_limits.charged(caller, call.options.model, options, request.get(USER_HASH, ""))
     if (span := request.get(SPAN)) is not None:
         span.asks(dialect.name, call)
         options = replace(options, traceparent=str(span.context))

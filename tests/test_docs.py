@@ -35,7 +35,7 @@ from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.settings_table import tables
-from quire.shared.keys import AccountKeys, LaneKeys
+from quire.shared.keys import WAITING, AccountKeys, LaneKeys
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
 
@@ -333,6 +333,9 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
     keys = LaneKeys("lane")
     made = [
         keys.queue("<class>"),
+        keys.queue(WAITING + "<class>"),
+        *(keys.tenants("<class>"), keys.users("<class>", "<tenant>"), keys.line("<class>", "<tenant>", "<user>")),
+        *(keys.served("<class>"), keys.served("<class>", "<tenant>"), keys.waiting, keys.wake),
         *(
             make("<id>")
             for make in (

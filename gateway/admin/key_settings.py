@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.shared.broker.share import DEFAULT_WEIGHT, MAX_WEIGHT
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.settings import option
 
@@ -110,6 +111,14 @@ class KeySettings:
         variable="QUIRE_KEYS_COST_PER_MONTH",
         metavar="AMOUNT",
         help="Money per month (UTC), in the unit of the prices of --prices.",
+    )
+    weight: int | None = option(
+        None,
+        minimum=0,
+        maximum=MAX_WEIGHT,
+        variable="QUIRE_KEYS_WEIGHT",
+        metavar="N",
+        help=f"Weight of a project in fair sharing, {DEFAULT_WEIGHT} by default: with `limit` and --project.",
     )
     days: int = option(
         31,

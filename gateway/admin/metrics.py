@@ -212,6 +212,7 @@ def _lanes(lanes: dict[str, LaneState]) -> Iterator[Metric]:
     for metric, what, part in (
         ("quire_queue_requests", "Requests waiting in the queue, by priority class", "waiting"),
         ("quire_queue_tokens", "Tokens that waiting requests may need, by priority class", "tokens"),
+        ("quire_queue_tenants", "Tenants that wait for their share, by priority class", "tenants"),
         ("quire_queue_oldest_age_seconds", "Age of the oldest waiting request, by priority class", "oldest_s"),
     ):
         values: dict[tuple[str, ...], float] = {

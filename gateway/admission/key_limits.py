@@ -16,6 +16,7 @@ from quire.gateway.api.headers import ANSWER_HEADERS
 from quire.gateway.api.key_policy import restricted
 from quire.shared.accounts.charge import Charge, Price
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
+from quire.shared.broker.share import DEFAULT_WEIGHT, Share
 from quire.shared.errors import StartError
 from quire.shared.keys import AccountKeys, LaneKeys
 from quire.shared.redis.url import parse_redis_url
@@ -59,13 +60,17 @@ class KeyLimits:
         """Return a call within the limits of its key (`key_policy.restricted`). Raises ApiError."""
         return restricted(caller, call, body)
 
-    def charged(self, caller: Caller, model: str, options: AdmissionOptions) -> AdmissionOptions:
-        """Return admission options with the owner of a call and what it is charged to. Raises ApiError."""
+    def charged(self, caller: Caller, model: str, options: AdmissionOptions, user: str) -> AdmissionOptions:
+        """Return admission options with the owner of a call, what it is charged to, and who it counts for.
+
+        user: the hash of the user of the call; empty without one. Raises ApiError.
+        """
         return replace(
             options,
             idempotency_key=caller.scoped(options.idempotency_key),
             owner=caller.owner,
             charge=self.charge(caller, model),
+            share=share_of(caller, user),
         )
 
     def tell(self, request: web.BaseRequest, charge: Charge | None) -> None:
@@ -83,6 +88,14 @@ class KeyLimits:
                 f"Your API key has a budget in money, and {model[:200]!r} has no price; ask for one.", param="model"
             )
         return Charge(caller.accounts, model, price or Price(), self.prefix)
+
+
+def share_of(caller: Caller, user: str) -> Share:
+    """Return who a call counts for: the project of its key, or the tenant of all calls without a key."""
+    for account in caller.accounts:
+        if account.kind == "project":
+            return Share(account.id, user, account.limits.weight or DEFAULT_WEIGHT)
+    return Share(user=user)
 
 
 def rate_headers(charge: Charge) -> dict[str, str]:

@@ -18,6 +18,7 @@ from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
+from quire.shared.broker.share import Share
 from quire.shared.messages import GenerationRequest
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
@@ -33,7 +34,7 @@ class AdmissionOptions:
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
     traceparent: the span of the call; empty without tracing. retention_s, conversation, owner,
-    charge: as in `Broker.submit`.
+    charge, share: as in `Broker.submit`.
     """
 
     priority_class: str
@@ -46,6 +47,7 @@ class AdmissionOptions:
     conversation: bytes = b""
     owner: str = ""
     charge: Charge | None = None
+    share: Share = Share()
 
 
 class Submission:
@@ -170,6 +172,7 @@ class Submission:
                 conversation=options.conversation,
                 owner=options.owner,
                 charge=options.charge,
+                share=options.share,
                 prompt_tokens=len(request.prompt),
                 # Further prompts of a call have a number behind its id.
                 begins_call="-" not in request.id,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from quire.shared.broker.share import MAX_WEIGHT
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.validators import Integer, InvalidValue, OneOf, Texts, checked
 
@@ -28,7 +29,7 @@ class AccountLimits:
     """Limits of one account.
 
     models: names that calls may use. priority: highest class of its calls. max_tokens: of one call. Costs are in
-    billionths of the unit of the prices.
+    billionths of the unit of the prices. weight: of a project in fair sharing; other accounts have none.
     """
 
     models: tuple[str, ...] = checked(Texts(MAX_MODELS, 1, MAX_MODEL_LENGTH), default=())
@@ -41,6 +42,7 @@ class AccountLimits:
     tokens_per_month: int = checked(Integer(0, MAX_TOKENS), default=0)
     cost_per_day: int = checked(Integer(0, MAX_MONEY * NANOS), default=0)
     cost_per_month: int = checked(Integer(0, MAX_MONEY * NANOS), default=0)
+    weight: int = checked(Integer(0, MAX_WEIGHT), default=0)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AccountLimits:

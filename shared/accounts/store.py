@@ -85,8 +85,9 @@ class AccountStore:
     ) -> tuple[Account, str]:
         """Make an API key, and its project and organisation if they are new. Returns the key and its secret.
 
-        Raises InvalidValue for a wrong name.
+        Raises InvalidValue for a wrong name, and for a weight.
         """
+        _check_weight("key", limits)
         parent = f"{check_name('organisation', organisation)}/{check_name('project', project)}"
         now = int(time.time())
         key_id, secret = new_secret()
@@ -113,6 +114,7 @@ class AccountStore:
 
     async def limit(self, place: str, limits: AccountLimits) -> Account:
         """Replace the limits of an account. Raises UnknownAccount and InvalidValue."""
+        _check_weight(place.partition(":")[0], limits)
         return await self._update("limit", place, {"limits": limits.shown()}, limits=limits)
 
     async def revoke(self, key_id: str) -> Account:
@@ -155,3 +157,9 @@ class AccountStore:
         parts = [part for before, account in changes for part in (account.place, before, account.encode())]
         args = [self._actor, action, json.dumps(shown), *parts]
         return bool(await self._change(keys=[self.keys.accounts, self.keys.audit], args=args))
+
+
+def _check_weight(kind: str, limits: AccountLimits) -> None:
+    """Raise InvalidValue for a weight of an account that is not a project."""
+    if limits.weight and kind != "project":
+        raise InvalidValue("weight", "must be set for a project: keys and organisations have none")

@@ -141,10 +141,15 @@ local function add_waiting(prefix, tenant, requests, tokens)
     end
 end
 
--- Put a request at its place in the line of its user. Returns the name of its queue and its entry.
-local function join_line(prefix, id, cost, arrival, share)
+-- Put a request at its place in the line of its user. before: its entry in another stream, whose time it keeps; '*'
+-- without one. Returns the name of its queue and its entry.
+local function join_line(prefix, id, cost, arrival, share, before)
     local queue = WAITING .. share.class
-    local entry = redis.call('XADD', prefix .. 'queue:' .. queue, '*', 'id', id, 'cost', cost)
+    local stream = prefix .. 'queue:' .. queue
+    local entry = redis.pcall('XADD', stream, before, 'id', id, 'cost', cost)
+    if type(entry) == 'table' then -- the stream has a later entry
+        entry = redis.call('XADD', stream, '*', 'id', id, 'cost', cost)
+    end
     redis.call('ZADD', line_of(prefix, share.class, share.tenant, share.user), arrival, entry)
     join(users_of(prefix, share.class, share.tenant), share.user)
     join(tenants_of(prefix, share.class), share.tenant)
@@ -193,7 +198,7 @@ local function put_back(prefix, class, unread)
     end
     redis.call('XDEL', prefix .. 'queue:' .. class, unread[1])
     refund_prompt(prefix, share)
-    local queue, entry = join_line(prefix, id, cost, arrival, share)
+    local queue, entry = join_line(prefix, id, cost, arrival, share, unread[1])
     redis.call('HSET', req, 'queue', queue, 'entry', entry)
 end
 
@@ -210,7 +215,7 @@ local function enqueue(prefix, id, cost, arrival, share)
         end
         put_back(prefix, class, unread)
     end
-    local queue, entry = join_line(prefix, id, cost, arrival, share)
+    local queue, entry = join_line(prefix, id, cost, arrival, share, '*')
     wake(prefix)
     return queue, entry
 end

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.gateway.api.call_metadata import request_id
-from quire.shared.keys import BEAT_S, GROUP, QUEUES, LaneKeys
+from quire.shared.keys import BEAT_S, GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
 from quire.shared.logprobs import read_records
 from quire.shared.messages import OUTCOMES, PromptReport, StepItem, WorkerCard, decode_items
 from quire.shared.prompt_logprobs import read_prompt_records
@@ -50,6 +50,9 @@ def is_drained(stack: FaultStack) -> bool:
         queue = stack.keys.queue(name)
         if stack.redis.exists(queue) and (stack.redis.xlen(queue) or stack.redis.xpending(queue, GROUP)["pending"]):
             return False
+    lines = sum(stack.redis.xlen(stack.keys.queue(name)) for name in WAITING_QUEUES)
+    if lines or stack.redis.exists(stack.keys.waiting):
+        return False
     return all(int(count) == 0 for count in stack.redis.hvals(stack.keys.load))
 
 
@@ -90,7 +93,7 @@ def assert_logs(stack: FaultStack, logs: dict[bytes, list[tuple[str, list[StepIt
 def assert_no_key_stays(stack: FaultStack) -> None:
     """I5: every key of a request expires."""
     of_lane = {str(value.__get__(stack.keys)) for value in vars(LaneKeys).values() if isinstance(value, property)}
-    lasting = {*of_lane, *map(stack.keys.queue, QUEUES)}
+    lasting = {*of_lane, *map(stack.keys.queue, (*QUEUES, *WAITING_QUEUES)), *map(stack.keys.served, PRIORITY_CLASSES)}
     for key in stack.redis.scan_iter(f"{stack.keys.prefix}*"):
         # TTL is -1 for a key without expiry, -2 for a key that is gone, and 0 in the last half second.
         assert key.decode() in lasting or stack.redis.ttl(key) != -1, key

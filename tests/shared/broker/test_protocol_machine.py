@@ -750,7 +750,7 @@ BUGS: dict[str, Patch] = {
     "output tokens are not charged": (("        charge_output(prefix, tenant, tokens)\n", ""),),
     "a request that never ran is charged": (("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
-    "no worker is woken": (("    local queue, entry = join_line(prefix, id, cost, arrival, share)\n    wake(prefix)\n", "    local queue, entry = join_line(prefix, id, cost, arrival, share)\n"),),
+    "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # Numbers of walks, and of steps per walk, that find each bug, with a margin.

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.keys import GROUP, QUEUES, WAITING_QUEUES, LaneKeys
 from tests.support.charts import (
     CASES,
     CHART,
@@ -172,8 +172,8 @@ def test_workers_scale_on_every_queue_of_the_lane() -> None:
     model = "org/model@1"
     scaled = of_kind(render("scale-to-zero", f"--set=model.name={model}"), "ScaledObject")["worker"]["spec"]
     streams = {trigger["name"]: trigger["metadata"]["stream"] for trigger in scaled["triggers"]}
-    assert streams == {name: LaneKeys(model).queue(name) for name in QUEUES}
-    assert set(scaled["advanced"]["scalingModifiers"]["formula"].split(" + ")) == set(QUEUES)
+    assert streams == {name.replace(":", "_"): LaneKeys(model).queue(name) for name in (*QUEUES, *WAITING_QUEUES)}
+    assert set(scaled["advanced"]["scalingModifiers"]["formula"].split(" + ")) == set(streams)
     assert scaled["advanced"]["scalingModifiers"]["target"] == "16"
     assert scaled["advanced"]["scalingModifiers"]["activationTarget"] == "0"
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 8)
