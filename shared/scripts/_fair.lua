@@ -161,7 +161,7 @@ end
 local function leave_line(prefix, class, tenant, user, entry, cost)
     local line, users = line_of(prefix, class, tenant, user), users_of(prefix, class, tenant).waiting
     if redis.call('ZREM', line, entry) == 1 then
-        add_waiting(prefix, tenant, -1, -cost)
+        add_waiting(prefix, tenant, -1, 0 - cost) -- HINCRBY refuses -0
     end
     if redis.call('EXISTS', line) == 0 and redis.call('ZREM', users, user) == 1
         and redis.call('EXISTS', users) == 0 then

@@ -29,6 +29,7 @@ end
 -- Add to the queued load of a class, and to the sum over all classes.
 local function add_load(prefix, class, requests, tokens)
     local load = prefix .. 'load'
+    tokens = tokens + 0 -- HINCRBY refuses -0
     redis.call('HINCRBY', load, 'requests', requests)
     redis.call('HINCRBY', load, 'tokens', tokens)
     redis.call('HINCRBY', load, 'requests:' .. class, requests)
