@@ -28,6 +28,10 @@ def test_a_key_from_its_creation_to_its_end(redis_url: str, capsys: pytest.Captu
     assert limits == {"models": ["a", "b"], "tokens_per_day": 100}
     act(redis_url, action="limit", project="web", cost_per_day=0.5)
     assert json.loads(capsys.readouterr().out)["limits"] == {"cost_per_day": 0.5}
+    act(redis_url, action="limit", project="web", weight=300)
+    assert json.loads(capsys.readouterr().out)["limits"] == {"cost_per_day": 0.5, "weight": 300}
+    with pytest.raises(CommandError, match="--weight: weight must be set for a project"):
+        act(redis_url, action="limit", id=key_id, weight=300)
     act(redis_url, action="rotate", id=key_id)
     other = capsys.readouterr().out.strip()
     assert key_id_of(other) == key_id != secret
@@ -37,7 +41,7 @@ def test_a_key_from_its_creation_to_its_end(redis_url: str, capsys: pytest.Captu
     assert f"{key_id}  default/web  ci  revoked" in listed
     act(redis_url, action="audit")
     audit = capsys.readouterr().out
-    assert len(audit.splitlines()) == 5
+    assert len(audit.splitlines()) == 6
     assert secret[26:] not in listed + audit
     act(redis_url, action="usage")
     assert capsys.readouterr().out.startswith("date,key,model")
@@ -51,6 +55,7 @@ def test_a_key_from_its_creation_to_its_end(redis_url: str, capsys: pytest.Captu
         ({"action": "revoke", "id": "0" * 16}, "there is no account"),
         ({"action": "create", "name": "A B"}, "--name"),
         ({"action": "create", "priority": "highest"}, "--priority"),
+        ({"action": "create", "weight": 5}, "--weight: weight must be set for a project"),
     ],
 )
 def test_faults_are_named(settings: dict[str, Any], message: str, redis_url: str) -> None:

@@ -61,11 +61,14 @@ def test_an_entry_of_several_lanes_is_not_guessed(lanes: str, capsys: pytest.Cap
 def test_a_retry_is_a_new_request_in_the_queue(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     body = GenerationRequest("old", "one", (1, 2), SamplingParams(max_tokens=3)).encode()
     with Redis.from_url(redis_url) as client:
-        client.xadd(LaneKeys("one").dead, {**FIELDS, "body": body}, id="5-0")
+        of_tenant = {"tenant": "standard 250 acme/web", "user": "2 ab"}
+        client.xadd(LaneKeys("one").dead, {**FIELDS, **of_tenant, "body": body}, id="5-0")
         assert run(settings(redis_url, "retry", "5-0"), {}) == 0
         assert "queued again as request " in capsys.readouterr().out
         assert client.xlen(LaneKeys("one").dead) == 0
         assert client.xlen(LaneKeys("one").queue("standard")) == 1
+        [request] = client.scan_iter(LaneKeys("one").request("*"))
+        assert client.hmget(request, "tenant", "user") == [b"standard 250 acme/web", b"2 ab"]
 
 
 def test_an_unreadable_request_cannot_be_retried_but_is_shown(lanes: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.admission.key_limits import duration, read_prices
+from quire.gateway.api.labels import user_hash
 from quire.shared.accounts.charge import Price
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.errors import StartError
@@ -137,6 +138,37 @@ async def test_models_classes_and_max_tokens_of_a_key(start_gateway: Start) -> N
     client: Any = gateway.gateway.broker.client
     assert await client.hget(gateway.gateway.broker.keys.load, "requests:batch") == b"1"
     waiting.cancel()
+
+
+async def test_a_call_counts_for_the_project_of_its_key_and_for_its_user(start_gateway: Start) -> None:
+    gateway = await start_gateway(user_hash_key="k")
+    store = gateway.gateway.process.key_ring.store
+    key, other = await key_of(gateway), await key_of(gateway)
+    await store.limit("project:acme/web", AccountLimits(weight=250))
+    gateway.gateway.process.key_ring.forget()
+    keys, client = gateway.gateway.broker.keys, gateway.gateway.broker.client
+    hashed = user_hash("ann@example.com", b"k")
+
+    async def waits(count: int) -> bool:
+        return await gateway.gateway.broker.queued() == (count, count * (PROMPT + 10))
+
+    calls = []
+    for count, (headers, user) in enumerate(((key, "ann@example.com"), (other, ""), ({"Authorization": ""}, "")), 1):
+        calls.append(asyncio.create_task(complete(gateway, headers, **({"user": user} if user else {}))))
+        await until(lambda count=count: waits(count))
+    found = {tuple(map(bytes.decode, await client.hmget(name, "tenant", "user"))) async for name in client.scan_iter(
+        keys.request("*"))}
+    assert found == {
+        ("standard 250 acme/web", f"{PROMPT} {hashed}"),
+        ("standard 250 acme/web", f"{PROMPT} "),
+        ("standard 100 anonymous", f"{PROMPT} "),
+    }
+    names = [name.decode() async for name in client.scan_iter("*")]
+    assert keys.line("standard", "acme/web", hashed) in names
+    assert not any("ann@" in name for name in names)
+    async with gateway.worker(emit(ANSWER)):
+        assert [(await call).status for call in calls] == [200, 200, 200]
+    assert await client.exists(keys.waiting) == 0
 
 
 def _get(path: str, key: dict[str, str]) -> bytes:

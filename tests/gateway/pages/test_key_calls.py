@@ -89,6 +89,7 @@ async def test_every_path_needs_the_admin_key_and_is_off_without_one(
         ({"expires_in_s": -1}, "expires_in_s"),
         ({"limits": []}, "limits"),
         ({"limits": {"max_tokens": "many"}}, "max_tokens"),
+        ({"limits": {"weight": 100}}, "weight"),
     ],
 )
 async def test_wrong_values_are_refused_by_name(body: Any, param: str, start_gateway: Start) -> None:

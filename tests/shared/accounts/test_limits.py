@@ -33,6 +33,9 @@ def test_limits_are_written_as_they_are_read() -> None:
         {"cost_per_day": "1e99999999"},
         {"cost_per_month": -1},
         {"tokens_per_day": 10**16},
+        {"weight": 1001},
+        {"weight": -1},
+        {"weight": 2.5},
     ],
 )
 def test_wrong_limits_are_refused_by_name(given: dict[str, Any]) -> None:

@@ -70,3 +70,16 @@ async def test_a_revoked_key_is_not_rotated(store: AccountStore) -> None:
     await store.revoke(key.id)
     with pytest.raises(InvalidValue):
         await store.rotate(key.id)
+
+
+async def test_only_projects_have_a_weight(store: AccountStore) -> None:
+    await store.create("acme", "web", "ci", AccountLimits())
+    assert (await store.limit("project:acme/web", AccountLimits(weight=1000))).limits.weight == 1000
+    [key] = [account for account in await store.all() if account.kind == "key"]
+    for place in (key.place, "organisation:acme"):
+        with pytest.raises(InvalidValue, match="must be set for a project") as caught:
+            await store.limit(place, AccountLimits(weight=5))
+        assert caught.value.name == "weight"
+    with pytest.raises(InvalidValue):
+        await store.create("acme", "web", "other", AccountLimits(weight=5))
+    assert len([account for account in await store.all() if account.kind == "key"]) == 1

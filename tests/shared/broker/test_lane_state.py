@@ -33,3 +33,24 @@ async def test_the_oldest_entry_is_the_first_that_no_worker_has_read(broker: Bro
     assert age_s <= (await read_lane(broker)).oldest_s["batch"] < age_s + 10
     await take(broker)  # creates the group and reads the entry
     assert (await read_lane(broker)).oldest_s["batch"] == 0
+
+
+async def test_requests_in_lines_are_counted_as_waiting(broker: Broker, client: Redis) -> None:
+    await start(broker, "running")
+    for index in range(2):
+        await submit(broker, f"waiting{index}", cost=7)
+    assert await client.xlen(KEYS.queue("waiting:standard")) == 2
+    state = await read_lane(broker)
+    assert (state.accepted, state.waiting["standard"], state.running) == (3, 2, 1)
+    assert state.tenants == {"interactive": 0, "standard": 1, "batch": 0}
+    seconds, _ = await client.time()
+    await client.delete(KEYS.queue("waiting:batch"))
+    await client.xadd(KEYS.queue("waiting:batch"), {"id": "old", "cost": 1}, id=f"{1000 * (seconds - 100)}-0")
+    assert 100 <= (await read_lane(broker)).oldest_s["batch"] < 110
+
+
+async def test_a_request_that_waited_alone_keeps_its_age(broker: Broker, client: Redis) -> None:
+    await submit(broker, "first")
+    [(entry, _)] = await client.xrange(KEYS.queue())
+    await submit(broker, "second")
+    assert entry in [one for one, _ in await client.xrange(KEYS.queue("waiting:standard"))]
