@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 from quire.shared.broker.share import (
     COUNTER_UNITS,
     DEFAULT_WEIGHT,
+    FLOOR,
     INPUT_COST,
     MAX_COUNTERS,
     OUTPUT_COST,
@@ -58,6 +59,7 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "COUNTER_UNITS": COUNTER_UNITS,
     "DEFAULT_WEIGHT": DEFAULT_WEIGHT,
     "MAX_COUNTERS": MAX_COUNTERS,
+    "FLOOR": FLOOR,
     "USER_COUNTERS_S": USER_COUNTERS_S,
 }
 

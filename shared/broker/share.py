@@ -18,6 +18,9 @@ COUNTER_UNITS = 10_000
 # Counters of tenants in a class, and of users of a tenant. Beyond it, the counters of those who do not wait are
 # forgotten, and all begin at the least counter again.
 MAX_COUNTERS = 10_000
+# Field of the counters: that of the last one that was taken. It has more than 64 characters, so that Redis keeps the
+# hash as a hash table from the start: a short hash is a list, and a charge of each of 256 tenants would search it.
+FLOOR = "floor".ljust(65, "-")
 # Life of the counters of a tenant's users after their last change.
 USER_COUNTERS_S = 86_400
 

@@ -8,13 +8,11 @@
 -- because a commit must be cheap.
 --
 -- `tenants:<class>`, `users:<class>:<tenant>`: sorted sets of those who wait, by a lower bound of their counters.
--- `served:<class>`, `served:<class>:<tenant>`: hashes of the counters, those of idle ones included.
+-- `served:<class>`, `served:<class>:<tenant>`: hashes of the counters, those of idle ones included. The field FLOOR has
+-- the counter of the last one that was taken: one that comes back begins there if none waits.
 -- `line:<class>:<tenant>:<user>`: sorted set of entries of the stream `queue:waiting:<class>`, by arrival.
 -- `waiting`: hash of the requests and the tokens of each tenant in its lines, in all classes.
 -- `wake`: stream with an entry that ends the blocking read of one idle worker.
-
--- Field of the counters: the counter of the last one that was taken. One that comes back begins there if none waits.
-local FLOOR = 'floor'
 
 local function tenants_of(prefix, class)
     return {waiting = prefix .. 'tenants:' .. class, served = prefix .. 'served:' .. class}
@@ -40,8 +38,9 @@ local function share_of(tenant, user)
     return {class = class, weight = tonumber(weight), tenant = name, user = hash, prompt = tonumber(prompt)}
 end
 
+-- Return what tokens add to a counter.
 local function amount(tokens, cost, weight)
-    return string.format('%.0f', tokens * math.floor(cost * COUNTER_UNITS * DEFAULT_WEIGHT / weight + 0.5))
+    return tokens * math.floor(cost * COUNTER_UNITS * DEFAULT_WEIGHT / weight + 0.5)
 end
 
 local function set_counter(group, name, counter)
@@ -113,7 +112,7 @@ end
 
 -- Take back the charge for the prompt of a request that was taken and has not run.
 local function refund_prompt(prefix, share)
-    local prompt = '-' .. amount(share.prompt, INPUT_COST, share.weight)
+    local prompt = 0 - amount(share.prompt, INPUT_COST, share.weight)
     for i, group in ipairs({tenants_of(prefix, share.class), users_of(prefix, share.class, share.tenant)}) do
         local name = i == 1 and share.tenant or share.user
         charge(group, name, prompt)
@@ -124,11 +123,14 @@ local function refund_prompt(prefix, share)
     end
 end
 
--- Charge committed output tokens to a tenant. tenant: the field of their requests.
-local function charge_output(prefix, tenant, tokens)
-    local share = share_of(tenant, '0 ')
-    if share then
-        charge(tenants_of(prefix, share.class), share.tenant, amount(tokens, OUTPUT_COST, share.weight))
+-- Charge committed output tokens to tenants. tokens: by the field `tenant` of their requests.
+local function charge_output(prefix, tokens)
+    local served = prefix .. 'served:'
+    for tenant, count in pairs(tokens) do
+        local class, weight, name = string.match(tenant, '^(%l+) (%d+) (%S+)$')
+        if class and weight ~= '0' then
+            redis.pcall('HINCRBY', served .. class, name, amount(count, OUTPUT_COST, weight))
+        end
     end
 end
 

@@ -85,11 +85,7 @@ for i = 1, #step, 6 do
     end
 end
 
-for tenant, tokens in pairs(served) do
-    if tokens > 0 then
-        charge_output(prefix, tenant, tokens)
-    end
-end
+charge_output(prefix, served)
 for gateway, items in pairs(frames) do
     redis.call('PUBLISH', prefix .. 'gateway:' .. gateway, table.concat(items))
 end

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from quire.shared.broker.share import COUNTER_UNITS, DEFAULT_WEIGHT, INPUT_COST, OUTPUT_COST, Share
-
-# The hash of counters has the counter of the last one that was taken in this field.
-FLOOR = "floor"
+from quire.shared.broker.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
 
 
 def price(tokens: int, cost: int, weight: int) -> int:

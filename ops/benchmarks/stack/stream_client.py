@@ -16,11 +16,13 @@ _REQUEST = re.compile(rb'"id":\s*"cmpl-([0-9a-f]+)"')
 class Stream(asyncio.Protocol):
     """One request, with the received data and its times. While tokens arrive it only reads the clock."""
 
-    def __init__(self, port: int, max_tokens: int, index: int) -> None:
+    def __init__(self, port: int, max_tokens: int, index: int, key: str = "") -> None:
+        """key: an API key; none by default."""
         body = {"model": MODEL, "prompt": [2 + index % 1000, 3, 4], "max_tokens": max_tokens, "ignore_eos": True}
         text = json.dumps(body | {"stream": True, "temperature": 0})
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n{authorization}"
             f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n{text}"
         ).encode()
         self.chunks: list[tuple[float, bytes]] = []
@@ -66,7 +68,7 @@ class Stream(asyncio.Protocol):
         return times
 
 
-async def open_stream(port: int, max_tokens: int, index: int = 0) -> Stream:
+async def open_stream(port: int, max_tokens: int, index: int = 0, key: str = "") -> Stream:
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: Stream(port, max_tokens, index), "127.0.0.1", port)
+    _, stream = await loop.create_connection(lambda: Stream(port, max_tokens, index, key), "127.0.0.1", port)
     return stream

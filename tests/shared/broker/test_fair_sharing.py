@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
-from quire.shared.broker.share import COUNTER_UNITS, DEFAULT_WEIGHT, INPUT_COST, OUTPUT_COST, Share
+from quire.shared.broker.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
 from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.shared.redis.clients import blocking_client
@@ -174,7 +174,7 @@ def test_tenants_are_served_by_their_weights(
                 fair = total * share.weight / sum(one.weight for one in shares)
                 assert site.served[share.tenant] == pytest.approx(fair, rel=0.15 if count > 2 else 0.05)
         counters = site.lane.client.hgetall(KEYS.served("standard"))
-        assert {name.decode() for name in counters} == {share.tenant for share in shares} | {"floor"}
+        assert {name.decode() for name in counters} == {share.tenant for share in shares} | {FLOOR}
     finally:
         site.lane.close()
 

@@ -747,7 +747,7 @@ BUGS: dict[str, Patch] = {
     "an idle tenant saves up service": (
         ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
     ),
-    "output tokens are not charged": (("        charge_output(prefix, tenant, tokens)\n", ""),),
+    "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
     "a request that never ran is charged": (("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
