@@ -18,7 +18,7 @@ from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
-from quire.shared.broker.share import Share
+from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.messages import GenerationRequest
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
@@ -47,7 +47,7 @@ class AdmissionOptions:
     conversation: bytes = b""
     owner: str = ""
     charge: Charge | None = None
-    share: Share = Share()
+    share: Share = ANONYMOUS_SHARE
 
 
 class Submission:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.shared.broker.lane import Lane, text
-from quire.shared.broker.share import Share
+from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.keys import PRIORITY_CLASSES
 
 
@@ -21,7 +21,7 @@ class DeadRequest:
     emitted: int
     body: bytes
     about: bytes
-    share: Share = Share()
+    share: Share = ANONYMOUS_SHARE
 
 
 class OperatorVerbs(Lane):

@@ -87,7 +87,9 @@ def load_script(client: Redis, name: str) -> Script:
 def script_source(name: str) -> str:
     """Return what Redis runs: the shared constants, the shared functions and the script."""
     folder = files("quire.shared") / "scripts"
-    return constants() + "".join((folder / f"{part}.lua").read_text() for part in ("_limits", "_fair", "_prelude", name))
+    return constants() + "".join(
+        (folder / f"{part}.lua").read_text() for part in ("_limits", "_fair", "_prelude", name)
+    )
 
 
 def constants() -> str:

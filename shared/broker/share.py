@@ -43,3 +43,6 @@ class Share:
         if first is None or second is None or not 1 <= int(first[1]) <= MAX_WEIGHT:
             return cls()
         return cls(first[2], second[1], int(first[1]))
+
+
+ANONYMOUS_SHARE = Share()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
-from quire.shared.broker.share import Share
+from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
@@ -56,7 +56,7 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
-    share: Share = Share()
+    share: Share = ANONYMOUS_SHARE
     prompt_tokens: int = 0
     arrival: int = 0
 

@@ -20,10 +20,10 @@ class Stream(asyncio.Protocol):
         """key: an API key; none by default."""
         body = {"model": MODEL, "prompt": [2 + index % 1000, 3, 4], "max_tokens": max_tokens, "ignore_eos": True}
         text = json.dumps(body | {"stream": True, "temperature": 0})
-        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n{authorization}"
-            f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+            + (f"Authorization: Bearer {key}\r\n" if key else "")
+            + f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n{text}"
         ).encode()
         self.chunks: list[tuple[float, bytes]] = []
         self.sent_at = 0.0

@@ -156,8 +156,10 @@ async def test_a_call_counts_for_the_project_of_its_key_and_for_its_user(start_g
     for count, (headers, user) in enumerate(((key, "ann@example.com"), (other, ""), ({"Authorization": ""}, "")), 1):
         calls.append(asyncio.create_task(complete(gateway, headers, **({"user": user} if user else {}))))
         await until(lambda count=count: waits(count))
-    found = {tuple(map(bytes.decode, await client.hmget(name, "tenant", "user"))) async for name in client.scan_iter(
-        keys.request("*"))}
+    found = {
+        tuple(map(bytes.decode, await client.hmget(name, "tenant", "user")))
+        async for name in client.scan_iter(keys.request("*"))
+    }
     assert found == {
         ("standard 250 acme/web", f"{PROMPT} {hashed}"),
         ("standard 250 acme/web", f"{PROMPT} "),

@@ -1,4 +1,4 @@
-"""Fair sharing, by the real scripts: who is taken next, how much each tenant is served, and what is lost or forgotten."""
+"""Fair sharing, by the real scripts: who is taken next, how much each tenant is served, and what may be lost."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def tenants(count: int, weights: Sequence[int]) -> list[Share]:
 
 
 @pytest.mark.parametrize(
-    ("count", "rows", "steps"), [(2, 1, 600), (2, 8, 300), (20, 8, 900), pytest.param(1000, 64, 500, id="1000", marks=pytest.mark.slow)]
+    ("count", "rows", "steps"),
+    [(2, 1, 600), (2, 8, 300), (20, 8, 900), pytest.param(1000, 64, 500, id="1000", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("weights", [(100,), (100, 300)], ids=["equal", "weighted"])
 def test_tenants_are_served_by_their_weights(
@@ -165,7 +166,9 @@ def test_tenants_are_served_by_their_weights(
             if number == rows:
                 start = dict(site.served)
             if number > rows and number % 10 == 0:
-                served = {one.tenant: (site.served[one.tenant] - start.get(one.tenant, 0)) / one.weight for one in shares}
+                served = {
+                    one.tenant: (site.served[one.tenant] - start.get(one.tenant, 0)) / one.weight for one in shares
+                }
                 spread = max(served.values()) - min(served.values())
                 assert spread <= bound / min(weights), number
         if count <= 20:  # long enough for the shares themselves
@@ -225,7 +228,12 @@ def test_a_cancelled_request_leaves_its_line_and_is_not_charged(site: Site) -> N
         assert finished(site.lane.broker.cancel(request_id)) == "cancelled"
     client = site.lane.client
     assert set(client.hvals(KEYS.served("standard"))) <= {b"0"}
-    for key in (KEYS.waiting, KEYS.tenants("standard"), KEYS.line("standard", A.tenant), KEYS.users("standard", A.tenant)):
+    for key in (
+        KEYS.waiting,
+        KEYS.tenants("standard"),
+        KEYS.line("standard", A.tenant),
+        KEYS.users("standard", A.tenant),
+    ):
         assert client.exists(key) == 0
     assert finished(site.lane.broker.queued()) == (0, 0)
     # The only one that waits is in the stream of its class, so that a blocked worker has it at once.

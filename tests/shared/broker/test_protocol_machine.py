@@ -24,8 +24,8 @@ from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFu
 from quire.shared.broker.share import Share
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from tests.support.protocol_driver import KEYS, SHARES, TENANTS, FairSnapshot, Lane, Patch, Saved, Snapshot, finished
 from tests.support.fair_model import Group
+from tests.support.protocol_driver import KEYS, SHARES, TENANTS, FairSnapshot, Lane, Patch, Saved, Snapshot, finished
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.support.redis_server import RedisServer
 
@@ -742,13 +742,18 @@ BUGS: dict[str, Patch] = {
         ),
     ),
     "a cancelled request stays in its line": (
-        ("    if own[1] == WAITING .. share.class then\n        leave_line(", "    if own[1] == WAITING .. share.class then\n        (function() end)("),
+        (
+            "    if own[1] == WAITING .. share.class then\n        leave_line(",
+            "    if own[1] == WAITING .. share.class then\n        (function() end)(",
+        ),
     ),
     "an idle tenant saves up service": (
         ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
     ),
     "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
-    "a request that never ran is charged": (("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),),
+    "a request that never ran is charged": (
+        ("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),
+    ),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
