@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.shared.broker.share import DEFAULT_WEIGHT, MAX_WEIGHT
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.settings import option
+from quire.shared.share import DEFAULT_WEIGHT, MAX_WEIGHT
 
 ACTIONS = ("list", "create", "show", "revoke", "rotate", "limit", "audit", "usage")
 

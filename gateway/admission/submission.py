@@ -18,8 +18,8 @@ from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
-from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.messages import GenerationRequest
+from quire.shared.share import ANONYMOUS_SHARE, Share
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3

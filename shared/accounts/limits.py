@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from quire.shared.broker.share import MAX_WEIGHT
 from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.share import MAX_WEIGHT
 from quire.shared.validators import Integer, InvalidValue, OneOf, Texts, checked
 
 MAX_MODELS = 64

@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker.lane import Lane, text
-from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
 from quire.shared.messages import MessageError, StepItem, WorkerCard, decode_items
+from quire.shared.share import ANONYMOUS_SHARE, Share
 from quire.shared.states import CancelReply, DeleteReply, ExpireReply, RequestState, SubmitReply
 
 

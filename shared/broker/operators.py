@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.shared.broker.lane import Lane, text
-from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.share import ANONYMOUS_SHARE, Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,6 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from quire.shared.broker.share import (
-    COUNTER_UNITS,
-    DEFAULT_WEIGHT,
-    FLOOR,
-    INPUT_COST,
-    MAX_COUNTERS,
-    OUTPUT_COST,
-    USER_COUNTERS_S,
-)
 from quire.shared.keys import (
     DEFAULT_CLASS,
     FORGET_WORKER_S,
@@ -36,6 +27,15 @@ from quire.shared.keys import (
     WAITING,
 )
 from quire.shared.messages import VERSION
+from quire.shared.share import (
+    COUNTER_UNITS,
+    DEFAULT_WEIGHT,
+    FLOOR,
+    INPUT_COST,
+    MAX_COUNTERS,
+    OUTPUT_COST,
+    USER_COUNTERS_S,
+)
 
 # Constants that Lua and Python share: local variables at the top of every script.
 _CONSTANTS: dict[str, int | str | Sequence[str]] = {

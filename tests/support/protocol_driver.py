@@ -17,8 +17,8 @@ import redis
 from redis.exceptions import NoScriptError
 
 from quire.shared.broker import Broker, QueueReader
-from quire.shared.broker.share import Share
 from quire.shared.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
+from quire.shared.share import Share
 from tests.support.redis_server import RedisServer
 
 LANE = "lane"

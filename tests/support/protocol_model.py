@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
-from quire.shared.broker.share import ANONYMOUS_SHARE, Share
 from quire.shared.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
@@ -21,6 +20,7 @@ from quire.shared.keys import (
     WAITING_QUEUES,
 )
 from quire.shared.messages import Outcome, StepItem
+from quire.shared.share import ANONYMOUS_SHARE, Share
 from tests.support.fair_model import FairModel
 
 MAX_DEATHS_IN_ALL = 10

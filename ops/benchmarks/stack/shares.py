@@ -36,10 +36,10 @@ from quire.shared.accounts.charge import Charge
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.broker.share import Share
 from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.redis.clients import command_client
+from quire.shared.share import Share
 
 PARTS = ("scripts", "first", "flood")
 TENANTS = 1000

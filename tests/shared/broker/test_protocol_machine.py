@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
-from quire.shared.broker.share import Share
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
+from quire.shared.share import Share
 from tests.support.fair_model import Group
 from tests.support.protocol_driver import KEYS, SHARES, TENANTS, FairSnapshot, Lane, Patch, Saved, Snapshot, finished
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.shared.broker.share import Share
+from quire.shared.share import Share
 
 
 @pytest.mark.parametrize(

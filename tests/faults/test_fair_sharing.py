@@ -1,0 +1,75 @@
+"""Two API keys at the real stack: one floods the queue, and the other one hardly notices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.store import AccountStore
+from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.redis.clients import command_client
+from tests.faults.stack import KEYS, FaultStack, Stream
+from tests.faults.test_worker_faults import FAST
+
+ROWS = 2
+CALLS, PROMPTS, TOKENS = 4, 64, 8
+
+
+async def make_keys(url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the headers of two keys, of one project each."""
+    client = command_client(url, ACCOUNTS_TAG)
+    store = AccountStore(client, "test")
+    secrets = [(await store.create("acme", project, "k", AccountLimits()))[1] for project in ("flood", "late")]
+    await client.aclose()
+    first, second = ({"Authorization": f"Bearer {secret}"} for secret in secrets)
+    return first, second
+
+
+def body(prompt: Any, max_tokens: int = TOKENS) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+
+def ended(stack: FaultStack) -> int:
+    return sum(count for name, count in stack.totals().items() if name != "accepted")
+
+
+def first_token_behind(stack: FaultStack, url: str, headers: dict[str, str]) -> int:
+    """Send a call; return how many requests ended between its acceptance and its first token, itself not counted."""
+    accepted, before = stack.totals()["accepted"], ended(stack)
+    stream = Stream(url, body("w1 w2", 40) | {"stream": True}, headers)
+    stack.wait(lambda: stack.totals()["accepted"] > accepted)
+    stream.wait_events(1)
+    count = ended(stack) - before
+    assert stream.wait_end().is_complete
+    return count
+
+
+@pytest.mark.faults
+def test_a_flood_of_one_key_does_not_delay_another(stack: FaultStack) -> None:
+    flood, late = asyncio.run(make_keys(stack.redis_server.url))
+    flags = ("--max-num-seqs", str(ROWS), "--max-num-batched-tokens", "256", *FAST)
+    worker = stack.worker("a", *flags)
+    _, url = stack.gateway("--require-keys")
+    alone = Stream(url, body("w1 w2", 40) | {"stream": True}, late).wait_end()
+    prompts = [f"w{index} w{index + 1}" for index in range(PROMPTS)]
+    calls = [Stream(url, body(prompts), flood) for _ in range(CALLS)]
+    stack.wait(lambda: int(stack.redis.hget(KEYS.waiting, "requests acme/flood") or 0) > 200)
+    # One service time: the rows in use are freed, and the first of them is for the other key. A few may end before the
+    # test has looked.
+    counts = [first_token_behind(stack, url, late) for _ in range(3)]
+    assert max(counts) <= 3 * ROWS
+    assert int(stack.redis.hget(KEYS.waiting, "requests acme/flood") or 0) > 100
+    # The worker dies, and another one goes on with all lines.
+    worker.kill()
+    stack.worker("b", *flags)
+    assert first_token_behind(stack, url, late) <= 3 * ROWS + ROWS
+    assert int(stack.redis.hget(KEYS.waiting, "requests acme/flood") or 0) > 50
+    for call in calls:
+        assert call.wait_end(60).status == 200
+        assert len(call.answer["choices"]) == PROMPTS
+    assert stack.totals()["accepted"] == CALLS * PROMPTS + 5
+    assert alone.is_complete
+    stack.assert_invariants()
