@@ -57,7 +57,7 @@ class KeyRing:
             self._known.move_to_end(key_id)
             return found[1]
         try:
-            chain = await self._retry(partial(self.store.chain, key_id))
+            chain = await self._retry(partial(self.store.chain, key_id, found[1] if found else ()))
         except InvalidValue as error:
             log.error("the accounts of key %s are corrupt in Redis, so its calls are refused: %s", key_id, error)
             chain = ()

@@ -22,7 +22,8 @@ class Store:
         self.reads: list[str] = []
         self.fault: Exception | None = None
 
-    async def chain(self, key_id: str) -> tuple[Account, ...]:
+    async def chain(self, key_id: str, known: tuple[Account, ...] = ()) -> tuple[Account, ...]:
+        assert {account.id for account in known} <= {key_id}
         self.reads.append(key_id)
         if self.fault:
             raise self.fault

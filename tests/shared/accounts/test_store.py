@@ -83,3 +83,16 @@ async def test_only_projects_have_a_weight(store: AccountStore) -> None:
     with pytest.raises(InvalidValue):
         await store.create("acme", "web", "other", AccountLimits(weight=5))
     assert len([account for account in await store.all() if account.kind == "key"]) == 1
+
+
+async def test_known_accounts_are_read_at_once(store: AccountStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, _ = await store.create("acme", "web", "ci", AccountLimits())
+    known = await store.chain(key.id)
+    await store.limit("project:acme/web", AccountLimits(weight=7))
+    with monkeypatch.context() as patch:
+        patch.setattr(store.client, "hget", None)
+        changed = await store.chain(key.id, known)
+    assert [account.place for account in changed] == [key.place, "project:acme/web", "organisation:acme"]
+    assert [account.limits.weight for account in changed] == [0, 7, 0]
+    await store.client.hdel(store.keys.accounts, key.place)
+    assert await store.chain(key.id, known) == ()
