@@ -1,4 +1,4 @@
-"""The three verbs of a call: `serve` a new one, `resume` the stream of one, `cancel` one."""
+"""The verbs of a call: `serve` a new one, `resume` the stream of one, `cancel` one. `find` serves further verbs."""
 
 from __future__ import annotations
 
@@ -193,19 +193,24 @@ async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
 
     A call that has ended stays as it is.
     """
-    broker = gateway.broker
+    call_id, known = await find(gateway, dialect, request)
+    ids = [request_id(call_id, index) for index in range(known.about.requests)]
+    found = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in ids]
+    ran = not known.is_done or "cancelled" in found or "flagged" in found
+    return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
+
+
+async def find(gateway: Gateway, dialect: Dialect, request: web.Request) -> tuple[str, StoredCall]:
+    """Returns the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
     call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
     try:
-        known = await gateway.retry(partial(stored.look_up, broker, call_id, caller_of(request).owner))
-        if known is None or known.about.dialect != dialect.name:
-            raise stored.not_found()
-        ids = [request_id(call_id, index) for index in range(known.about.requests)]
-        found = [await gateway.retry(partial(broker.cancel, id_)) for id_ in ids]
+        known = await gateway.retry(partial(stored.look_up, gateway.broker, call_id, caller_of(request).owner))
     except MessageError as error:
         note_corrupt_metadata(gateway, call_id, error)
         raise stored.not_found() from error
-    ran = not known.is_done or "cancelled" in found or "flagged" in found
-    return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
+    if known is None or known.about.dialect != dialect.name:
+        raise stored.not_found()
+    return call_id, known
 
 
 async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str, owner: str) -> StoredCall | None:

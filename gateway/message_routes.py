@@ -1,10 +1,10 @@
-"""The routes of the Messages API. A resumed stream and the cancellation are extensions, as for chats."""
+"""The routes of the Messages API. Resuming, cancelling and parking are extensions, as for chats."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway import calls
+from quire.gateway import calls, parking_calls
 from quire.gateway.api.errors import NO_EFFECT_NAMES
 from quire.gateway.api.messages.answer import MessageDialect, count_tokens
 from quire.gateway.api.messages.errors import PATH
@@ -24,6 +24,7 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(f"{PATH}/{{id}}/stream", by_id(directory, _resume), allow_head=False),
         web.post(f"{PATH}/{{id}}/cancel", by_id(directory, _cancel)),
+        *parking_calls.routes(directory, PATH, DIALECT),
     ]
 
 

@@ -35,10 +35,18 @@ MAX_TAKEN = 1024
 OVERDUE_S = 1.0
 # Largest number of log entries per read.
 PAGE = 128
+# The outcome of a call whose request is parked, for this gateway's counts and logs.
+PARKED = "parked"
 
 
 class NoWorkerOutcome(Outcome):
     """The end of a request that no worker took: its gateway gave it up, and its client may send it again."""
+
+    __slots__ = ()
+
+
+class ParkedOutcome(Outcome):
+    """The end of a stream whose request is parked. The request has not ended: it continues after it is unparked."""
 
     __slots__ = ()
 
@@ -358,12 +366,16 @@ class OutputBuffer:
         return True
 
     async def _check_exists(self, cursor: Cursor) -> None:
-        """Ends a request that Redis has lost, or whose log Redis has lost: no worker will ever finish it."""
+        """Ends a request for this gateway that no worker will finish: Redis has lost it or its log, or it is parked."""
         try:
             state = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
             return
-        if state == b"done" and not await self._read_log(cursor):
+        if state in (b"done", b"parked") and not await self._read_log(cursor):
+            return
+        if state == b"parked" and not cursor.ended and not cursor.behind:
+            cursor.ended = True
+            self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(PARKED)))
             return
         if state in (None, b"done") and not cursor.ended and not cursor.behind:
             detail = "the request was lost together with the data of Redis; send it again"

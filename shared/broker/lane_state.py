@@ -14,7 +14,7 @@ from quire.shared.messages import OUTCOMES
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """Requests and tokens of a lane. At any moment accepted = sum of `ended` + sum of `waiting` + running.
+    """Requests and tokens of a lane. At any moment accepted = sum of `ended` + sum of `waiting` + running + parked.
 
     ended: by outcome. waiting, tokens: by priority class. oldest_s: by queue, the age of the first entry that no worker
     has read, 0 for an empty queue. dead: length of the dead-letter stream.
@@ -25,6 +25,7 @@ class LaneState:
     waiting: dict[str, int]
     tokens: dict[str, int]
     running: int
+    parked: int
     oldest_s: dict[str, float]
     dead: int
 
@@ -36,13 +37,14 @@ async def read_lane(broker: Broker) -> LaneState:
     pipe.hgetall(keys.totals)
     pipe.hgetall(keys.load)
     pipe.xlen(keys.dead)
+    pipe.zcard(keys.parked)
     pipe.time()
     for name in QUEUES:
         pipe.xlen(keys.queue(name))
     for name in QUEUES:
         pipe.xinfo_groups(keys.queue(name))
-    totals, load, dead, (seconds, micros), *rest = await pipe.execute(raise_on_error=False)
-    for reply in (totals, load, dead, *rest[: len(QUEUES)]):
+    totals, load, dead, parked, (seconds, micros), *rest = await pipe.execute(raise_on_error=False)
+    for reply in (totals, load, dead, parked, *rest[: len(QUEUES)]):
         if isinstance(reply, Exception):
             raise reply
     lengths, groups = rest[: len(QUEUES)], rest[len(QUEUES) :]
@@ -55,6 +57,7 @@ async def read_lane(broker: Broker) -> LaneState:
         tokens={name: _count(load, f"tokens:{name}") for name in PRIORITY_CLASSES},
         # A running request stays in its queue until it ends.
         running=sum(lengths) - sum(waiting.values()),
+        parked=parked,
         oldest_s=oldest,
         dead=dead,
     )

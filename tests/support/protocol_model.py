@@ -46,6 +46,7 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
+    has_lapsed: bool = False  # parked for longer than its retention
 
     @property
     def body(self) -> bytes:
@@ -146,9 +147,9 @@ class ProtocolModel:
             return "unknown"
         if request.state == "done":
             return "done"
-        if unless_beside is not None and set(request.listeners) - set(unless_beside):
+        if unless_beside is not None and (set(request.listeners) - set(unless_beside) or request.state == "parked"):
             return "wanted"
-        if request.state == "queued":
+        if request.state in ("queued", "parked"):
             self._finish_unowned(request, "cancelled", "")
             return "cancelled"
         request.is_cancelled = True
@@ -161,6 +162,8 @@ class ProtocolModel:
             return "unknown"
         if request.state == "done":
             return "done"
+        if request.state == "parked":
+            return "expired" if self._has_lapsed(request) else "early"
         if request.deadline != PASSED:
             return "early"
         if request.state == "queued":
@@ -200,7 +203,7 @@ class ProtocolModel:
         request = self.requests.get(delivery.request_id)
         if not self._is_of(worker, _place(delivery)):
             return None
-        if request is None or request.state == "done" or (request.queue, request.entry) != _place(delivery):
+        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != _place(delivery):
             self._take_off(*_place(delivery))
             return None
         if request.is_cancelled:
@@ -313,6 +316,54 @@ class ProtocolModel:
                 self._enqueue(request, "handed")
                 released += 1
         return released
+
+    # --- parking ------------------------------------------------------------------------------------------------------
+
+    def park(self, request_id: str, attempt: str = "", max_parked: int = 0) -> str:
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state in ("done", "parked"):
+            return request.state
+        if attempt and attempt != request.attempt:
+            return "lost"
+        if request.is_cancelled or request.deadline == PASSED:
+            return "ending"
+        if max_parked and sum(one.state == "parked" for one in self.requests.values()) >= max_parked:
+            return "full"
+        if request.state == "running":
+            self.mailboxes[request.owner][request_id] = request.before = request.attempt
+        self._take_off(request.queue, request.entry)
+        request.state, request.queue, request.entry = "parked", "", ""
+        request.attempt = request.owner = request.incarnation = ""
+        request.waits, request.is_background, request.listeners, request.has_lapsed = False, True, [], False
+        self.recoveries["parked"] += 1
+        return "parked"
+
+    def unpark(self, request_id: str, bounds: QueueBounds, retention_s: int) -> str | tuple[str, int, int]:
+        """Queue a request. retention_s: for which it was parked."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state != "parked":
+            return "done" if request.state == "done" else "active"
+        if self._has_lapsed(request):
+            return "done"
+        requests, tokens = self.queued()
+        if requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens):
+            return ("full", requests, tokens)
+        request.state = "queued"
+        self._enqueue(request, request.priority_class)
+        if not request.retention_s:
+            request.retention_s = retention_s
+            self._store(request, bounds.stored_bytes)
+        self.recoveries["unparked"] += 1
+        return "queued"
+
+    def _has_lapsed(self, request: Request) -> bool:
+        if request.has_lapsed:
+            self._finish_unowned(request, "deadline", "the request was parked for longer than its retention")
+        return request.has_lapsed
 
     # --- what happens by itself ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+-- Queue a parked request again with its tokens, behind the waiting requests of its class.
+--   KEYS  request hash
+--   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
+--         charge; see _limits.lua; '' = reserve in any case), bytes after which the retention of older stored requests
+--         ends, retention (s) of requests without one of their own
+--   ->    {'queued'} | {'active'} (it is not parked: it waits or runs) | {'limited', limit that is reached, its account,
+--         milliseconds until it allows the request (-1: never)} | {'full', queued requests, queued tokens} | {'done'}
+--         | {'unknown'}
+-- Repeatable. What is left of its deadline counts from now on. After its end its keys stay for the rest of the time for
+-- which it might have been parked, like those of a stored request.
+local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'about')
+local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
+if not state then
+    return {'unknown'}
+end
+if state == 'done' then
+    return {'done'}
+end
+if state ~= 'parked' then
+    return {'active'}
+end
+if not (is_class(class) and cost and emitted and left) then
+    finish_corrupt(prefix, id, retention)
+    return {'done'}
+end
+if has_lapsed(prefix, id, retention) then
+    return {'done'}
+end
+local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
+local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
+if requests > 0 and (requests + 1 > tonumber(ARGV[3]) or tokens + cost > tonumber(ARGV[4])) then
+    return {'full', requests, tokens}
+end
+local now = now_ms()
+if req[6] then
+    local unpaid = cmsgpack.unpack(req[6])
+    local prompt = unpaid[2]
+    local accounts = ARGV[5] ~= '' and cmsgpack.unpack(ARGV[5]) or {unpack(unpaid, 8)}
+    local charge = cmsgpack.pack({unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7],
+        unpack(accounts)})
+    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, emitted, ARGV[5] == '')
+    if reached then
+        return {'limited', reached, account, wait}
+    end
+end
+local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
+redis.call('ZREM', prefix .. 'parked', id)
+local entry = redis.call('XADD', prefix .. 'queue:' .. class, '*', 'id', id, 'cost', cost)
+redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', class, 'entry', entry, 'deadline', left > 0 and now + left or 0)
+redis.call('HDEL', KEYS[1], 'left', 'unpaid')
+add_load(prefix, class, 1, cost)
+if not req[7] then
+    redis.call('HSET', KEYS[1], 'retention', math.max(1, math.ceil((due - now) / 1000)))
+    store(prefix, id, STORED_BYTES + #(req[8] or ''), tonumber(ARGV[6]), retention)
+end
+count(prefix, 'unparked')
+return {'queued'}
