@@ -52,7 +52,8 @@ redis.call('HDEL', KEYS[1], 'left', 'unpaid')
 add_load(prefix, class, 1, cost)
 if not req[7] then
     redis.call('HSET', KEYS[1], 'retention', math.max(1, math.ceil((due - now) / 1000)))
-    store(prefix, id, STORED_BYTES + #(req[8] or ''), tonumber(ARGV[6]), retention)
+    local bytes = #(req[8] or '') + redis.call('STRLEN', prefix .. 'conversation:' .. id)
+    store(prefix, id, STORED_BYTES + bytes, tonumber(ARGV[6]), retention)
 end
 count(prefix, 'unparked')
 return {'queued'}

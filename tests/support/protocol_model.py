@@ -399,7 +399,8 @@ class ProtocolModel:
         self.unplaced.append(request)
 
     def _take_off(self, queue: str, entry: str) -> None:
-        self.streams[queue].pop(entry, None)
+        if queue:  # a parked request is in none
+            self.streams[queue].pop(entry, None)
         self.pending.pop((queue, entry), None)
 
     def _store(self, request: Request, max_bytes: int) -> None:
