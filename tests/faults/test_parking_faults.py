@@ -162,7 +162,7 @@ def test_a_worker_that_sleeps_through_the_parking_is_fenced(stack: FaultStack) -
     rests["greedy"].wait_events(5)
     worker.send(signal.SIGCONT)
     assert_whole(streams, rests, expected)
-    worker.wait_for("is lost: it ended, or another worker has claimed it")
+    worker.wait_for("is lost: it ended or is parked, or another worker has claimed it")
     stack.assert_invariants()
 
 
