@@ -226,7 +226,7 @@ class WorkerService:
             log.info("%d requests are returned to the queue; other workers continue them", released)
 
     async def _park(self, broker: Broker, committer: Committer, park_s: int) -> None:
-        """Park the running requests. Those that cannot be parked stay."""
+        """Park the running requests. A request that cannot be parked stays."""
         parked = []
         for request_id, token in committer.attempts:
             if await broker.park(request_id, retention_s=park_s, attempt=token) is ParkReply.PARKED:

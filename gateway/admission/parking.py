@@ -28,7 +28,7 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ParkingState:
-    """Whether a call is parked, or has ended. until: unix time in seconds at which it ends as parked."""
+    """The state of a call: parked, ended, or neither. until: unix time in seconds at which it ends as parked."""
 
     is_parked: bool
     has_ended: bool

@@ -45,7 +45,7 @@ class ParkingVerbs(Lane):
     ) -> ParkReply:
         """Park a request, waiting or running.
 
-        retention_s: time after which it ends if nobody unparks it. max_parked: largest number of parked requests of the
+        retention_s: time after which it ends unless it is unparked. max_parked: largest number of parked requests of the
         lane; 0 is any number. attempt: park only if this is the present attempt.
         """
         args: list[Any] = [self.keys.prefix, request_id, retention_s, max_parked, attempt, RETENTION_S]
@@ -56,7 +56,7 @@ class ParkingVerbs(Lane):
     ) -> UnparkReply:
         """Queue a parked request again.
 
-        charge: the accounts of the caller, whose limits must allow what is left; without it the rest is reserved in any
+        charge: the accounts of the caller, whose limits must allow the rest; without it the rest is reserved in any
         case. Raises QueueFull and LimitReached.
         """
         accounts = b"" if charge is None else charge.encode_accounts()

@@ -6,7 +6,7 @@
 --         (there are as many parked requests already) | 'lost' (another attempt owns it) | 'done' | 'unknown'
 -- Repeatable; a repeated call does not extend the time. The owner of a running request finds its attempt token in its
 -- mailbox: that attempt is over, and the fence refuses its further items. The request holds no reservation while it is
--- parked. Its deadline stands still. It needs no listener any more, also not after `unpark`.
+-- parked. The deadline stands still. The request needs no listener any more, also not after `unpark`.
 local prefix, id = ARGV[1], ARGV[2]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'cancel', 'deadline', 'emitted')
 local state, deadline = req[1], whole(req[5])

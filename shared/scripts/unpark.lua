@@ -1,4 +1,4 @@
--- Queue a parked request again with its tokens, behind the waiting requests of its class.
+-- Queue a parked request again with its tokens, at the end of the queue of its class.
 --   KEYS  request hash
 --   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
 --         charge; see _limits.lua; '' = reserve in any case), bytes after which the retention of older stored requests
@@ -6,7 +6,7 @@
 --   ->    {'queued'} | {'active'} (it is not parked: it waits or runs) | {'limited', limit that is reached, its account,
 --         milliseconds until it allows the request (-1: never)} | {'full', queued requests, queued tokens} | {'done'}
 --         | {'unknown'}
--- Repeatable. What is left of its deadline counts from now on. After its end its keys stay for the rest of the time for
+-- Repeatable. The rest of its deadline counts from now on. After its end its keys stay for the rest of the time for
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'about')
