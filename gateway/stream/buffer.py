@@ -375,6 +375,7 @@ class OutputBuffer:
             return
         if state == b"parked" and not cursor.ended and not cursor.behind:
             cursor.ended = True
+            self.is_responsible = False  # the end of this stream cancels no other request of the call
             self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(PARKED)))
             return
         if state in (None, b"done") and not cursor.ended and not cursor.behind:

@@ -45,8 +45,8 @@ class ParkingVerbs(Lane):
     ) -> ParkReply:
         """Park a request, waiting or running.
 
-        retention_s: time after which it ends unless it is unparked. max_parked: largest number of parked requests of the
-        lane; 0 is any number. attempt: park only if this is the present attempt.
+        retention_s: time after which it ends unless it is unparked. max_parked: largest number of parked requests of
+        the lane; 0 is any number. attempt: park only if this is the present attempt.
         """
         args: list[Any] = [self.keys.prefix, request_id, retention_s, max_parked, attempt, RETENTION_S]
         return ParkReply(text(await self._park(keys=[self.keys.request(request_id)], args=args)))

@@ -150,6 +150,22 @@ async def test_a_call_with_several_prompts_is_parked_with_all_of_them(gateway: R
     assert await gateway.queued() == 2
 
 
+async def test_the_other_prompts_of_a_call_run_on_if_one_is_parked(gateway: RunningGateway) -> None:
+    """As when an operator parks what one worker runs."""
+    task = asyncio.create_task(gateway.post(COMPLETIONS, body(COMPLETIONS, prompt=["a", "b"]), Idempotency_Key="k"))
+    await until(lambda: _is(gateway.queued(), 2))
+    broker = gateway.gateway.broker
+    [call_id] = {id_.split("-")[0] for id_ in await broker.unended()}
+    await broker.park(f"{call_id}-1")
+    assert (await task).error["code"] == "parked"
+    assert await broker.unended() == [call_id]
+    await gateway.post(f"{COMPLETIONS}/cmpl-{call_id}/unpark", b"")
+    async with gateway.worker(emit(ANSWER)):
+        again = await gateway.post(COMPLETIONS, body(COMPLETIONS, prompt=["a", "b"]), Idempotency_Key="k")
+    assert [choice["text"] for choice in again.json["choices"]] == [WHOLE, WHOLE]
+    assert await broker.read_totals() == {"accepted": 2, "length": 2}
+
+
 async def _is(value: Any, expected: Any) -> bool:
     return await value == expected
 
