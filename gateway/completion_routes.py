@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway import calls, parking_calls
+from quire.gateway import calls
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.directory.dispatch import ModelDirectory, by_body, by_id
@@ -29,5 +29,10 @@ def _routes(directory: ModelDirectory, path: str, dialect: calls.Dialect) -> lis
         web.post(
             f"{path}/{{id}}/cancel", by_id(directory, lambda gateway, request: calls.cancel(gateway, dialect, request))
         ),
-        *parking_calls.routes(directory, path, dialect),
+        web.post(
+            f"{path}/{{id}}/park", by_id(directory, lambda gateway, request: calls.park(gateway, dialect, request))
+        ),
+        web.post(
+            f"{path}/{{id}}/unpark", by_id(directory, lambda gateway, request: calls.unpark(gateway, dialect, request))
+        ),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway import calls, parking_calls
+from quire.gateway import calls
 from quire.gateway.api.errors import NO_EFFECT_NAMES
 from quire.gateway.api.messages.answer import MessageDialect, count_tokens
 from quire.gateway.api.messages.errors import PATH
@@ -24,7 +24,8 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(f"{PATH}/{{id}}/stream", by_id(directory, _resume), allow_head=False),
         web.post(f"{PATH}/{{id}}/cancel", by_id(directory, _cancel)),
-        *parking_calls.routes(directory, PATH, DIALECT),
+        web.post(f"{PATH}/{{id}}/park", by_id(directory, _park)),
+        web.post(f"{PATH}/{{id}}/unpark", by_id(directory, _unpark)),
     ]
 
 
@@ -42,6 +43,16 @@ async def _resume(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:
     """POST /v1/messages/{id}/cancel"""
     return await calls.cancel(gateway, DIALECT, request)
+
+
+async def _park(gateway: Gateway, request: web.Request) -> web.Response:
+    """POST /v1/messages/{id}/park"""
+    return await calls.park(gateway, DIALECT, request)
+
+
+async def _unpark(gateway: Gateway, request: web.Request) -> web.Response:
+    """POST /v1/messages/{id}/unpark"""
+    return await calls.unpark(gateway, DIALECT, request)
 
 
 async def _count_tokens(gateway: Gateway, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from functools import partial
 
 from aiohttp import web
 
-from quire.gateway import calls, parking_calls
+from quire.gateway import calls
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.errors import NO_EFFECT_NAMES, REQUEST_ID, InvalidRequest, refused
@@ -179,12 +179,12 @@ class Responses:
     async def park(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/park: parks a stored response."""
         call_id, known = await self._store(request).look_up(request.match_info["id"])
-        return await parking_calls.park_call(self._gateway, PREFIX, call_id, known)
+        return await calls.park_call(self._gateway, PREFIX, call_id, known)
 
     async def unpark(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/unpark: queues a parked response again."""
         call_id, known = await self._store(request).look_up(request.match_info["id"])
-        return await parking_calls.unpark_call(self._gateway, PREFIX, call_id, known, request)
+        return await calls.unpark_call(self._gateway, PREFIX, call_id, known, request)
 
     async def input_items(self, request: web.Request) -> web.Response:
         """GET /v1/responses/{id}/input_items: the conversation before the answer, in pages."""

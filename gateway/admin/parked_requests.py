@@ -6,17 +6,15 @@ import asyncio
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from redis.exceptions import RedisError
 
 from quire.gateway.admin.parking_settings import ParkingSettings
-from quire.gateway.api.call_metadata import CallMetadata, request_id
 from quire.shared.broker import Broker
 from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 from quire.shared.keys import LaneKeys
-from quire.shared.messages import MessageError
+from quire.shared.messages import GenerationRequest, MessageError
 from quire.shared.redis.clients import command_client, node_clients
 from quire.shared.redis.url import BrokerUnavailable, redact
 from quire.shared.states import ParkReply, UnparkReply
@@ -83,8 +81,8 @@ async def _list(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
 async def _park(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
     parked = 0
     for broker in brokers:
-        ids = await _named(broker, settings.id) if settings.id else await _parkable(broker, settings.worker)
-        for one in ids:
+        ids = await broker.unended(settings.worker)
+        for one in _of_call(ids, settings.id) if settings.id else await _without_embeddings(broker, ids):
             parked += await broker.park(one, retention_s=settings.retention_s) is ParkReply.PARKED
     return _report(parked, "parked", settings)
 
@@ -92,35 +90,29 @@ async def _park(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
 async def _unpark(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
     queued = 0
     for broker in brokers:
-        ids = await _named(broker, settings.id) if settings.id else await broker.parked_ids()
-        for one in ids:
+        ids = await broker.parked_ids()
+        for one in _of_call(ids, settings.id) if settings.id else ids:
             queued += await broker.unpark(one) is UnparkReply.QUEUED
     return _report(queued, "queued again", settings)
 
 
-async def _named(broker: Broker, call_id: str) -> Iterable[str]:
-    """The requests of the call with this id: one for each prompt."""
-    about: Any = await broker.client.hget(broker.keys.request(call_id), "about")
-    try:
-        count = CallMetadata.decode(about).requests if about else 1
-    except MessageError:
-        count = 1
-    return [request_id(call_id, index) for index in range(count)]
+def _of_call(ids: Iterable[str], call_id: str) -> list[str]:
+    """The requests of a call: one for each prompt, and all but the first have a number behind the id of the call."""
+    return [one for one in ids if one.partition("-")[0] == call_id]
 
 
-async def _parkable(broker: Broker, worker: str) -> Iterable[str]:
-    """The requests that wait or run, without those for embeddings: they are short, and their clients cannot resume."""
-    ids = await broker.unended(worker)
+async def _without_embeddings(broker: Broker, ids: Sequence[str]) -> list[str]:
+    """The requests without those for embeddings, which are short, and whose clients cannot resume."""
     pipe = broker.client.pipeline(transaction=False)
     for one in ids:
-        pipe.hget(broker.keys.request(one), "about")
-    abouts = await pipe.execute() if ids else []
-    return [one for one, about in zip(ids, abouts, strict=True) if not _is_embedding(about)]
+        pipe.hget(broker.keys.request(one), "body")
+    bodies = await pipe.execute() if ids else []
+    return [one for one, body in zip(ids, bodies, strict=True) if not _is_embedding(body)]
 
 
-def _is_embedding(about: bytes | None) -> bool:
+def _is_embedding(body: bytes | None) -> bool:
     try:
-        return bool(about) and CallMetadata.decode(about or b"").dialect == "embeddings"
+        return bool(body and GenerationRequest.decode(body).pooling)
     except MessageError:
         return False
 

@@ -15,6 +15,7 @@ from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
 from quire.gateway.api.errors import ParkingIsFull
+from quire.shared.accounts.account import Account
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, QueueBounds, QueueFull
 from quire.shared.redis.cancellation import check_cancelled
@@ -79,12 +80,13 @@ class Parking:
         untils = [await self._retry(partial(self._broker.parked_until, id_)) for id_ in ids]
         return ParkingState(True, False, min((until for until in untils if until is not None), default=None))
 
-    async def unpark(self, ids: Sequence[str], charge: Charge | None) -> ParkingState:
-        """Queue the parked requests of a call again. charge: what the caller's key is charged.
+    async def unpark(self, ids: Sequence[str], accounts: Sequence[Account]) -> ParkingState:
+        """Queue the parked requests of a call again. accounts: of the caller, whose limits must allow the rest.
 
         Raises QueueIsFull, RateLimited, BudgetSpent or BrokerDown.
         """
         try:
+            charge = Charge(tuple(accounts), self._broker.keys.lane) if accounts else None
             unpark = partial(self._broker.unpark, bounds=self._bounds, charge=charge)
             found = [await self._retry(partial(unpark, id_)) for id_ in ids]
         except QueueFull as error:

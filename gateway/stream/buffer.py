@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
+from quire.gateway.api.errors import Parked
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
 from quire.shared.messages import MessageError, Outcome, StepItem
@@ -35,8 +36,6 @@ MAX_TAKEN = 1024
 OVERDUE_S = 1.0
 # Largest number of log entries per read.
 PAGE = 128
-# The outcome of a call whose request is parked, for this gateway's counts and logs.
-PARKED = "parked"
 
 
 class NoWorkerOutcome(Outcome):
@@ -376,7 +375,7 @@ class OutputBuffer:
         if state == b"parked" and not cursor.ended and not cursor.behind:
             cursor.ended = True
             self.is_responsible = False  # the end of this stream cancels no other request of the call
-            self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(PARKED)))
+            self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(Parked.code)))
             return
         if state in (None, b"done") and not cursor.ended and not cursor.behind:
             detail = "the request was lost together with the data of Redis; send it again"

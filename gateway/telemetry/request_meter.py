@@ -14,13 +14,13 @@ from aiohttp import web
 
 from quire.gateway.api.call_metadata import DIALECTS
 from quire.gateway.api.error_responses import reasons
-from quire.gateway.stream.buffer import PARKED
+from quire.gateway.api.errors import Parked
 from quire.shared.messages import OUTCOMES
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # Kinds of calls: a call makes new requests, repeats an idempotency key, or resumes a stream.
 KINDS = ("new", "joined", "resumed")
-CALL_OUTCOMES = (*OUTCOMES, PARKED, "refused", "gone")
+CALL_OUTCOMES = (*OUTCOMES, Parked.code, "refused", "gone")
 
 clock = time.perf_counter
 

@@ -220,6 +220,17 @@ class LimitsMachine(RuleBasedStateMachine):
         else:
             assert found in expected
 
+    @rule(answer=st.integers(10, 40), part=st.integers(1, 4))
+    def submit_with_a_small_budget(self, answer: int, part: int) -> None:
+        """The budget of a key suffices for a few tokens of an answer."""
+        for place in ("project:o/p", "organisation:o"):
+            self.accounts[place] = replace(self.accounts[place], limits=AccountLimits())
+        place = "key:" + "a" * 16
+        budget = AccountLimits(tokens_per_day=self.counted(place, "counted", day_of) + 10 + part)
+        self.accounts[place] = replace(self.accounts[place], limits=budget)
+        self.submit(True, 10, answer, True, True, False)
+        self.claim()
+
     def cost(self, prompt: int, answer: int) -> int:
         return prompt * PRICE.prompt + answer * PRICE.completion
 

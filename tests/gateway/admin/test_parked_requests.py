@@ -11,17 +11,17 @@ from redis import Redis
 
 from quire.gateway.admin.parked_requests import run
 from quire.gateway.admin.parking_settings import ParkingSettings
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
 from quire.shared.command_line import CommandError
 from quire.shared.keys import LaneKeys
+from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.redis.clients import command_client
 
 BOUNDS = QueueBounds(100, 10_000)
 
 
-def about(dialect: str = "chat", requests: int = 1) -> bytes:
-    return CallMetadata(dialect, 0, 1, False, (), 1, requests, False).encode()
+def body(pooling: str = "") -> bytes:
+    return GenerationRequest("r", "one", (1, 2), SamplingParams(max_tokens=3), pooling=pooling).encode()
 
 
 def at(redis_url: str, lane: str, work: Callable[[Broker], Coroutine[Any, Any, Any]]) -> Any:
@@ -37,8 +37,8 @@ def at(redis_url: str, lane: str, work: Callable[[Broker], Coroutine[Any, Any, A
     return asyncio.run(with_broker())
 
 
-async def submit(broker: Broker, name: str, metadata: bytes) -> None:
-    await broker.submit(name, b"body", gateway="g", cost=3, bounds=BOUNDS, about=metadata)
+async def submit(broker: Broker, name: str, pooling: str = "") -> None:
+    await broker.submit(name, body(pooling), gateway="g", cost=3, bounds=BOUNDS)
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def lanes(redis_url: str) -> str:
 
     async def one(broker: Broker) -> None:
         await broker.create_groups()
-        await submit(broker, "running", about())
+        await submit(broker, "running")
         [delivery] = await QueueReader(broker.client, "one", "w").read(1, 0)
         assert await broker.claim(delivery, "w", new_id()) is not None
-        await submit(broker, "waiting", about())
-        await submit(broker, "vector", about("embeddings"))
+        await submit(broker, "waiting")
+        await submit(broker, "vector", "mean")
 
     at(redis_url, "one", one)
-    at(redis_url, "two/b", lambda broker: submit(broker, "other", about()))
+    at(redis_url, "two/b", lambda broker: submit(broker, "other"))
     return redis_url
 
 
@@ -94,8 +94,8 @@ def test_one_request_is_parked_for_the_time_that_is_asked_for(lanes: str) -> Non
 
 
 def test_all_requests_of_a_call_are_parked(redis_url: str) -> None:
-    for name in ("call", "call-1", "call-2"):
-        at(redis_url, "one", lambda broker, name=name: submit(broker, name, about(requests=3)))  # type: ignore[misc]
+    for name in ("call", "call-1", "call-2", "calls"):
+        at(redis_url, "one", lambda broker, name=name: submit(broker, name))  # type: ignore[misc]
     assert run(ParkingSettings(action="park", id="call", redis_url=redis_url), {}) == 0
     assert parked(redis_url, "one") == {"call", "call-1", "call-2"}
 
