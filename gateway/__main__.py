@@ -28,6 +28,15 @@ def dead_letters() -> int:
     return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
 
 
+def parking() -> int:
+    """`quire-parking`: park requests and queue them again. The settings of the gateway may be in its environment."""
+    end_at_ctrl_c()
+    from quire.gateway.commands import GATEWAY, PARKING
+    from quire.shared.command_line import run_script
+
+    return run_script("quire-parking", PARKING, known=[GATEWAY.settings])
+
+
 def api_keys() -> int:
     """`quire-keys`: make and limit API keys. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()

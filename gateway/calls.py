@@ -1,4 +1,4 @@
-"""The three verbs of a call: `serve` a new one, `resume` the stream of one, `cancel` one."""
+"""The verbs of a call: `serve` a new one, `resume` the stream of one, `cancel`, `park` or `unpark` one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_admission_options
+from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
 from quire.gateway.api.call import Call
@@ -193,19 +194,23 @@ async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
 
     A call that has ended stays as it is.
     """
-    broker = gateway.broker
+    call_id, known = await find(gateway, dialect, request)
+    found = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in _requests(call_id, known)]
+    ran = not known.is_done or "cancelled" in found or "flagged" in found
+    return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
+
+
+async def find(gateway: Gateway, dialect: Dialect, request: web.Request) -> tuple[str, StoredCall]:
+    """Returns the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
     call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
     try:
-        known = await gateway.retry(partial(stored.look_up, broker, call_id, caller_of(request).owner))
-        if known is None or known.about.dialect != dialect.name:
-            raise stored.not_found()
-        ids = [request_id(call_id, index) for index in range(known.about.requests)]
-        found = [await gateway.retry(partial(broker.cancel, id_)) for id_ in ids]
+        known = await gateway.retry(partial(stored.look_up, gateway.broker, call_id, caller_of(request).owner))
     except MessageError as error:
         note_corrupt_metadata(gateway, call_id, error)
         raise stored.not_found() from error
-    ran = not known.is_done or "cancelled" in found or "flagged" in found
-    return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
+    if known is None or known.about.dialect != dialect.name:
+        raise stored.not_found()
+    return call_id, known
 
 
 async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str, owner: str) -> StoredCall | None:
@@ -257,3 +262,41 @@ def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
     asked = {name: body[name] for name in ("messages", "prompt", "instructions", "input") if name in body}
     prompt = json.dumps(asked)[:MAX_LOGGED_PROMPT]
     log.info("request %s asks: %s", call_id, prompt, extra={"request_id": call_id, "prompt": prompt})
+
+
+async def park(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
+    """POST .../{id}/park: sets a call aside with its tokens. A call that has ended, or is about to, stays as it is."""
+    return await park_call(gateway, dialect.prefix, *await find(gateway, dialect, request))
+
+
+async def unpark(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
+    """POST .../{id}/unpark: queues a parked call again. A call that is not parked stays as it is."""
+    return await unpark_call(gateway, dialect.prefix, *await find(gateway, dialect, request), request)
+
+
+async def park_call(gateway: Gateway, prefix: str, call_id: str, known: StoredCall) -> web.Response:
+    """Parks a call that was found. Raises ParkingIsFull or BrokerDown."""
+    return _parking(prefix + call_id, await gateway.parking.park(_requests(call_id, known)))
+
+
+async def unpark_call(
+    gateway: Gateway, prefix: str, call_id: str, known: StoredCall, request: web.Request
+) -> web.Response:
+    """Queues a call that was found again. Raises ApiError."""
+    accounts = caller_of(request).accounts
+    return _parking(prefix + call_id, await gateway.parking.unpark(_requests(call_id, known), accounts))
+
+
+def _requests(call_id: str, known: StoredCall) -> list[str]:
+    return [request_id(call_id, index) for index in range(known.about.requests)]
+
+
+def _parking(public_id: str, state: ParkingState) -> web.Response:
+    return web.json_response(
+        {
+            "id": public_id,
+            "parked": state.is_parked,
+            "ended": state.has_ended,
+            "expires_at": None if state.until is None else int(state.until),
+        }
+    )

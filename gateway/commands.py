@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
 from quire.gateway.admin.key_settings import KeySettings, UsageSettings
+from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.shared.command_line import Command
 from quire.shared.model_argument import resolve_model
@@ -29,6 +30,13 @@ def run_dead_letters(settings: DeadLetterSettings, environ: Mapping[str, str]) -
 def run_keys(settings: KeySettings, environ: Mapping[str, str]) -> int:
     """Carry out one action on API keys."""
     from quire.gateway.admin.api_keys import run
+
+    return run(settings, environ)
+
+
+def run_parking(settings: ParkingSettings, environ: Mapping[str, str]) -> int:
+    """Carry out one action on parked requests."""
+    from quire.gateway.admin.parked_requests import run
 
     return run(settings, environ)
 
@@ -56,6 +64,21 @@ DEAD_LETTERS = Command(
     ),
     DeadLetterSettings,
     run_dead_letters,
+)
+
+PARKING = Command(
+    "List parked requests, park requests, or queue them again.",
+    "A parked request keeps its tokens while no worker computes it, and continues at the same token once it is queued "
+    "again. The action `park` parks every request that waits or runs, of one model, or of one worker; `unpark` queues "
+    "parked requests again.",
+    (
+        "{prog}",
+        "{prog} park --served-model-name qwen --retention-s 43200",
+        "{prog} park --worker gpu-7",
+        "{prog} unpark",
+    ),
+    ParkingSettings,
+    run_parking,
 )
 
 KEYS = Command(

@@ -29,4 +29,10 @@ def _routes(directory: ModelDirectory, path: str, dialect: calls.Dialect) -> lis
         web.post(
             f"{path}/{{id}}/cancel", by_id(directory, lambda gateway, request: calls.cancel(gateway, dialect, request))
         ),
+        web.post(
+            f"{path}/{{id}}/park", by_id(directory, lambda gateway, request: calls.park(gateway, dialect, request))
+        ),
+        web.post(
+            f"{path}/{{id}}/unpark", by_id(directory, lambda gateway, request: calls.unpark(gateway, dialect, request))
+        ),
     ]

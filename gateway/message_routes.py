@@ -1,4 +1,4 @@
-"""The routes of the Messages API. A resumed stream and the cancellation are extensions, as for chats."""
+"""The routes of the Messages API. Resuming, cancelling and parking are extensions, as for chats."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(f"{PATH}/{{id}}/stream", by_id(directory, _resume), allow_head=False),
         web.post(f"{PATH}/{{id}}/cancel", by_id(directory, _cancel)),
+        web.post(f"{PATH}/{{id}}/park", by_id(directory, _park)),
+        web.post(f"{PATH}/{{id}}/unpark", by_id(directory, _unpark)),
     ]
 
 
@@ -41,6 +43,16 @@ async def _resume(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:
     """POST /v1/messages/{id}/cancel"""
     return await calls.cancel(gateway, DIALECT, request)
+
+
+async def _park(gateway: Gateway, request: web.Request) -> web.Response:
+    """POST /v1/messages/{id}/park"""
+    return await calls.park(gateway, DIALECT, request)
+
+
+async def _unpark(gateway: Gateway, request: web.Request) -> web.Response:
+    """POST /v1/messages/{id}/unpark"""
+    return await calls.unpark(gateway, DIALECT, request)
 
 
 async def _count_tokens(gateway: Gateway, request: web.Request) -> web.Response:

@@ -1,4 +1,5 @@
-"""The handlers of /v1/responses: create, count tokens, read, stream again, cancel, delete, list the input items."""
+"""The handlers of /v1/responses: create, count tokens, read, stream again, cancel, park, unpark, delete, list
+the input items."""
 
 from __future__ import annotations
 
@@ -46,6 +47,8 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
         web.get(one, by_id(directory, _retrieve), allow_head=False),
         web.delete(one, by_id(directory, _delete)),
         web.post(f"{one}/cancel", by_id(directory, _cancel)),
+        web.post(f"{one}/park", by_id(directory, _park)),
+        web.post(f"{one}/unpark", by_id(directory, _unpark)),
         web.get(f"{one}/input_items", by_id(directory, _input_items), allow_head=False),
     ]
 
@@ -173,6 +176,16 @@ class Responses:
         await gateway.retry(partial(gateway.broker.delete, call_id))
         return web.json_response({"id": response_id, "object": "response", "deleted": True})
 
+    async def park(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/park: parks a stored response."""
+        call_id, known = await self._store(request).look_up(request.match_info["id"])
+        return await calls.park_call(self._gateway, PREFIX, call_id, known)
+
+    async def unpark(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/unpark: queues a parked response again."""
+        call_id, known = await self._store(request).look_up(request.match_info["id"])
+        return await calls.unpark_call(self._gateway, PREFIX, call_id, known, request)
+
     async def input_items(self, request: web.Request) -> web.Response:
         """GET /v1/responses/{id}/input_items: the conversation before the answer, in pages."""
         limit, order, after = _read_page(request)
@@ -212,6 +225,14 @@ async def _delete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def _cancel(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return await Responses(gateway).cancel(request)
+
+
+async def _park(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await Responses(gateway).park(request)
+
+
+async def _unpark(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await Responses(gateway).unpark(request)
 
 
 async def _input_items(gateway: Gateway, request: web.Request) -> web.StreamResponse:

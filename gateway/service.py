@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from quire.gateway.admission.account_retry import AccountRetry
 from quire.gateway.admission.key_limits import KeyLimits, read_prices
 from quire.gateway.admission.key_ring import KeyRing
+from quire.gateway.admission.parking import Parking
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
@@ -86,7 +87,12 @@ class Gateway:
         self.started = self.process.started
         self.user_hash_key = self.process.user_hash_key
         self.meters = self.process.meters
-        self.key_limits = KeyLimits(settings.redis_url, model.name, self.process.prices)
+        self.key_limits = KeyLimits(
+            settings.redis_url,
+            model.name,
+            self.process.prices,
+            settings.parking_retention_s if settings.park_on_budget else 0,
+        )
 
     @property
     def draining(self) -> bool:
@@ -122,12 +128,22 @@ class Gateway:
         bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens, settings.max_stored_bytes)
         self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
         self.canceller = self.submission.canceller
+        self.parking = Parking(
+            self.broker,
+            self.retry,
+            bounds,
+            self.worker_registry.rate,
+            settings.parking_retention_s,
+            settings.max_parked_requests,
+        )
         # 3) The background tasks.
         self.router.silence.start()
         self.subscription.start()
+        self.parking.start()
         await self.worker_registry.start()
 
     async def close(self) -> None:
+        await self.parking.close()
         await self.canceller.close(CANCEL_TIMEOUT_S)
         await self.subscription.close()
         await self.router.silence.close()

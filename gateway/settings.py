@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
 from quire.shared.errors import StartError
-from quire.shared.keys import MAX_RETENTION_S
+from quire.shared.keys import MAX_RETENTION_S, PARKING_S
 from quire.shared.model.naming import read_aliases, served_name
 from quire.shared.service_settings import ListenSettings, ServiceSettings, is_loopback
 from quire.shared.settings import option
@@ -104,6 +104,23 @@ class GatewaySettings(ListenSettings, ServiceSettings):
         minimum=0,
         maximum=2**50,
         help="Memory of Redis for stored responses; beyond it, the oldest expire ten minutes later, like other calls.",
+    )
+    parking_retention_s: int = option(
+        PARKING_S,
+        minimum=1,
+        maximum=MAX_RETENTION_S,
+        help="Seconds for which a call may be parked; then it ends as if its deadline had passed.",
+    )
+    max_parked_requests: int = option(
+        10_000,
+        minimum=0,
+        maximum=10_000_000,
+        help="Largest number of parked requests of a model; further ones get status 429. 0 for any number.",
+    )
+    park_on_budget: bool = option(
+        False,
+        help="Accept a call if the budgets of its API key suffice for a part of the answer, and park it when they are "
+        "used up. Without this flag such a call gets status 402.",
     )
     max_conversation_bytes: int = option(
         4 * 1024 * 1024,

@@ -24,6 +24,8 @@ WAITING_QUEUES = tuple(WAITING + name for name in PRIORITY_CLASSES)
 RETENTION_S = 600
 # Longest retention that a request may have of its own: 30 days.
 MAX_RETENTION_S = 30 * 86_400
+# Longest time for which a request may be parked, by default: 7 days.
+PARKING_S = 7 * 86_400
 # Life of the keys of a request that was deleted before its end: gateways read the end from the log.
 HIDDEN_RETENTION_S = 60
 # Estimated bytes that Redis takes for a stored request besides its metadata, its conversation and its log, and for a
@@ -153,6 +155,11 @@ class LaneKeys:
     def reserved(self) -> str:
         """Hash: the reservation of each request that has not ended and has an API key."""
         return f"{self.prefix}reserved"
+
+    @property
+    def parked(self) -> str:
+        """Sorted set: parked requests by the Redis time (ms) at which they end as parked."""
+        return f"{self.prefix}parked"
 
     @property
     def adapters(self) -> str:

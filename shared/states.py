@@ -15,6 +15,8 @@ class RequestState(StrEnum):
     QUEUED = "queued"
     #: Claimed by a worker; the field `attempt` is its fencing token.
     RUNNING = "running"
+    #: Set aside with its tokens: no worker computes it until `unpark`, which must come within its retention.
+    PARKED = "parked"
     #: Ended; the hash and the output log expire after RETENTION_S, or after the request's own retention.
     DONE = "done"
 
@@ -56,11 +58,11 @@ class SubmitReply(StrEnum):
 class CancelReply(StrEnum):
     """Reply of `cancel`."""
 
-    #: The request was queued and is now done.
+    #: The request was queued or parked and is now done.
     CANCELLED = "cancelled"
     #: The request runs; its worker learns of the cancellation with the next commit.
     FLAGGED = "flagged"
-    #: A listener at another gateway keeps it alive; nothing was done.
+    #: A listener at another gateway keeps it alive, or it is parked; nothing was done.
     WANTED = "wanted"
     #: The request had ended before.
     DONE = "done"
@@ -71,11 +73,45 @@ class CancelReply(StrEnum):
 class ExpireReply(StrEnum):
     """Reply of `expire`."""
 
-    #: The deadline has passed, and the request is now done.
+    #: The deadline, or the retention of a parked request, has passed, and the request is now done.
     EXPIRED = "expired"
-    #: The deadline has not passed, or the request has no deadline; nothing was done.
+    #: Neither has passed, or the request has no deadline; nothing was done.
     EARLY = "early"
     #: The request had ended before, or was corrupt and is now done.
+    DONE = "done"
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+
+
+class ParkReply(StrEnum):
+    """Reply of `park`."""
+
+    #: The request is parked, now or from an earlier call.
+    PARKED = "parked"
+    #: The request was cancelled, or its deadline has passed: it is about to end; nothing was done.
+    ENDING = "ending"
+    #: The lane has as many parked requests as it may have; nothing was done.
+    FULL = "full"
+    #: Another attempt owns the request; nothing was done.
+    LOST = "lost"
+    #: The request had ended before, or was corrupt and is now done.
+    DONE = "done"
+    #: Redis has no such request.
+    UNKNOWN = "unknown"
+
+
+class UnparkReply(StrEnum):
+    """First element of the reply of `unpark`."""
+
+    #: The request waits in the queue of its class.
+    QUEUED = "queued"
+    #: The request is not parked: it waits or runs; nothing was done.
+    ACTIVE = "active"
+    #: A limit of the API key, its project or its organisation is reached; nothing was done.
+    LIMITED = "limited"
+    #: The queue is at its bound; nothing was done.
+    FULL = "full"
+    #: The request has ended, perhaps because its time as a parked request was over.
     DONE = "done"
     #: Redis has no such request.
     UNKNOWN = "unknown"

@@ -350,7 +350,8 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         ),
         keys.idempotency("<key>"),
         keys.view("<worker>"),
-        *(keys.adapters, keys.reserved, keys.stored, keys.dead, keys.load, keys.totals, keys.recoveries, keys.workers),
+        *(keys.adapters, keys.reserved, keys.parked, keys.stored, keys.dead),
+        *(keys.load, keys.totals, keys.recoveries, keys.workers),
     ]
     assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
     accounts = AccountKeys()

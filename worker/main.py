@@ -112,7 +112,7 @@ def serve(settings: WorkerSettings) -> None:
     settle()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(service.run(settings.drain_s))
+            runner.run(service.run(settings.drain_s, settings.park_on_drain_s))
     finally:
         model.close()
         if tracer is not None:

@@ -18,6 +18,7 @@ from quire.shared.keys import BEAT_S
 from quire.shared.messages import WorkerCard
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client
+from quire.shared.states import ParkReply
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.admin_server import WorkerAdminServer
@@ -97,9 +98,11 @@ class WorkerService:
         """Ask `run` to end: it stops reading, gives running requests a grace period and returns the rest."""
         self._stop.set()
 
-    async def run(self, drain_s: float) -> None:
+    async def run(self, drain_s: float, park_s: int = 0) -> None:
         """Serve until `stop`, SIGTERM or SIGINT.
 
+        drain_s: time that running requests get to end. park_s: seconds for which the remaining ones are parked; 0 hands
+        them back to the queue.
         Raises BrokerUnavailable without a Redis at the start, NameTaken if another live worker has this one's name.
         """
         loop = asyncio.get_running_loop()
@@ -190,6 +193,8 @@ class WorkerService:
             committer.stop()
             await committing
             # 4) Return the remaining requests, and end the other tasks.
+            if park_s:
+                await self._park(broker, committer, park_s)
             await self._return_to_queue(broker, committer, committer.attempts)
             self._ended.set()
             await asyncio.wait(tasks)
@@ -219,6 +224,15 @@ class WorkerService:
             released = await broker.release(attempts)
             committer.released(attempts)
             log.info("%d requests are returned to the queue; other workers continue them", released)
+
+    async def _park(self, broker: Broker, committer: Committer, park_s: int) -> None:
+        """Park the running requests. A request that cannot be parked stays."""
+        parked = []
+        for request_id, token in committer.attempts:
+            if await broker.park(request_id, retention_s=park_s, attempt=token) is ParkReply.PARKED:
+                parked.append((request_id, token))
+        committer.released(parked)
+        log.info("%d requests are parked for %d s at most", len(parked), park_s)
 
     async def _drain(self, committer: Committer, drain_s: float) -> None:
         try:

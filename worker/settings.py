@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from quire.shared.keys import MAX_RETENTION_S
 from quire.shared.service_settings import DeviceSettings, ServiceSettings
 from quire.shared.settings import option
 
@@ -154,6 +155,13 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         maximum=86400,
         help="Seconds that running requests may go on after the worker is told to stop; then other workers "
         "resume them.",
+    )
+    park_on_drain_s: int = option(
+        0,
+        minimum=0,
+        maximum=MAX_RETENTION_S,
+        help="Park the requests that still run after --drain-s for at most this many seconds, instead of handing them "
+        "to other workers: for a machine that is taken away, or for the night. 0 parks none.",
     )
     lease_s: float = option(
         3.0,

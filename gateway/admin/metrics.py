@@ -207,6 +207,8 @@ def _lanes(lanes: dict[str, LaneState]) -> Iterator[Metric]:
     )
     running = {name: lane.running for name, lane in lanes.items()}
     yield gauge("quire_lane_running", "Requests of the lane that workers are running", running, model)
+    parked = {name: lane.parked for name, lane in lanes.items()}
+    yield gauge("quire_lane_parked", "Parked requests of the lane", parked, model)
     dead = {name: lane.dead for name, lane in lanes.items()}
     yield gauge("quire_lane_dead", "Quarantined requests in the dead-letter stream", dead, model)
     for metric, what, part in (

@@ -49,12 +49,14 @@ def read_prices(text: str) -> dict[str, Price]:
 class KeyLimits:
     """Charges calls to the accounts of their keys."""
 
-    def __init__(self, redis_url: str, lane: str, prices: Mapping[str, Price]) -> None:
+    def __init__(self, redis_url: str, lane: str, prices: Mapping[str, Price], park_s: int = 0) -> None:
+        """park_s: of the charges, see `Charge`."""
         # A script reaches one slot of a cluster only, so there each model has counters of its own.
         self.is_cluster = parse_redis_url(redis_url).kind == "cluster"
         self.prefix = LaneKeys(lane).prefix if self.is_cluster else AccountKeys().prefix
         self._prices = prices
         self._lane = lane
+        self._park_s = park_s
 
     def restricted(self, caller: Caller, call: C, body: Mapping[str, Any]) -> C:
         """Return a call within the limits of its key (`key_policy.restricted`). Raises ApiError."""
@@ -87,7 +89,7 @@ class KeyLimits:
             raise PermissionDenied(
                 f"Your API key has a budget in money, and {model[:200]!r} has no price; ask for one.", param="model"
             )
-        return Charge(caller.accounts, model, price or Price(), self.prefix)
+        return Charge(caller.accounts, model, price or Price(), self._park_s, self.prefix)
 
 
 def share_of(caller: Caller, user: str) -> Share:

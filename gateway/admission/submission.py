@@ -13,6 +13,7 @@ from redis.exceptions import WatchError
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
+from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
@@ -108,10 +109,7 @@ class Submission:
                     if isinstance(result, BaseException):
                         raise result
         except QueueFull as error:
-            raise QueueIsFull(
-                f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
-                headers={"Retry-After": str(self._worker_registry.rate.retry_after_s(error.requests))},
-            ) from error
+            raise queue_is_full(error, self._worker_registry.rate) from error
         except LimitReached as error:
             raise error_of(error) from error
         except IdempotencyConflict as error:
@@ -178,3 +176,11 @@ class Submission:
                 begins_call="-" not in request.id,
             )
         )
+
+
+def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:
+    """Return the error of the API for a queue that is at its bound. rate: at which requests of the queue end."""
+    return QueueIsFull(
+        f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
+        headers={"Retry-After": str(rate.retry_after_s(error.requests))},
+    )

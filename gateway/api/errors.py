@@ -109,6 +109,14 @@ class AdapterExists(ApiError):
     code = "adapter_exists"
 
 
+class Parked(ApiError):
+    """The call is parked: no worker computes it until it is unparked."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "parked"
+
+
 class BodyTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
@@ -146,6 +154,12 @@ class QueueIsFull(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+
+
+class ParkingIsFull(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "parking_full"
 
 
 class Cancelled(ApiError):

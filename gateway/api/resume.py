@@ -90,7 +90,7 @@ async def look_up(broker: Broker, request_id: str, owner: str = "") -> StoredCal
         state == b"done",
         int(emitted or 0),
         None if left_ms is None else left_ms / 1000,
-        state == b"queued",
+        state in (b"queued", b"parked"),
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
+from quire.gateway.api.errors import Parked
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
 from quire.shared.messages import MessageError, Outcome, StepItem
@@ -39,6 +40,12 @@ PAGE = 128
 
 class NoWorkerOutcome(Outcome):
     """The end of a request that no worker took: its gateway gave it up, and its client may send it again."""
+
+    __slots__ = ()
+
+
+class ParkedOutcome(Outcome):
+    """The end of a stream whose request is parked. The request has not ended: it continues after it is unparked."""
 
     __slots__ = ()
 
@@ -358,12 +365,17 @@ class OutputBuffer:
         return True
 
     async def _check_exists(self, cursor: Cursor) -> None:
-        """Ends a request that Redis has lost, or whose log Redis has lost: no worker will ever finish it."""
+        """Ends a request for this gateway that no worker will finish: Redis has lost it or its log, or it is parked."""
         try:
             state = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
             return
-        if state == b"done" and not await self._read_log(cursor):
+        if state in (b"done", b"parked") and not await self._read_log(cursor):
+            return
+        if state == b"parked" and not cursor.ended and not cursor.behind:
+            cursor.ended = True
+            self.is_responsible = False  # the end of this stream cancels no other request of the call
+            self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(Parked.code)))
             return
         if state in (None, b"done") and not cursor.ended and not cursor.behind:
             detail = "the request was lost together with the data of Redis; send it again"

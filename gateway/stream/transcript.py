@@ -16,7 +16,7 @@ from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import Part
-from quire.gateway.stream.buffer import NoWorkerOutcome
+from quire.gateway.stream.buffer import NoWorkerOutcome, ParkedOutcome
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -28,6 +28,10 @@ TOOL_CALLS = "tool_calls"
 
 # Retry-After of a call that no worker took: the time in which a worker with a small model starts.
 NO_WORKER_RETRY_S = 10
+
+PARKED_MESSAGE = (
+    "The call is parked: its answer waits with its tokens. POST .../{id}/unpark continues it; then resume its stream."
+)
 
 
 class TextDelta(NamedTuple):
@@ -231,6 +235,8 @@ class Transcript:
         detail = self.outcome.detail
         if isinstance(self.outcome, NoWorkerOutcome):
             return errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
+        if isinstance(self.outcome, ParkedOutcome):
+            return errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
         if self.outcome.name == OutcomeName.CANCELLED:
             return errors.Cancelled(detail or "The request was cancelled.")
         if self.outcome.name == OutcomeName.DEADLINE:

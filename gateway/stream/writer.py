@@ -168,6 +168,9 @@ class EventRenderer:
 
     def _end(self) -> None:
         transcript = self._transcript
+        if isinstance(transcript.error, errors.Parked):  # without an id: a client resumes after the event before
+            self._parts += self._dialect.failure(transcript.error)
+            return
         if transcript.error is not None:
             events = self._dialect.failure(transcript.error)
         else:

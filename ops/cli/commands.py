@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.gateway.commands import DEAD_LETTERS, GATEWAY, KEYS, USAGE
+from quire.gateway.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,
@@ -19,6 +19,7 @@ from quire.ops.cli.settings import (
     ApiUsageSettings,
     ChatSettings,
     DeadSettings,
+    ParkedSettings,
     ServeSettings,
 )
 from quire.ops.loadgen.settings import BenchSettings
@@ -68,6 +69,12 @@ def _dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.dead_letters import dead
 
     return dead(settings, environ)
+
+
+def _parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.parked_requests import parking
+
+    return parking(settings, environ)
 
 
 def _keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
@@ -146,6 +153,17 @@ COMMANDS: dict[str, Command[Any]] = {
         ),
         DeadSettings,
         _dead,
+    ),
+    "parking": Command(
+        PARKING.summary,
+        PARKING.description,
+        (
+            *PARKING.examples,
+            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
+            "docker compose exec gateway quire-start parking park    # of the stack in containers",
+        ),
+        ParkedSettings,
+        _parking,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The settings of `quire serve`, `quire chat` and `quire dead`, and the list of all settings classes of Quire."""
+"""The settings of `quire serve` and of the commands around it, and the list of all settings classes of Quire."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
 from quire.gateway.admin.key_settings import KeySettings
+from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
@@ -73,6 +74,20 @@ class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
 @dataclass(frozen=True, kw_only=True)
 class DeadSettings(DeadLetterSettings):
     """The dead-letter queue of a Redis, by default that of a running `quire serve`."""
+
+    redis_url: str = option(
+        "",
+        help="Redis that holds the requests; by default that of the running `quire serve`, or "
+        "redis://127.0.0.1:6379/0 if none runs.",
+        metavar="URL",
+        secret=True,
+    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParkedSettings(ParkingSettings):
+    """The parked requests of a Redis, by default that of a running `quire serve`."""
 
     redis_url: str = option(
         "",
@@ -163,6 +178,7 @@ ALL_SETTINGS = (
     ChatSettings,
     BenchSettings,
     DeadSettings,
+    ParkedSettings,
     ApiKeySettings,
     ApiUsageSettings,
 )

@@ -50,12 +50,16 @@ class Price:
 class Charge:
     """The accounts of one call. accounts: key, project and organisation. prefix: of the accounts' keys in Redis.
 
+    park_s: the call is accepted if the budgets suffice for a part of its answer, and parked for at most this many
+    seconds when they are used up; 0 refuses such a call.
+
     `submit` sets `calls` and `tokens` to the state of the tightest limits per minute; None without such a limit.
     """
 
     accounts: tuple[Account, ...]
     model: str
     price: Price = Price()
+    park_s: int = 0
     prefix: str = AccountKeys().prefix
     calls: RateState | None = None
     tokens: RateState | None = None
@@ -63,22 +67,14 @@ class Charge:
     def encode(self, prompt_tokens: int, *, begins_call: bool) -> bytes:
         """The charge of one request, as `_limits.lua` reads it."""
         parts: list[Any] = [self.prefix, int(begins_call), prompt_tokens, self.price.prompt, self.price.completion]
-        parts.append(self.model)
-        for account in self.accounts:
-            limits = account.limits
-            parts.append(
-                [
-                    account.place,
-                    limits.requests_per_minute,
-                    limits.tokens_per_minute,
-                    limits.concurrent_requests,
-                    limits.tokens_per_day,
-                    limits.tokens_per_month,
-                    limits.cost_per_day,
-                    limits.cost_per_month,
-                ]
-            )
-        packed: bytes = msgpack.packb(parts, use_bin_type=True)
+        packed: bytes = msgpack.packb(
+            [*parts, self.model, self.park_s, *map(_packed, self.accounts)], use_bin_type=True
+        )
+        return packed
+
+    def encode_accounts(self) -> bytes:
+        """The accounts and their limits, as `unpark` reads them."""
+        packed: bytes = msgpack.packb(list(map(_packed, self.accounts)), use_bin_type=True)
         return packed
 
     def note(self, states: Sequence[Sequence[int]]) -> None:
@@ -87,3 +83,18 @@ class Charge:
             found = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
             if found:
                 setattr(self, name, min(found, key=lambda state: state.left))
+
+
+def _packed(account: Account) -> list[Any]:
+    """The name of an account and its limits, as `_limits.lua` reads them."""
+    limits = account.limits
+    return [
+        account.place,
+        limits.requests_per_minute,
+        limits.tokens_per_minute,
+        limits.concurrent_requests,
+        limits.tokens_per_day,
+        limits.tokens_per_month,
+        limits.cost_per_day,
+        limits.cost_per_month,
+    ]

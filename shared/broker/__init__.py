@@ -18,6 +18,7 @@ from quire.shared.broker.gateway import (
 )
 from quire.shared.broker.lane import new_id
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
+from quire.shared.broker.parking import ParkedRequest, ParkingFull, ParkingVerbs
 from quire.shared.broker.reader import QueueReader, StreamEntry
 from quire.shared.broker.registration import NameHolder, RegistrationVerbs
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
@@ -32,6 +33,8 @@ __all__ = [
     "LastBeat",
     "NameHolder",
     "PackedStep",
+    "ParkedRequest",
+    "ParkingFull",
     "QueueBounds",
     "QueueFull",
     "QueueReader",
@@ -42,5 +45,5 @@ __all__ = [
 ]
 
 
-class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs, AdapterVerbs):
+class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs, AdapterVerbs, ParkingVerbs):
     """All verbs of one lane over one command client. Raises redis-py's RedisError when Redis fails."""

@@ -14,7 +14,7 @@ from quire.shared.messages import OUTCOMES
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """Requests and tokens of a lane. At any moment accepted = sum of `ended` + sum of `waiting` + running.
+    """Requests and tokens of a lane. At any moment accepted = sum of `ended` + sum of `waiting` + running + parked.
 
     ended: by outcome. waiting, tokens: by priority class. tenants: those that wait in lines, by priority class.
     oldest_s: by queue, the age of the first entry that no worker has read, 0 for an empty queue. dead: length of the
@@ -27,6 +27,7 @@ class LaneState:
     tokens: dict[str, int]
     tenants: dict[str, int]
     running: int
+    parked: int
     oldest_s: dict[str, float]
     dead: int
 
@@ -38,6 +39,7 @@ async def read_lane(broker: Broker) -> LaneState:
     pipe.hgetall(keys.totals)
     pipe.hgetall(keys.load)
     pipe.xlen(keys.dead)
+    pipe.zcard(keys.parked)
     pipe.time()
     queues = (*QUEUES, *WAITING_QUEUES)
     for name in queues:
@@ -46,9 +48,9 @@ async def read_lane(broker: Broker) -> LaneState:
         pipe.zcard(keys.tenants(name))
     for name in QUEUES:
         pipe.xinfo_groups(keys.queue(name))
-    totals, load, dead, (seconds, micros), *rest = await pipe.execute(raise_on_error=False)
+    totals, load, dead, parked, (seconds, micros), *rest = await pipe.execute(raise_on_error=False)
     num_counts = len(queues) + len(PRIORITY_CLASSES)
-    for reply in (totals, load, dead, *rest[:num_counts]):
+    for reply in (totals, load, dead, parked, *rest[:num_counts]):
         if isinstance(reply, Exception):
             raise reply
     lengths, tenants, groups = rest[: len(queues)], rest[len(queues) : num_counts], rest[num_counts:]
@@ -62,6 +64,7 @@ async def read_lane(broker: Broker) -> LaneState:
         tenants=dict(zip(PRIORITY_CLASSES, tenants, strict=True)),
         # A running request stays in its queue until it ends.
         running=sum(lengths) - sum(waiting.values()),
+        parked=parked,
         oldest_s=oldest,
         dead=dead,
     )

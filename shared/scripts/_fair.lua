@@ -260,18 +260,22 @@ local function move_next(prefix, class)
     end
 end
 
--- Leave the line, or settle the counters, of a request that ends. own: its fields queue, entry, cost, tenant, user,
--- deliveries, emitted.
-local function end_share(prefix, own)
+-- Remove a request that will not run now from its line, or take back the charge for its prompt if it never ran.
+-- own: its fields queue, entry, cost, tenant, user, deliveries.
+local function leave_share(prefix, own)
     local share = share_of(own[4], own[5])
-    if not share then
-        return
-    end
-    if own[1] == WAITING .. share.class then
+    if share and own[1] == WAITING .. share.class then
         leave_line(prefix, share.class, share.tenant, share.user, own[2] or '', tonumber(own[3]) or 0)
-    elseif own[6] == '0' then
+    elseif share and own[1] and own[6] == '0' then -- a parked request has no queue, and its charge is taken back already
         refund_prompt(prefix, share)
-    elseif tonumber(own[7]) then
+    end
+end
+
+-- Leave the line, and settle the counters, of a request that ends. own: as for leave_share, then its field emitted.
+local function end_share(prefix, own)
+    leave_share(prefix, own)
+    local share = share_of(own[4], own[5])
+    if share and own[6] ~= '0' and tonumber(own[7]) then
         charge(users_of(prefix, share.class, share.tenant), share.user,
             amount(tonumber(own[7]), OUTPUT_COST, share.weight))
     end

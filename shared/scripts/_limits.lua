@@ -1,6 +1,7 @@
 -- Reservation and settlement of tokens, in front of _prelude.lua in every script. `submit` reserves what a request may
 -- use at most, and the script that ends the request settles it: both are one atomic step with the change of the
--- request, so nothing leaks and nothing is counted twice, whichever process dies.
+-- request, so nothing leaks and nothing is counted twice, whichever process dies. `park` settles what a request has used
+-- so far, and `unpark` reserves the rest, so a parked request holds no reservation.
 --
 -- Hash `spent:<account>`: open (requests that have not ended), day and month (numbers since 1970 and since the year 0)
 -- with their tokens and costs, reservations included; calls and tokens: what is left in the buckets of the limits per
@@ -53,34 +54,53 @@ end
 
 -- Reserve what a request may use at most, for all of its accounts or for none.
 --   charge  msgpack array: prefix of the accounts, 1 if the request begins a call (else 0), tokens of the prompt, price
---           of a token of a prompt, of an answer, model, then for each account an array: name, and the limits of calls
---           and tokens per minute, of open requests, of tokens per day and month, of costs per day and month (0 = none)
+--           of a token of a prompt, of an answer, model, seconds for which the request is parked once its budget is
+--           used up (0 = it is refused if it might not suffice), then for each account an array: name, and the limits of
+--           calls and tokens per minute, of open requests, of tokens per day and month, of costs per day and month
+--           (0 = none)
 --   most    tokens that the request may use, prompt included
+--   base    tokens of the answer that were settled when the request was parked; nil for a new request
+--   is_unchecked  reserve although a limit is reached
+-- If the budgets suffice for a part of the answer only and the request may be parked, that part is reserved; the field
+-- `allowed` of the request's hash has the number of tokens before which `commit_step` parks it.
 --   ->      nil, states: for each account {limit of calls, left, full in ms, limit of tokens, left, full in ms}
 --           | limit that is reached, its account, milliseconds until it allows the request (-1: never)
-local function reserve(prefix, id, charge, most, now)
+local function reserve(prefix, id, charge, most, now, base, is_unchecked)
     local given = cmsgpack.unpack(charge)
-    local root, calls, prompt = given[1], given[2], given[3]
-    local cost = prompt * given[4] + (most - prompt) * given[5]
+    local root, calls, prompt, price_in, price_out, park_s = given[1], given[2], given[3], given[4], given[5], given[7]
     local day = math.floor(now / 86400000)
     local month = month_of(day)
     local found = {}
     local reached, account, wait
-    for i = 7, #given do
+    local whole_answer = most
+    -- The tokens, prompt included, that an amount of money buys.
+    local function bought(money)
+        local rest = money - prompt * price_in
+        return rest < 0 and -1 or price_out > 0 and prompt + math.floor(rest / price_out) or whole_answer
+    end
+    for i = 8, #given do
         local limits = given[i]
         local spent = spent_of(root .. 'spent:' .. limits[1], now, day, month, limits)
         found[#found + 1] = {limits, spent}
-        for name, check in pairs({tokens_per_day = {spent.day_tokens + most, limits[5]},
-            tokens_per_month = {spent.month_tokens + most, limits[6]}, cost_per_day = {spent.day_cost + cost, limits[7]},
-            cost_per_month = {spent.month_cost + cost, limits[8]}}) do
-            if check[2] > 0 and check[1] > check[2] then
-                return name, limits[1], -1
+        for name, check in pairs({tokens_per_day = {limits[5], limits[5] - spent.day_tokens},
+            tokens_per_month = {limits[6], limits[6] - spent.month_tokens},
+            cost_per_day = {limits[7], bought(limits[7] - spent.day_cost)},
+            cost_per_month = {limits[8], bought(limits[8] - spent.month_cost)}}) do
+            if check[1] > 0 and check[2] < whole_answer and not is_unchecked then
+                if park_s == 0 or check[2] <= prompt then
+                    return name, limits[1], -1
+                end
+                most = math.min(most, check[2])
             end
         end
+    end
+    local cost = prompt * price_in + (most - prompt) * price_out
+    for _, pair in ipairs(found) do
+        local limits, spent = pair[1], pair[2]
         for name, check in pairs({requests_per_minute = {spent.calls, limits[2], calls},
             tokens_per_minute = {spent.tokens, limits[3], most}}) do
             local missing = 60000 * check[3] - check[1]
-            if check[2] > 0 and missing > 0 then
+            if check[2] > 0 and missing > 0 and not is_unchecked then
                 local until_ms = check[3] > check[2] and -1 or math.ceil(missing / check[2])
                 if until_ms < 0 then
                     return name, limits[1], until_ms
@@ -89,14 +109,20 @@ local function reserve(prefix, id, charge, most, now)
                 end
             end
         end
-        if not reached and limits[4] > 0 and spent.open + 1 > limits[4] then
+        if not reached and limits[4] > 0 and spent.open + 1 > limits[4] and not is_unchecked then
             reached, account, wait = 'concurrent_requests', limits[1], 0
         end
     end
     if reached then
         return reached, account, wait
     end
-    local record = {root, day, month, most, cost, prompt, given[4], given[5], given[6]}
+    if most < whole_answer then
+        redis.call('HSET', prefix .. 'req:' .. id, 'allowed', (base or 0) + most - prompt, 'park_s', park_s)
+    elseif base then
+        redis.call('HDEL', prefix .. 'req:' .. id, 'allowed')
+    end
+    local record = {root, day, month, most, cost, prompt, price_in, price_out, given[6], base or 0, base and 0 or 1,
+        park_s, whole_answer}
     local states = {}
     for _, pair in ipairs(found) do
         local limits, spent = pair[1], pair[2]
@@ -106,8 +132,7 @@ local function reserve(prefix, id, charge, most, now)
         spent.calls = math.max(0, spent.calls - 60000 * calls)
         spent.tokens = math.max(0, spent.tokens - 60000 * most)
         write_spent(root .. 'spent:' .. limits[1], spent)
-        record[#record + 1] = limits[1]
-        record[#record + 1] = limits[3]
+        record[#record + 1] = limits
         states[#states + 1] = {limits[2], math.floor(spent.calls / 60000),
             limits[2] > 0 and math.ceil((60000 * limits[2] - spent.calls) / limits[2]) or 0, limits[3],
             math.floor(spent.tokens / 60000), limits[3] > 0 and math.ceil((60000 * limits[3] - spent.tokens) / limits[3])
@@ -117,8 +142,11 @@ local function reserve(prefix, id, charge, most, now)
     return nil, states
 end
 
--- Replace the reservation of a request that ends by what it used: nothing if it computed nothing, else its prompt and
--- its tokens. Does nothing without a reservation, so a request is settled once.
+-- Replace the reservation of a request that ends, or that is parked, by what it used: nothing if it computed nothing,
+-- else its prompt and its tokens. Does nothing without a reservation, so a request is settled once.
+--   ->    what `unpark` needs to reserve the rest: {prefix of the accounts, tokens of the prompt that are not counted
+--         yet, price of a token of a prompt, of an answer, model, tokens that are left, seconds for which it is
+--         parked once its budget is used up, limits of each account, ...} | nil (no reservation)
 local function settle(prefix, id, emitted, outcome)
     local packed = redis.call('HGET', prefix .. 'reserved', id)
     if not packed then
@@ -126,12 +154,16 @@ local function settle(prefix, id, emitted, outcome)
     end
     redis.call('HDEL', prefix .. 'reserved', id)
     local record = cmsgpack.unpack(packed)
-    local root, day, month, most, cost, prompt, price_in, price_out, model = unpack(record, 1, 9)
-    local has_computed = emitted > 0 or outcome == 'stop' or outcome == 'length'
-    local used = has_computed and prompt + emitted or 0
-    local spent_cost = has_computed and prompt * price_in + emitted * price_out or 0
-    for i = 10, #record, 2 do
-        local key = root .. 'spent:' .. record[i]
+    local root, day, month, most, cost, prompt, price_in, price_out, model, base, requests, park_s,
+        whole_answer = unpack(record, 1, 13)
+    local answer = math.max(0, emitted - base)
+    local has_computed = answer > 0 or outcome == 'stop' or outcome == 'length'
+    local used = has_computed and prompt + answer or 0
+    local spent_cost = has_computed and prompt * price_in + answer * price_out or 0
+    local rest = {root, has_computed and 0 or prompt, price_in, price_out, model, whole_answer - used, park_s}
+    for i = 14, #record do
+        local limits = record[i]
+        local key = root .. 'spent:' .. limits[1]
         local now = redis.call('HMGET', key, 'day', 'month')
         redis.call('HINCRBY', key, 'open', -1)
         if tonumber(now[1]) == day then
@@ -142,16 +174,18 @@ local function settle(prefix, id, emitted, outcome)
             redis.call('HINCRBY', key, 'month_tokens', used - most)
             redis.call('HINCRBY', key, 'month_cost', spent_cost - cost)
         end
-        if record[i + 1] > 0 then -- the bucket has given the tokens
+        rest[#rest + 1] = limits
+        if limits[3] > 0 then -- the bucket has given the tokens
             redis.call('HINCRBY', key, 'tokens', 60000 * (most - used))
         end
     end
     local usage = root .. 'usage:' .. string.format('%d', day)
-    local owner = string.match(record[10] or '', '^key:(.+)$') or ''
+    local owner = string.match(record[14] and record[14][1] or '', '^key:(.+)$') or ''
     local name = owner .. ' ' .. model .. ' '
-    for what, amount in pairs({requests = 1, prompt = has_computed and prompt or 0, completion = emitted,
+    for what, amount in pairs({requests = requests, prompt = has_computed and prompt or 0, completion = answer,
         cost = spent_cost}) do
         redis.call('HINCRBY', usage, name .. what, amount)
     end
     redis.call('EXPIRE', usage, USAGE_S)
+    return rest
 end

@@ -154,8 +154,9 @@ end
 -- The bound keeps EXPIRE from failing on a corrupt field.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
-    local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'cost', 'tenant', 'user', 'deliveries')
-    end_share(prefix, {own[1], own[2], own[5], own[6], own[7], own[8], own[4]})
+    local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'state', 'cost', 'tenant', 'user',
+        'deliveries')
+    end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], own[4]})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, whole(own[4]) or 0, outcome)
     if own[3] then
@@ -164,6 +165,9 @@ local function finish(prefix, id, outcome, retention_s)
     retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
+    if own[5] == 'parked' then
+        redis.call('ZREM', prefix .. 'parked', id)
+    end
     redis.call('EXPIRE', req, retention_s)
     redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
     redis.call('EXPIRE', prefix .. 'conversation:' .. id, retention_s)
@@ -197,11 +201,55 @@ local function count(prefix, what)
     redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
 end
 
+-- Park a request, waiting or running, for `park_s` at most. The owner of a running one finds its attempt token in its
+-- mailbox, unless `is_told` says that it gets to know otherwise. A request that was cancelled, or whose deadline has
+-- passed, ends instead.
+local function set_aside(prefix, id, park_s, retention_s, is_told)
+    local key = prefix .. 'req:' .. id
+    local req = redis.call('HMGET', key, 'state', 'owner', 'attempt', 'queue', 'entry', 'class', 'cost', 'cancel',
+        'deadline', 'emitted', 'tenant', 'user', 'deliveries')
+    local now, deadline = now_ms(), tonumber(req[9])
+    if req[1] == 'queued' then
+        local class, cost = load_of(prefix, req[6], req[7], req[4], req[5])
+        add_load(prefix, class, -1, -cost)
+    else
+        if not is_told then
+            notify(prefix, req[2], id, req[3], retention_s)
+        end
+        redis.call('HSET', key, 'before', req[3])
+    end
+    if req[8] then
+        return finish_unowned(prefix, id, 'cancelled', '', retention_s)
+    elseif deadline > 0 and now > deadline then
+        return finish_unowned(prefix, id, 'deadline', 'the deadline passed', retention_s)
+    end
+    leave_share(prefix, {req[4], req[5], req[7], req[11], req[12], req[13]})
+    take_off_queue(prefix, req[4], req[5])
+    local unpaid = settle(prefix, id, tonumber(req[10]), 'parked')
+    if unpaid then
+        redis.call('HSET', key, 'unpaid', cmsgpack.pack(unpaid))
+    end
+    redis.call('HSET', key, 'state', 'parked', 'deadline', 0, 'left', deadline > 0 and deadline - now + 1 or 0,
+        'background', 1, 'gateways', cmsgpack.pack({}))
+    redis.call('HDEL', key, 'attempt', 'owner', 'incarnation', 'waits', 'queue', 'entry')
+    redis.call('ZADD', prefix .. 'parked', now + 1000 * park_s, id)
+    count(prefix, 'parked')
+end
+
+-- End a parked request whose retention is over. Returns false if it is not over.
+local function has_lapsed(prefix, id, retention_s)
+    if now_ms() <= tonumber(redis.call('ZSCORE', prefix .. 'parked', id) or 0) then
+        return false
+    end
+    finish_unowned(prefix, id, 'deadline', 'the request was parked for longer than its retention', retention_s)
+    return true
+end
+
 -- End a request whose hash is corrupt, as an error. The output log and the queue tell its progress and its place.
 local function finish_corrupt(prefix, id, retention_s)
     local state = redis.call('HMGET', prefix .. 'req:' .. id, 'state', 'class', 'cost', 'queue', 'entry', 'attempt',
         'owner')
-    if state[1] == 'queued' or not state[6] then -- a claim has removed a running one from the load
+    if state[1] == 'queued' or (not state[6] and state[1] ~= 'parked') then -- a claim removes a running one from the load
         local class, cost = load_of(prefix, state[2], state[3], state[4], state[5])
         add_load(prefix, class, -1, -cost)
     elseif state[7] then

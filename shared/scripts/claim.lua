@@ -41,7 +41,7 @@ local state, cancel, deadline, emitted = req[1], req[3], whole(req[4]), whole(re
 if not state and redis.call('EXISTS', KEYS[1]) == 0 then
     return drop_unknown()
 end
-if state == 'done' then
+if state == 'done' or state == 'parked' then
     return drop(state)
 end
 

@@ -4,7 +4,8 @@
 --         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages/step_items.py);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
---         lost: another attempt owns the request, or the request ended without this attempt: drop its sequences.
+--         lost: another attempt owns the request, or the request ended without this attempt, or is parked: drop its
+--         sequences. A request is parked before a step with which it would exceed its budget.
 --         cancelled, expired: finish the request with that outcome.
 --         id, index: the log is shorter than the worker assumes (Redis lost its tail): send again from that index on.
 --         id, notice: a notice in the mailbox ('cancel', or the attempt token that is over). The notice stays there
@@ -35,7 +36,8 @@ for i = 1, #step, 6 do
     local id, attempt, first, last, outcome, item = step[i], step[i + 1], step[i + 2], step[i + 3], step[i + 4],
         step[i + 5]
     local req = prefix .. 'req:' .. id
-    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline', 'tenant')
+    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'emitted', 'gateway', 'cancel', 'deadline',
+        'allowed', 'park_s', 'tenant')
     local emitted, deadline = whole(state[3]), whole(state[6])
     if state[1] == attempt and state[2] == 'running' and not (emitted and deadline and state[4]) then
         finish_corrupt(prefix, id, retention)
@@ -49,6 +51,11 @@ for i = 1, #step, 6 do
         if first > emitted or (first < emitted and last > emitted) then
             behind[#behind + 1] = id
             behind[#behind + 1] = emitted
+        elseif first == emitted and last > (whole(state[7]) or last) then -- the budget of its API key is used up
+            set_aside(prefix, id, whole(state[8]) or 0, retention, true)
+            lost[#lost + 1] = id
+            lost[#lost + 1] = attempt
+            outcome = nil
         elseif first == emitted and (last > first or outcome ~= '') then
             local entry = last .. (outcome == '' and '-0' or '-1')
             if type(try('XADD', prefix .. 'out:' .. id, entry, 'item', item)) == 'table' then
@@ -60,8 +67,8 @@ for i = 1, #step, 6 do
                 outcome = 'error'
             else
                 redis.call('HSET', req, 'emitted', last)
-                if state[7] then
-                    served[state[7]] = (served[state[7]] or 0) + last - first
+                if state[9] then
+                    served[state[9]] = (served[state[9]] or 0) + last - first
                 end
                 local gateway = state[4]
                 frames[gateway] = frames[gateway] or {}

@@ -64,7 +64,7 @@ def test_a_prompt_goes_on_elsewhere_and_gets_the_same_bits(stack: FaultStack, ho
     assert "claiming" in second.stderr or how is signal.SIGTERM
     if how is signal.SIGSTOP:
         os.kill(first.pid, signal.SIGCONT)
-        first.wait_for("is lost: it ended, or another worker has claimed it")
+        first.wait_for("is lost: it ended or is parked, or another worker has claimed it")
     stack.assert_invariants()
 
 

@@ -78,7 +78,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator
 
 
 def fenced(worker: QuireProcess) -> int:
-    return worker.stderr.count("is lost: it ended, or another worker has claimed it")
+    return worker.stderr.count("is lost: it ended or is parked, or another worker has claimed it")
 
 
 def test_a_worker_that_is_cut_off_is_replaced_stops_and_is_fenced_when_it_is_back(room: Room) -> None:

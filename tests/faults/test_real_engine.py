@@ -144,7 +144,7 @@ def test_a_worker_that_sleeps_is_fenced_when_it_wakes(demo: Demo) -> None:
         demo.assert_same(streams)
     finally:
         sleeper.send(signal.SIGCONT)
-    sleeper.wait_for("is lost: it ended, or another worker has claimed it")
+    sleeper.wait_for("is lost: it ended or is parked, or another worker has claimed it")
     demo.stack.assert_invariants()
 
 

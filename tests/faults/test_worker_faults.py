@@ -132,7 +132,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack
     time.sleep(1.6)
     sleeper.send(signal.SIGCONT)
     assert_same(streams, expected)
-    sleeper.wait_for("is lost: it ended, or another worker has claimed it")
+    sleeper.wait_for("is lost: it ended or is parked, or another worker has claimed it")
     stack.assert_invariants()
     # The worker serves again like any other.
     assert undisturbed(url, "greedy") == expected["greedy"]

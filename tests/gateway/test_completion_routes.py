@@ -8,11 +8,15 @@ from quire.gateway.service import GatewayProcess
 from quire.gateway.settings import GatewaySettings
 
 
-def test_each_api_has_the_three_verbs_of_a_call() -> None:
+def test_each_api_has_the_verbs_of_a_call() -> None:
     directory = ModelDirectory(GatewayProcess(GatewaySettings(discover_models=True)))
     found = {(route.method, route.path) for route in routes(directory)}
     assert found == {
         (method, f"/v1/{api}{rest}")
         for api in ("chat/completions", "completions")
-        for method, rest in (("POST", ""), ("GET", "/{id}/stream"), ("POST", "/{id}/cancel"))
+        for method, rest in (
+            ("POST", ""),
+            ("GET", "/{id}/stream"),
+            *(("POST", f"/{{id}}/{verb}") for verb in ("cancel", "park", "unpark")),
+        )
     }

@@ -36,6 +36,8 @@ CLOCK: Patch = (
         "return tonumber(redis.call('GET', 'now'))",
     ),
 )
+# Seconds for which a request may be parked: longer than a walk.
+PARK_S = 10**9
 START_MS = int(datetime(2024, 2, 28, 23, 58, 30, tzinfo=UTC).timestamp() * 1000)
 picks = st.integers(0, 63)
 losses = st.sampled_from((False, False, True))
@@ -45,7 +47,7 @@ limits = st.builds(
     requests_per_minute=st.sampled_from((0, 0, 3, 7)),
     tokens_per_minute=st.sampled_from((0, 0, 60, 200)),
     concurrent_requests=st.sampled_from((0, 0, 2, 4)),
-    tokens_per_day=st.sampled_from((0, 0, 300)),
+    tokens_per_day=st.sampled_from((0, 0, 60, 300)),
     tokens_per_month=st.sampled_from((0, 0, 500)),
     cost_per_day=st.sampled_from((0, 0, 1500)),
     cost_per_month=st.sampled_from((0, 0, 2500)),
@@ -92,7 +94,11 @@ class Spent:
 
 @dataclass
 class Work:
-    """A request: `counted` is what it counts in all budgets, its reservation until its end."""
+    """A request between two parkings: `counted` is what it counts in all budgets, its reservation until its end.
+
+    most: tokens that are reserved. whole: tokens that it may use. base: its tokens when it was queued. requests: 0 once
+    an earlier part was counted. allowed: its tokens before which it is parked.
+    """
 
     request_id: str
     accounts: tuple[Account, ...]
@@ -105,6 +111,13 @@ class Work:
     attempt: str = ""
     is_open: bool = True
     debited: tuple[bool, ...] = ()
+    whole: int = 0
+    base: int = 0
+    requests: int = 1
+    allowed: int | None = None
+    parks: bool = False
+    is_parked: bool = False
+    is_flagged: bool = False
 
 
 class LimitsMachine(RuleBasedStateMachine):
@@ -123,6 +136,7 @@ class LimitsMachine(RuleBasedStateMachine):
         }
         self.spent = {place: Spent() for place in self.accounts}
         self.work: dict[str, Work] = {}
+        self.settled: list[Work] = []  # the parts of requests before they were parked
         self.saved: Any = None
         self.count = 0
 
@@ -135,6 +149,16 @@ class LimitsMachine(RuleBasedStateMachine):
 
     def running(self) -> list[Work]:
         return [one for one in self.open() if one.attempt]
+
+    def parts(self) -> list[Work]:
+        """Return all requests, those that were parked in parts."""
+        return [*self.settled, *(work for work in self.work.values() if not work.is_parked)]
+
+    def parked(self) -> list[Work]:
+        return [one for one in self.work.values() if one.is_parked]
+
+    def has_parked(self) -> bool:
+        return bool(self.parked())
 
     def has_open(self) -> bool:
         return bool(self.open())
@@ -153,13 +177,20 @@ class LimitsMachine(RuleBasedStateMachine):
         place = list(self.accounts)[which % 4]
         self.accounts[place] = replace(self.accounts[place], limits=changed)
 
-    @rule(key=st.booleans(), prompt=st.integers(1, 30), answer=st.integers(0, 60), begins=st.booleans(), lost=losses)
-    def submit(self, key: bool, prompt: int, answer: int, begins: bool, lost: bool) -> None:
+    @rule(
+        key=st.booleans(),
+        prompt=st.integers(1, 30),
+        answer=st.integers(0, 60),
+        begins=st.booleans(),
+        parks=st.booleans(),
+        lost=losses,
+    )
+    def submit(self, key: bool, prompt: int, answer: int, begins: bool, parks: bool, lost: bool) -> None:
         places = ("key:" + ("a" if key else "b") * 16, "project:o/p", "organisation:o")
         chain = tuple(self.accounts[place] for place in places)
         self.count += 1
         request_id, most = f"r{self.count}", prompt + answer
-        charge = Charge(chain, "model", PRICE)
+        charge = Charge(chain, "model", PRICE, park_s=PARK_S if parks else 0)
 
         def call() -> Any:
             try:
@@ -180,16 +211,25 @@ class LimitsMachine(RuleBasedStateMachine):
                 return reached.limit, reached.account, reached.wait_ms
             return None
 
-        found, expected = call(), self.expected(chain, int(begins), most, prompt)
+        found, (expected, granted) = call(), self.expected(chain, int(begins), most, prompt, parks)
         if lost and found is None:
             assert call() is None
         if expected is None:
             assert found is None
-            self.accept(
-                Work(request_id, chain, prompt, most, self.now, most, self.cost(prompt, most - prompt)), int(begins)
-            )
+            self.accept(self.part(request_id, chain, prompt, most, granted, parks), int(begins))
         else:
             assert found in expected
+
+    @rule(answer=st.integers(10, 40), part=st.integers(1, 4))
+    def submit_with_a_small_budget(self, answer: int, part: int) -> None:
+        """The budget of a key suffices for a few tokens of an answer."""
+        for place in ("project:o/p", "organisation:o"):
+            self.accounts[place] = replace(self.accounts[place], limits=AccountLimits())
+        place = "key:" + "a" * 16
+        budget = AccountLimits(tokens_per_day=self.counted(place, "counted", day_of) + 10 + part)
+        self.accounts[place] = replace(self.accounts[place], limits=budget)
+        self.submit(True, 10, answer, True, True, False)
+        self.claim()
 
     def cost(self, prompt: int, answer: int) -> int:
         return prompt * PRICE.prompt + answer * PRICE.completion
@@ -197,25 +237,44 @@ class LimitsMachine(RuleBasedStateMachine):
     def counted(self, place: str, what: str, same: Any) -> int:
         return sum(
             getattr(work, what)
-            for work in self.work.values()
+            for work in self.parts()
             if place in {account.place for account in work.accounts} and same(work.accepted) == same(self.now)
         )
 
+    def part(
+        self, request_id: str, chain: tuple[Account, ...], prompt: int, whole: int, granted: int, parks: bool
+    ) -> Work:
+        cost = self.cost(prompt, granted - prompt)
+        work = Work(request_id, chain, prompt, granted, self.now, granted, cost, whole=whole, parks=parks)
+        work.allowed = granted - prompt if granted < whole else None
+        return work
+
     def expected(
-        self, chain: tuple[Account, ...], calls: int, most: int, prompt: int
-    ) -> set[tuple[str, str, int]] | None:
-        """All refusals that are right; None if the request must be accepted."""
+        self, chain: tuple[Account, ...], calls: int, most: int, prompt: int, parks: bool
+    ) -> tuple[set[tuple[str, str, int]] | None, int]:
+        """All refusals that are right, None if the request must be accepted; and the tokens that are reserved then."""
         never, waits, full = set(), {}, set()
+        granted = most
+        for account in chain:
+            for name, what, same in (
+                ("tokens_per_day", "counted", day_of),
+                ("tokens_per_month", "counted", month_of),
+                ("cost_per_day", "cost", day_of),
+                ("cost_per_month", "cost", month_of),
+            ):
+                if bound := getattr(account.limits, name):
+                    left = bound - self.counted(account.place, what, same)
+                    if what == "cost":
+                        left = max(-1, prompt + (left - self.cost(prompt, 0)) // PRICE.completion)
+                        left = -1 if bound - self.counted(account.place, what, same) < self.cost(prompt, 0) else left
+                    if left < most and (not parks or left <= prompt):
+                        never.add((name, account.place, -1))
+                    granted = min(granted, left)
+        if never:
+            return never, 0
+        most = granted
         for account in chain:
             place, limit = account.place, account.limits
-            for name, what, need, same in (
-                ("tokens_per_day", "counted", most, day_of),
-                ("tokens_per_month", "counted", most, month_of),
-                ("cost_per_day", "cost", self.cost(prompt, most - prompt), day_of),
-                ("cost_per_month", "cost", self.cost(prompt, most - prompt), month_of),
-            ):
-                if (bound := getattr(limit, name)) and self.counted(place, what, same) + need > bound:
-                    never.add((name, place, -1))
             for name, bucket, need in (
                 ("requests_per_minute", self.spent[place].calls, calls),
                 ("tokens_per_minute", self.spent[place].tokens, most),
@@ -231,11 +290,11 @@ class LimitsMachine(RuleBasedStateMachine):
             if limit.concurrent_requests and running >= limit.concurrent_requests:
                 full.add(("concurrent_requests", place, 0))
         if never:
-            return never
+            return never, 0
         if waits:
             longest = max(waits.values())
-            return {(*reached, wait) for reached, wait in waits.items() if wait == longest} | full
-        return full or None
+            return {(*reached, wait) for reached, wait in waits.items() if wait == longest} | full, 0
+        return full or None, granted
 
     def accept(self, work: Work, calls: int) -> None:
         for account in work.accounts:
@@ -246,13 +305,14 @@ class LimitsMachine(RuleBasedStateMachine):
         self.work[work.request_id] = work
 
     def end(self, work: Work, outcome: str) -> None:
-        has_computed = work.emitted > 0 or outcome in ("stop", "length")
-        used = work.prompt + work.emitted if has_computed else 0
+        answer = work.emitted - work.base
+        has_computed = answer > 0 or outcome in ("stop", "length")
+        used = work.prompt + answer if has_computed else 0
         for account, is_debited in zip(work.accounts, work.debited, strict=True):
             bucket = self.spent[account.place].tokens
             if is_debited and bucket.left is not None:
                 bucket.left += work.most - used
-        work.counted, work.cost = used, self.cost(work.prompt, work.emitted) if has_computed else 0
+        work.counted, work.cost = used, self.cost(work.prompt, answer) if has_computed else 0
         work.is_open, work.attempt = False, ""
 
     @rule()
@@ -278,14 +338,89 @@ class LimitsMachine(RuleBasedStateMachine):
     def commit(self, which: int, size: int, outcome: str | None, lost: bool) -> None:
         running = self.running()
         work = running[which % len(running)]
-        size = min(size, work.most - work.prompt - work.emitted)
+        size = min(size, work.whole - work.prompt - (work.emitted - work.base))
         deltas = (Delta(0, tuple(range(size))),) if size else ()
         item = StepItem(work.request_id, work.emitted, deltas, Outcome(outcome) if outcome else None)
         for _ in range(1 + lost):
             finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)]))
+        if work.allowed is not None and work.emitted + size > work.allowed:
+            if work.is_flagged:
+                self.end(work, "cancelled")
+            else:
+                self.set_aside(work)
+            return
         work.emitted += size
         if outcome:
             self.end(work, outcome)
+
+    def set_aside(self, work: Work) -> None:
+        self.end(work, "parked")
+        self.settled.append(replace(work))
+        work.is_parked = True
+
+    @precondition(has_open)
+    @rule(which=picks, lost=losses)
+    def park(self, which: int, lost: bool) -> None:
+        work = self.open()[which % len(self.open())]
+        for _ in range(1 + lost):
+            finished(self.lane.broker.park(work.request_id, retention_s=PARK_S))
+        if not work.is_flagged:
+            self.set_aside(work)
+
+    @precondition(has_parked)
+    @rule(which=picks, is_checked=st.booleans(), lost=losses)
+    def unpark(self, which: int, is_checked: bool, lost: bool) -> None:
+        work = self.parked()[which % len(self.parked())]
+        chain = tuple(self.accounts[one.place] for one in work.accounts) if is_checked else work.accounts
+        prompt, whole = 0 if work.counted else work.prompt, work.whole - work.counted
+        charge = Charge(chain, "another model", Price(100, 100)) if is_checked else None
+
+        def call() -> Any:
+            try:
+                finished(self.lane.broker.unpark(work.request_id, BOUNDS, charge))
+            except LimitReached as reached:
+                return reached.limit, reached.account, reached.wait_ms
+            return None
+
+        found = call()
+        expected, granted = self.expected(chain, 0, whole, prompt, work.parks) if is_checked else (None, whole)
+        if lost and found is None:
+            assert call() is None
+        if expected is not None:
+            assert found in expected
+            return
+        assert found is None
+        again = self.part(work.request_id, chain, prompt, whole, granted, work.parks)
+        again.emitted = again.base = work.emitted
+        again.allowed = None if again.allowed is None else work.emitted + again.allowed
+        again.requests = 0
+        self.accept(again, 0)
+
+    @precondition(lambda self: any(work.allowed is not None for work in self.running()))
+    @rule(which=picks, size=st.integers(1, 9))
+    def use_up(self, which: int, size: int) -> None:
+        """A request runs until its budget is used up, or until its end."""
+        bounded = [work for work in self.running() if work.allowed is not None]
+        work = bounded[which % len(bounded)]
+        while work.attempt and work.emitted - work.base < work.whole - work.prompt:
+            self.commit(self.running().index(work), size, None, False)
+
+    @precondition(has_running)
+    @rule(which=picks, size=st.integers(1, 9), is_checked=st.booleans())
+    def continue_after_parking(self, which: int, size: int, is_checked: bool) -> None:
+        """A request has tokens, is parked, and runs again."""
+        self.commit(which, size, None, False)
+        self.park(which, False)
+        if self.parked():
+            self.unpark(63, is_checked, False)
+            self.claim()
+
+    @precondition(has_parked)
+    @rule(which=picks)
+    def cancel_parked(self, which: int) -> None:
+        work = self.parked()[which % len(self.parked())]
+        finished(self.lane.broker.cancel(work.request_id))
+        del self.work[work.request_id]
 
     @precondition(has_open)
     @rule(which=picks, lost=losses)
@@ -295,6 +430,7 @@ class LimitsMachine(RuleBasedStateMachine):
             finished(self.lane.broker.cancel(work.request_id))
         if not work.attempt:
             self.end(work, "cancelled")
+        work.is_flagged = True
 
     @precondition(has_running)
     @rule(which=picks)
@@ -324,13 +460,13 @@ class LimitsMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        self.saved = self.lane.save(), deepcopy((self.work, self.spent))
+        self.saved = self.lane.save(), deepcopy((self.work, self.spent, self.settled))
 
     @precondition(lambda self: self.saved is not None)
     @rule()
     def restore(self) -> None:
         """Redis came back with older data: requests and counters are of the same moment."""
-        data, (self.work, self.spent) = self.saved[0], deepcopy(self.saved[1])
+        data, (self.work, self.spent, self.settled) = self.saved[0], deepcopy(self.saved[1])
         self.lane.restore(data)
         self.clock(0)
 
@@ -343,7 +479,7 @@ class LimitsMachine(RuleBasedStateMachine):
         assert reserved == {work.request_id for work in self.open()}
         for place in self.accounts:
             raw = {name.decode(): int(float(value)) for name, value in client.hgetall(ACCOUNTS.spent(place)).items()}
-            of_account = [work for work in self.work.values() if place in {one.place for one in work.accounts}]
+            of_account = [work for work in self.parts() if place in {one.place for one in work.accounts}]
             assert raw.get("open", 0) == sum(work.is_open for work in of_account)
             if not of_account:
                 continue
@@ -358,18 +494,18 @@ class LimitsMachine(RuleBasedStateMachine):
 
     def check_usage(self, client: Any) -> None:
         """The usage of each day is the sum over the requests that have ended."""
-        for day in {day_of(work.accepted) for work in self.work.values()}:
+        for day in {day_of(work.accepted) for work in self.parts()}:
             found = {name.decode(): int(count) for name, count in client.hgetall(ACCOUNTS.usage(day)).items()}
             expected: dict[str, int] = {}
-            for work in self.work.values():
+            for work in self.parts():
                 if work.is_open or day_of(work.accepted) != day:
                     continue
                 name = f"{work.accounts[0].id} model "
                 prompt = work.prompt if work.counted else 0
                 for what, amount in (
-                    ("requests", 1),
+                    ("requests", work.requests),
                     ("prompt", prompt),
-                    ("completion", work.emitted),
+                    ("completion", work.emitted - work.base),
                     ("cost", work.cost),
                 ):
                     expected[name + what] = expected.get(name + what, 0) + amount
@@ -414,6 +550,14 @@ BUGS: dict[str, Patch] = {
         ("    settle(prefix, id, last and whole(string.match(last[1], '^%d+')) or 0, 'error')\n", ""),
     ),
     "a settlement counts on another day": (("if tonumber(now[1]) == day then", "if true then"),),
+    "a parked request keeps its reservation": (
+        ("    local unpaid = settle(prefix, id, tonumber(req[10]), 'parked')\n", "    local unpaid\n"),
+    ),
+    "a parked request is counted as a request again": (("base and 0 or 1,", "1,"),),
+    "the prompt of a parked request is paid twice": (("has_computed and 0 or prompt, price_in", "prompt, price_in"),),
+    "a budget is exceeded by the last step": (
+        ("last > (whole(state[7]) or last)", "first > (whole(state[7]) or first)"),
+    ),
     "a refused request is counted": (
         (
             "    if reached then\n        return reached",

@@ -16,8 +16,10 @@ from quire.shared.states import (
     DropReason,
     ExpireReply,
     OutcomeName,
+    ParkReply,
     RequestState,
     SubmitReply,
+    UnparkReply,
 )
 
 SCRIPTS = {
@@ -33,13 +35,16 @@ def words(pattern: str, source: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("script", "replies"), [("cancel", CancelReply), ("expire", ExpireReply), ("delete", DeleteReply)]
+    ("script", "replies"),
+    [("cancel", CancelReply), ("expire", ExpireReply), ("delete", DeleteReply), ("park", ParkReply)],
 )
 def test_a_script_that_returns_a_word_returns_each_of_its_enum(script: str, replies: type[StrEnum]) -> None:
     assert words(r"return '(\w+)'", SCRIPTS[script]) == set(replies)
 
 
-@pytest.mark.parametrize(("script", "replies"), [("submit", SubmitReply), ("claim", ClaimReply)])
+@pytest.mark.parametrize(
+    ("script", "replies"), [("submit", SubmitReply), ("claim", ClaimReply), ("unpark", UnparkReply)]
+)
 def test_a_script_that_returns_an_array_begins_it_with_each_of_its_enum(script: str, replies: type[StrEnum]) -> None:
     assert words(r"return \{'(\w+)'", SCRIPTS[script]) == set(replies)
 

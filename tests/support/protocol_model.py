@@ -56,6 +56,7 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
+    has_lapsed: bool = False  # parked for longer than its retention
     share: Share = ANONYMOUS_SHARE
     prompt_tokens: int = 0
     arrival: int = 0
@@ -121,8 +122,7 @@ class ProtocolModel:
             first, first_fingerprint = self.keys[key]
             return first if first_fingerprint == fingerprint else "conflict"
         requests, tokens = self.queued()
-        is_full = requests and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens)
-        if is_full and not self._is_below_part(request, requests, tokens, bounds):
+        if self._is_full(request, requests, tokens, bounds):
             return ("full", requests, tokens)
         self.requests[request_id] = request
         others = self.requests[beside].listeners if beside in self.requests else []
@@ -167,9 +167,9 @@ class ProtocolModel:
             return "unknown"
         if request.state == "done":
             return "done"
-        if unless_beside is not None and set(request.listeners) - set(unless_beside):
+        if unless_beside is not None and (set(request.listeners) - set(unless_beside) or request.state == "parked"):
             return "wanted"
-        if request.state == "queued":
+        if request.state in ("queued", "parked"):
             self._finish_unowned(request, "cancelled", "")
             return "cancelled"
         request.is_cancelled = True
@@ -182,6 +182,8 @@ class ProtocolModel:
             return "unknown"
         if request.state == "done":
             return "done"
+        if request.state == "parked":
+            return "expired" if self._has_lapsed(request) else "early"
         if request.deadline != PASSED:
             return "early"
         if request.state == "queued":
@@ -227,7 +229,7 @@ class ProtocolModel:
         request = self.requests.get(delivery.request_id)
         if not self._is_of(worker, _place(delivery)):
             return None
-        if request is None or request.state == "done" or (request.queue, request.entry) != _place(delivery):
+        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != _place(delivery):
             self._take_off(*_place(delivery))
             return None
         if request.is_cancelled:
@@ -342,6 +344,55 @@ class ProtocolModel:
                 released += 1
         return released
 
+    # --- parking ------------------------------------------------------------------------------------------------------
+
+    def park(self, request_id: str, attempt: str = "", max_parked: int = 0) -> str:
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state in ("done", "parked"):
+            return request.state
+        if attempt and attempt != request.attempt:
+            return "lost"
+        if request.is_cancelled or request.deadline == PASSED:
+            return "ending"
+        if max_parked and sum(one.state == "parked" for one in self.requests.values()) >= max_parked:
+            return "full"
+        if request.state == "running":
+            self.mailboxes[request.owner][request_id] = request.before = request.attempt
+        self._leave_share(request)
+        self._take_off(request.queue, request.entry)
+        request.state, request.queue, request.entry = "parked", "", ""
+        request.attempt = request.owner = request.incarnation = ""
+        request.waits, request.is_background, request.listeners, request.has_lapsed = False, True, [], False
+        self.recoveries["parked"] += 1
+        return "parked"
+
+    def unpark(self, request_id: str, bounds: QueueBounds, retention_s: int) -> str | tuple[str, int, int]:
+        """Queue a request. retention_s: for which it was parked."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return "unknown"
+        if request.state != "parked":
+            return "done" if request.state == "done" else "active"
+        if self._has_lapsed(request):
+            return "done"
+        requests, tokens = self.queued()
+        if self._is_full(request, requests, tokens, bounds):
+            return ("full", requests, tokens)
+        self._enqueue_fairly(request)
+        request.state = "queued"
+        if not request.retention_s:
+            request.retention_s = retention_s
+            self._store(request, bounds.stored_bytes)
+        self.recoveries["unparked"] += 1
+        return "queued"
+
+    def _has_lapsed(self, request: Request) -> bool:
+        if request.has_lapsed:
+            self._finish_unowned(request, "deadline", "the request was parked for longer than its retention")
+        return request.has_lapsed
+
     # --- what happens by itself ---------------------------------------------------------------------------------------
 
     def cut_log(self, request: Request, kept: int) -> None:
@@ -398,6 +449,10 @@ class ProtocolModel:
         self.fair.join(name, request.share, request.arrival, request.request_id, request.prompt_tokens)
         self._enqueue(request, WAITING + name)
 
+    def _is_full(self, request: Request, requests: int, tokens: int, bounds: QueueBounds) -> bool:
+        is_full = requests > 0 and (requests + 1 > bounds.requests or tokens + request.cost > bounds.tokens)
+        return is_full and not self._is_below_part(request, requests, tokens, bounds)
+
     def _is_below_part(self, request: Request, requests: int, tokens: int, bounds: QueueBounds) -> bool:
         costs: defaultdict[str, list[int]] = defaultdict(list)
         for one in self.requests.values():
@@ -413,7 +468,8 @@ class ProtocolModel:
         )
 
     def _take_off(self, queue: str, entry: str) -> None:
-        self.streams[queue].pop(entry, None)
+        if queue:  # a parked request is in none
+            self.streams[queue].pop(entry, None)
         self.pending.pop((queue, entry), None)
 
     def _store(self, request: Request, max_bytes: int) -> None:
@@ -427,12 +483,15 @@ class ProtocolModel:
             if known.state != "done" or known.retention_s > RETENTION_S:
                 known.retention_s = 0
 
-    def _finish(self, request: Request, outcome: str) -> None:
+    def _leave_share(self, request: Request) -> None:
         if request.waits_in_line:
             self.fair.leave(request.priority_class, request.share, request.request_id)
-        elif not request.deliveries:
+        elif request.queue and not request.deliveries:
             self.fair.refund_prompt(request.priority_class, request.share, request.prompt_tokens)
-        else:
+
+    def _finish(self, request: Request, outcome: str) -> None:
+        self._leave_share(request)
+        if request.deliveries:
             self.fair.charge_user(request.priority_class, request.share, request.emitted)
         self._take_off(request.queue, request.entry)
         if request.retention_s:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
+import torch
 
 from quire.shared.broker import Broker, Claim, QueueReader, new_id
 from quire.worker.engine.engine import Engine
@@ -52,3 +54,27 @@ async def test_what_was_being_taken_over_ends_or_is_handed_back(
         service.stop()
         await asyncio.wait_for(task, 10)
         assert await gateway.client.hget(KEYS.request(request_id), "state") == state
+
+
+async def test_a_worker_parks_what_still_runs_if_it_is_asked_to(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        model = MockModel()
+        forward = model.forward
+
+        def slow(*arguments: Any) -> torch.Tensor:
+            time.sleep(0.01)
+            return forward(*arguments)
+
+        model.forward = slow  # type: ignore[method-assign]
+        engine = Engine(model, LIMITS, (EOS,), None)
+        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        task = asyncio.create_task(service.run(0.05, park_s=500))
+        request_id = await gateway.submit((3, 4), max_tokens=120, ignore_eos=True)
+        await gateway.listen()
+        service.stop()
+        await asyncio.wait_for(task, 10)
+        assert await gateway.client.hget(KEYS.request(request_id), "state") == b"parked"
+        [parked] = await gateway.broker.read_parked(5)
+        assert 0 < parked.emitted < 120
+        assert 490 < parked.left_s <= 500
+        engine.check_integrity()

@@ -154,6 +154,31 @@ async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -
         await assert_drained(gateway, 1)
 
 
+async def test_a_parked_requests_blocks_are_free_within_two_steps_and_it_goes_on_there(redis_url: str) -> None:
+    model = MockModel()
+    forward = model.forward
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
+        return forward(*arguments)
+
+    model.forward = slow  # type: ignore[method-assign]
+    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
+        request_id = await gateway.submit((1, 2), max_tokens=60, ignore_eos=True)
+        await gateway.listen()
+        assert await gateway.broker.park(request_id) == "parked"
+        steps = engine.num_steps
+        async with asyncio.timeout(5):
+            while engine.scheduler.blocks.num_free < LIMITS.num_blocks:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert engine.num_steps <= steps + 3  # one step may have begun before the call returned
+        assert await gateway.broker.unpark(request_id) == "queued"
+        tokens, outcome = await gateway.result(request_id)
+        assert (tokens, outcome) == (continuation((1, 2), 60), "length")
+        assert engine.scheduler.blocks.num_free == LIMITS.num_blocks
+        await assert_drained(gateway, 1)
+
+
 async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

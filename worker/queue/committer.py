@@ -260,7 +260,7 @@ class Committer:
     def _lose(self, request_id: str, engine: EngineThread) -> None:
         attempt = self._forget(request_id)
         log.warning(
-            "attempt at request %s is lost: it ended, or another worker has claimed it",
+            "attempt at request %s is lost: it ended or is parked, or another worker has claimed it",
             request_id,
             extra={"request_id": request_id},
         )

@@ -152,6 +152,7 @@ SCHEMAS: Schema = {
         _STREAM_LABELS,
     ),
     "Cancellation": record(id=TEXT, cancelled=FLAG),
+    "Parking": record(id=TEXT, parked=FLAG, ended=FLAG, expires_at=or_null(COUNT)),
     "UsageList": record(
         object={"const": "list"},
         data=array(

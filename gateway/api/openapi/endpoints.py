@@ -62,11 +62,11 @@ def _dialect(
     parameters: tuple[str, ...] = (),
     **form: Any,
 ) -> tuple[Endpoint, ...]:
-    """The endpoints of a dialect: it creates calls, resumes their streams and cancels them.
+    """The endpoints of a dialect: it creates calls, resumes their streams, cancels and parks them.
 
     path: of new calls. name: of the schema of answers, and with `Request` of bodies. event: the schema of events.
     call_id: the document's parameter that is the id of a call. parameters: of new calls. form: `error` and `headers` of
-    all three endpoints.
+    all endpoints.
     """
     return (
         Endpoint(
@@ -102,7 +102,29 @@ def _dialect(
             parameters=(call_id,),
             **form,
         ),
+        *_parking(path, call_id, **form),
     )
+
+
+def _parking(path: str, call_id: str, **form: Any) -> tuple[Endpoint, ...]:
+    """The endpoints that park a call and let it continue. The arguments are those of `_dialect`."""
+    park = Endpoint(
+        method="post",
+        path=f"{path}/{{id}}/park",
+        tag="generation",
+        summary="Park a call: it waits with its tokens",
+        answers={JSON: "Parking"},
+        errors=(404, 429, 503),
+        parameters=(call_id,),
+        **form,
+    )
+    unpark = replace(
+        park,
+        path=f"{path}/{{id}}/unpark",
+        summary="Let a parked call continue at its next token",
+        errors=(402, 404, 429, 503),
+    )
+    return park, unpark
 
 
 def _get(
@@ -165,7 +187,7 @@ def _responses() -> tuple[Endpoint, ...]:
         answers={JSON: "ResponseItems"},
         parameters=("ResponseId", "Limit", "Order", "After"),
     )
-    return create, count, read, cancel, delete, items
+    return create, count, read, cancel, delete, items, *_parking("/v1/responses", "ResponseId")
 
 
 # The errors and headers of the Messages API.

@@ -73,12 +73,16 @@ class ResponseEvents:
         return [*self._all([(name, f'"response":{self.body.ended(self.output, usage)}')]), sse.event(sse.DONE)]
 
     def failure(self, error: ApiError) -> list[str]:
-        """A response that failed; or, if only this stream of it failed, an event `error`."""
+        """A response that failed; or, if only this stream of it ended, an event `error`.
+
+        That event has the number of the event before it, after which a client resumes.
+        """
         if isinstance(error, _ENDS):
             self.output.fail()
             return self._all([("response.failed", f'"response":{self.body.failed(self.output, error)}')])
         fields = {"code": error.code, "message": error.message, "param": error.param}
-        return self._all([("error", sse.dumps(fields)[1:-1])])
+        number = max(0, self.next_number - 1)
+        return [f'event: error\ndata: {{"type":"error","sequence_number":{number},{sse.dumps(fields)[1:-1]}}}\n\n']
 
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         for choice in choices:

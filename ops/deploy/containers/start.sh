@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs `quire-start COMMAND ARGUMENTS` in a container: the gateway's image has the commands gateway, dead and keys, the worker's
-# has worker. Without QUIRE_REDIS_URL the command uses the Redis of the same stack; the container of Redis keeps its
+# Runs `quire-start COMMAND ARGUMENTS` in a container: the gateway's image has the commands gateway, dead, keys and
+# parking, the worker's has worker. Without QUIRE_REDIS_URL the command uses the Redis of the same stack; the container of Redis keeps its
 # password in a file on a volume that both mount.
 set -eu
 password_file=/run/quire/redis-password
@@ -10,9 +10,9 @@ if [ -z "${QUIRE_REDIS_URL:-}" ] && [ -r "$password_file" ]; then
 fi
 command=${1:-}
 case $command in
-  gateway | worker | dead | keys) ;;
+  gateway | worker | dead | keys | parking) ;;
   *)
-    echo "quire-start: there is no command '$command': give gateway, dead, keys or worker, then their arguments" >&2
+    echo "quire-start: there is no command '$command': give gateway, dead, keys, parking or worker, then their arguments" >&2
     exit 2
     ;;
 esac

@@ -15,7 +15,14 @@ def test_a_charge_has_the_limits_of_each_account() -> None:
     packed = Charge((account,), "model", Price(5, 6)).encode(9, begins_call=True)
     root, *rest = msgpack.unpackb(packed)
     assert root.startswith("quire:{accounts}:")
-    assert rest == [1, 9, 5, 6, "model", [account.place, 1, 2, 3, 4, 0, 0, 0]]
+    assert rest == [1, 9, 5, 6, "model", 0, [account.place, 1, 2, 3, 4, 0, 0, 0]]
+
+
+def test_the_accounts_alone_are_those_of_the_charge() -> None:
+    account = Account(kind="key", id="0" * 16, name="a", limits=AccountLimits(tokens_per_day=4))
+    charge = Charge((account,), "model", park_s=60)
+    whole, accounts = msgpack.unpackb(charge.encode(9, begins_call=True)), msgpack.unpackb(charge.encode_accounts())
+    assert (whole[6], whole[7:]) == (60, accounts)
 
 
 def test_the_tightest_limit_is_kept() -> None:

@@ -15,14 +15,16 @@ async def test_a_lane_that_nothing_was_sent_to_is_empty(broker: Broker) -> None:
     assert set(state.waiting.values()) == set(state.tokens.values()) == set(state.oldest_s.values()) == {0}
 
 
-async def test_accepted_is_the_sum_of_what_ended_waits_and_runs(broker: Broker) -> None:
+async def test_accepted_is_the_sum_of_the_ended_waiting_running_and_parked(broker: Broker) -> None:
     ended = await start(broker, "ended")
     await broker.commit_step("w", [step(ended, 0, (1,), "stop")])
     await start(broker, "running")
+    await submit(broker, "parked")
+    await broker.park("parked")
     await submit(broker, "waiting", cost=7)
     state = await read_lane(broker)
-    assert state.accepted == 3
-    assert (state.ended["stop"], state.waiting["standard"], state.running) == (1, 1, 1)
+    assert state.accepted == 4
+    assert (state.ended["stop"], state.waiting["standard"], state.running, state.parked) == (1, 1, 1, 1)
     assert state.tokens == {"interactive": 0, "standard": 7, "batch": 0}
 
 

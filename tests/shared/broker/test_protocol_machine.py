@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, product
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
+from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
 from quire.shared.share import Share
@@ -281,6 +282,37 @@ class ProtocolMachine(RuleBasedStateMachine):
         )
         self.check_listeners(request)
 
+    @precondition(has_requests)
+    @rule(which=picks, max_parked=st.sampled_from((0, 0, 1)), lost=losses)
+    def park(self, which: int, max_parked: int, lost: bool) -> None:
+        request = self.pick(which)
+        request_id = request.request_id
+        self.call(
+            lambda: self.lane.broker.park(request_id, retention_s=STORED_S, max_parked=max_parked),
+            lambda: self.model.park(request_id, "", max_parked),
+            lost,
+        )
+        self.check_listeners(request)
+
+    @precondition(has_requests)
+    @rule(which=picks, lost=losses)
+    def unpark(self, which: int, lost: bool) -> None:
+        request_id = self.pick(which).request_id
+        self.call(
+            lambda: self.lane.broker.unpark(request_id, BOUNDS),
+            lambda: self.model.unpark(request_id, BOUNDS, STORED_S),
+            lost,
+        )
+
+    @precondition(has_requests)
+    @rule(which=picks)
+    def parking_lapses(self, which: int) -> None:
+        """The time for which a request may be parked is over."""
+        request = self.pick(which)
+        if request.state == "parked":
+            request.has_lapsed = True
+            self.lane.client.zadd(KEYS.parked, {request.request_id: 1})
+
     def check_listeners(self, request: Request) -> None:
         listeners = {} if request.is_background else {request.request_id: request.listeners}
         assert finished(self.lane.broker.listeners_of([request.request_id, "nobody"])) == listeners
@@ -445,6 +477,19 @@ class ProtocolMachine(RuleBasedStateMachine):
         worker.held = [attempt for attempt in worker.held if (attempt.request_id, attempt.token) not in over]
 
     @rule(name=worker_names, which=picks, lost=losses)
+    def park_own(self, name: str, which: int, lost: bool) -> None:
+        """A worker that ends parks an attempt, its own or that of an earlier life."""
+        worker = self.workers[name]
+        attempts = worker.held + worker.ghosts
+        if attempts:
+            attempt = attempts[which % len(attempts)]
+            self.call(
+                lambda: self.lane.broker.park(attempt.request_id, retention_s=STORED_S, attempt=attempt.token),
+                lambda: self.model.park(attempt.request_id, attempt.token),
+                lost,
+            )
+
+    @rule(name=worker_names, which=picks, lost=losses)
     def release(self, name: str, which: int, lost: bool) -> None:
         """Release some of the requests. An earlier life of the worker may try to release them too."""
         worker = self.workers[name]
@@ -466,7 +511,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(which=picks)
     def deadline_passes(self, which: int) -> None:
         request = self.pick(which)
-        if request.deadline == AHEAD:
+        if request.deadline == AHEAD and request.state != "parked":
             request.deadline = PASSED
             self.lane.client.hset(KEYS.request(request.request_id), "deadline", 1)
 
@@ -552,10 +597,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert published == expected
 
     def check_counts(self, snapshot: Snapshot) -> None:
-        # I1: each accepted request has one outcome, or waits, or runs; load counts the waiting requests.
+        # I1: each accepted request has one outcome, or waits, or runs, or is parked; load counts the waiting requests.
         assert snapshot.totals == self.model.totals
         assert snapshot.recoveries == +self.model.recoveries
-        going = [request for request in snapshot.requests.values() if request.state in ("queued", "running")]
+        going = [request for request in snapshot.requests.values() if request.state != "done"]
         ended = sum(snapshot.totals.get(outcome, 0) for outcome in OUTCOMES)
         assert snapshot.totals.get("accepted", 0) == ended + len(going)
         waiting = [request for request in going if request.state == "queued"]
@@ -608,7 +653,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         assert redis.emitted == end
         assert (redis.state == "done") == (outcome is not None) == (redis.outcome != "")
         assert outcome is None or outcome.name == redis.outcome
-        is_there = snapshot.streams[redis.queue].get(redis.entry) == request_id
+        is_there = bool(redis.queue) and snapshot.streams[redis.queue].get(redis.entry) == request_id
+        assert (self.lane.client.zscore(KEYS.parked, request_id) is not None) == (redis.state == "parked")
         if redis.state == "done":
             # A finished request is neither pending nor in a queue, has no body, and all its keys expire.
             assert not is_there
@@ -619,9 +665,9 @@ class ProtocolMachine(RuleBasedStateMachine):
                 assert retention_s - 60 < ttl <= retention_s
             self.settled[request_id] = len(redis.log)
         else:
-            assert is_there
+            assert is_there == (redis.state != "parked")
             assert not request.waits_in_line or redis.state == "queued"
-            assert (redis.queue, redis.entry) in snapshot.pending or redis.state == "queued"
+            assert (redis.queue, redis.entry) in snapshot.pending or redis.state != "running"
             assert (redis.ttl, redis.has_body) == (-1, True)
             assert redis.conversation_ttl == (-1 if request.conversation else -2)
         assert redis.conversation == request.conversation
@@ -643,6 +689,12 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.lease_runs_out(name)
         last = self.workers["last"] = Worker("last")
         self.readers["last"] = self.lane.reader("last")
+        for request in self.model.requests.values():
+            if request.state == "parked":
+                self.call(
+                    partial(self.lane.broker.unpark, request.request_id),
+                    partial(self.model.unpark, request.request_id, NO_BOUNDS, STORED_S),
+                )
         while True:
             self.reclaim("last", 100)
             self.read("last", 100, 0)
@@ -668,6 +720,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert client.xlen(KEYS.queue(name)) == 0
         keys = [key.decode() for key in client.scan_iter()]
         assert {key for key in keys if client.ttl(key) < 0} <= lasting
+        assert not client.exists(KEYS.parked)
 
 
 def check_group(found: FairSnapshot, group: Group) -> None:
@@ -743,8 +796,8 @@ BUGS: dict[str, Patch] = {
     ),
     "a cancelled request stays in its line": (
         (
-            "    if own[1] == WAITING .. share.class then\n        leave_line(",
-            "    if own[1] == WAITING .. share.class then\n        (function() end)(",
+            "    if share and own[1] == WAITING .. share.class then\n        leave_line(",
+            "    if share and own[1] == WAITING .. share.class then\n        (function() end)(",
         ),
     ),
     "an idle tenant saves up service": (
@@ -752,10 +805,15 @@ BUGS: dict[str, Patch] = {
     ),
     "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
     "a request that never ran is charged": (
-        ("    elseif own[6] == '0' then\n        refund_prompt(prefix, share)\n", ""),
+        ("already\n        refund_prompt(prefix, share)\n", "already\n"),
     ),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
+    "a parked request leaves its attempt alive": (
+        ("'state', 'parked', 'deadline', 0,", "'state', 'running', 'deadline', 0,"),
+    ),
+    "a parked request stays in its queue": (("take_off_queue(prefix, req[4], req[5])\n", ""),),
+    "a parked request that ends stays in the set": (("    if own[5] == 'parked' then\n", "    if false then\n"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # Numbers of walks, and of steps per walk, that find each bug, with a margin.

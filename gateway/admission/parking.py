@@ -1,0 +1,114 @@
+"""Parks the requests of a call and queues them again, and ends those that were parked for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from redis.exceptions import RedisError
+
+from quire.gateway.admission.limit_errors import error_of
+from quire.gateway.admission.retry import RetryPolicy
+from quire.gateway.admission.service_rate import ServiceRate
+from quire.gateway.admission.submission import queue_is_full
+from quire.gateway.api.errors import ParkingIsFull
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, LimitReached
+from quire.shared.broker import Broker, QueueBounds, QueueFull
+from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.states import ParkReply, UnparkReply
+
+log = logging.getLogger("gateway")
+
+# Time between two looks for requests that were parked for too long.
+LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParkingState:
+    """The state of a call: parked, ended, or neither. until: unix time in seconds at which it ends as parked."""
+
+    is_parked: bool
+    has_ended: bool
+    until: float | None = None
+
+
+class Parking:
+    """The parked requests of one model. Between `start` and `close` it ends those whose time is over."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        retry: RetryPolicy,
+        bounds: QueueBounds,
+        rate: ServiceRate,
+        retention_s: int,
+        max_parked: int,
+    ) -> None:
+        """bounds: of the queue, which unparked requests enter. retention_s, max_parked: see `Broker.park`."""
+        self._broker = broker
+        self._retry = retry
+        self._bounds = bounds
+        self._rate = rate
+        self._retention_s = retention_s
+        self._max_parked = max_parked
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._sweep_forever())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def park(self, ids: Sequence[str]) -> ParkingState:
+        """Park the requests of a call. Raises ParkingIsFull or BrokerDown."""
+        park = partial(self._broker.park, retention_s=self._retention_s, max_parked=self._max_parked)
+        found = [await self._retry(partial(park, id_)) for id_ in ids]
+        if ParkReply.FULL in found:
+            raise ParkingIsFull(
+                f"{self._max_parked} requests are parked already, the most that may be; the call runs on. Unpark or "
+                "cancel another one first.",
+                headers={"X-Should-Retry": "false"},
+            )
+        if ParkReply.PARKED not in found:
+            return ParkingState(is_parked=False, has_ended=True)
+        untils = [await self._retry(partial(self._broker.parked_until, id_)) for id_ in ids]
+        return ParkingState(True, False, min((until for until in untils if until is not None), default=None))
+
+    async def unpark(self, ids: Sequence[str], accounts: Sequence[Account]) -> ParkingState:
+        """Queue the parked requests of a call again. accounts: of the caller, whose limits must allow the rest.
+
+        Raises QueueIsFull, RateLimited, BudgetSpent or BrokerDown.
+        """
+        try:
+            charge = Charge(tuple(accounts), self._broker.keys.lane) if accounts else None
+            unpark = partial(self._broker.unpark, bounds=self._bounds, charge=charge)
+            found = [await self._retry(partial(unpark, id_)) for id_ in ids]
+        except QueueFull as error:
+            raise queue_is_full(error, self._rate) from error
+        except LimitReached as error:
+            raise error_of(error) from error
+        return ParkingState(is_parked=False, has_ended=not {UnparkReply.QUEUED, UnparkReply.ACTIVE} & set(found))
+
+    async def sweep(self) -> int:
+        """End requests that were parked for too long. Returns their number. Raises RedisError or OSError."""
+        lapsed = await self._broker.lapsed()
+        for request_id in lapsed:
+            await self._broker.expire(request_id)
+            log.info("request %s was parked for too long and has ended", request_id, extra={"request_id": request_id})
+        return len(lapsed)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                while await self.sweep():
+                    pass
+            except (RedisError, OSError) as error:
+                log.debug("parked requests cannot be looked up now: %s", error)
+            check_cancelled()
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,63 @@
+-- Queue a parked request again with its tokens, in the line of its user at the place of its arrival.
+--   KEYS  request hash
+--   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
+--         charge; see _limits.lua; '' = reserve in any case), bytes after which the retention of older stored requests
+--         ends, retention (s) of requests without one of their own
+--   ->    {'queued'} | {'active'} (it is not parked: it waits or runs) | {'limited', limit that is reached, its account,
+--         milliseconds until it allows the request (-1: never)} | {'full', queued requests, queued tokens} | {'done'}
+--         | {'unknown'}
+-- Repeatable. The rest of its deadline counts from now on. After its end its keys stay for the rest of the time for
+-- which it might have been parked, like those of a stored request.
+local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'about',
+    'tenant', 'user', 'arrival')
+local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
+local share, arrival = share_of(req[9], req[10]), whole(req[11])
+if not state then
+    return {'unknown'}
+end
+if state == 'done' then
+    return {'done'}
+end
+if state ~= 'parked' then
+    return {'active'}
+end
+if not (is_class(class) and cost and emitted and left and share and arrival) then
+    finish_corrupt(prefix, id, retention)
+    return {'done'}
+end
+if has_lapsed(prefix, id, retention) then
+    return {'done'}
+end
+local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
+local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
+local max_requests, max_tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
+if requests > 0 and (requests + 1 > max_requests or tokens + cost > max_tokens)
+    and not is_below_part(prefix, share.tenant, cost, requests, tokens, max_requests, max_tokens) then
+    return {'full', requests, tokens}
+end
+local now = now_ms()
+if req[6] then
+    local unpaid = cmsgpack.unpack(req[6])
+    local prompt = unpaid[2]
+    local accounts = ARGV[5] ~= '' and cmsgpack.unpack(ARGV[5]) or {unpack(unpaid, 8)}
+    local charge = cmsgpack.pack({unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7],
+        unpack(accounts)})
+    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, emitted, ARGV[5] == '')
+    if reached then
+        return {'limited', reached, account, wait}
+    end
+end
+local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
+redis.call('ZREM', prefix .. 'parked', id)
+local queue, entry = enqueue(prefix, id, cost, arrival, share)
+redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'deadline', left > 0 and now + left or 0)
+redis.call('HDEL', KEYS[1], 'left', 'unpaid')
+add_load(prefix, class, 1, cost)
+if not req[7] then
+    redis.call('HSET', KEYS[1], 'retention', math.max(1, math.ceil((due - now) / 1000)))
+    local bytes = #(req[8] or '') + redis.call('STRLEN', prefix .. 'conversation:' .. id)
+    store(prefix, id, STORED_BYTES + bytes, tonumber(ARGV[6]), retention)
+end
+count(prefix, 'unparked')
+return {'queued'}
