@@ -1,4 +1,4 @@
-"""Who a request counts for in fair sharing: its tenant, the tenant's user, and the weight of the tenant."""
+"""The share of a request in fair sharing: its tenant, the tenant's user, and the weight of the tenant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ANONYMOUS_TENANT = "anonymous"
 # Weights are relative: of two tenants that wait, one with twice the weight is served twice as many tokens.
 DEFAULT_WEIGHT = 100
 MAX_WEIGHT = 1000
-# What a token of a prompt and of an answer adds to a counter, as in the paper.
+# Costs of a token of a prompt and of an answer, as in the paper.
 INPUT_COST = 1
 OUTPUT_COST = 2
 # Counters are integers: a prompt token of a tenant with the default weight adds as many units.
@@ -18,8 +18,8 @@ COUNTER_UNITS = 10_000
 # Counters of tenants in a class, and of users of a tenant. Beyond it, the counters of those who do not wait are
 # forgotten, and all begin at the least counter again.
 MAX_COUNTERS = 10_000
-# Field of the counters: that of the last one that was taken. It has more than 64 characters, so that Redis keeps the
-# hash as a hash table from the start: a short hash is a list, and a charge of each of 256 tenants would search it.
+# Field of the counters: that of the last one that was taken. The name has more than 64 characters, so that Redis
+# stores the hash as a table from the start: a short hash is a list, and a charge of each of 256 tenants would search it.
 FLOOR = "floor".ljust(65, "-")
 # Life of the counters of a tenant's users after their last change.
 USER_COUNTERS_S = 86_400
@@ -30,7 +30,7 @@ _USER = re.compile(r"[0-9]+ ([0-9a-f]{0,64})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Who a request counts for. user: a hash in hexadecimal; empty without a user."""
+    """The tenant, user and weight that a request counts for. user: a hash in hexadecimal; empty without a user."""
 
     tenant: str = ANONYMOUS_TENANT
     user: str = ""

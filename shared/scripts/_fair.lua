@@ -77,8 +77,8 @@ local function least(group)
     end
 end
 
--- Return the counter of one that does not wait: at least the least counter of those who wait, so that nobody saves up
--- service while idle.
+-- Return the counter of one that does not wait: at least the least counter of those who wait, so that idle time earns no
+-- service.
 local function lifted(group, name)
     local _, floor = least(group)
     local known = redis.call('HMGET', group.served, name, FLOOR)

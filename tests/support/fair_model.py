@@ -14,7 +14,7 @@ def price(tokens: int, cost: int, weight: int) -> int:
 
 
 class Group:
-    """Those who share: the tenants of a class, or the users of a tenant in a class."""
+    """The tenants of a class, or the users of a tenant in a class."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

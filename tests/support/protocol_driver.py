@@ -24,7 +24,7 @@ from tests.support.redis_server import RedisServer
 LANE = "lane"
 KEYS = LaneKeys(LANE)
 
-# Who requests count for.
+# The shares of requests.
 SHARES = (
     Share(),
     Share("acme/web"),

@@ -1,4 +1,4 @@
-"""Fair sharing: the time of its decisions in Redis, and the first token of a tenant among many and behind a flood.
+"""Fair sharing: the time of its decisions in Redis, and the first token of a tenant among many and during a flood.
 
 python -m quire.ops.benchmarks.stack.shares                    two minutes
 python -m quire.ops.benchmarks.stack.shares --parts scripts    the scripts alone
@@ -164,7 +164,7 @@ async def first(rounds: int, seconds: float, load: float, seed: int) -> None:
     async with pair(STEP_MS, ROWS, ["--max-queued-requests", "100000"]) as found:
         made = await keys(found.redis.url, TENANTS)
         await offer(found.port, rate, 2, draw, made)
-        print(f"first    {rate:g} requests/s, {100 * load:g} % of what is served, rounds of {seconds:g} s", flush=True)
+        print(f"first    {rate:g} requests/s, {100 * load:g} % of the capacity, rounds of {seconds:g} s", flush=True)
         ratios: dict[str, list[float]] = {"p50": [], "p99": []}
         for number in range(rounds):
             pools = [("one tenant", made[:1]), (f"{TENANTS:,} tenants", made)]
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"comma-separated, of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a round of `first`")
-    parser.add_argument("--load", type=float, default=0.5, help="load of `first`, as a part of what is served")
+    parser.add_argument("--load", type=float, default=0.5, help="load of `first`, as a part of the capacity")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     parts = args.parts.split(",")

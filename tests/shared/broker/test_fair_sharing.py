@@ -111,7 +111,7 @@ def test_behind_the_requests_of_another_tenant_a_request_is_next(site: Site, cou
         site.submit(A)
     site.step()
     late = site.submit(B)
-    # At most the rest of what runs comes before it.
+    # Only the running request ends before it.
     for _ in range(7):
         assert site.take() == []
         site.step()
@@ -120,7 +120,7 @@ def test_behind_the_requests_of_another_tenant_a_request_is_next(site: Site, cou
     assert second not in site.take(0)
     for _ in range(4):
         site.step()
-    # It has been served as much as the other one since it came, so the other one is next, and then it again.
+    # Both have been served about as much since then, so they take turns.
     turns = []
     for _ in range(4):
         turns += site.take()
@@ -142,7 +142,7 @@ def tenants(count: int, weights: Sequence[int]) -> list[Share]:
 def test_tenants_are_served_by_their_weights(
     redis_server: RedisServer, count: int, rows: int, steps: int, weights: Sequence[int]
 ) -> None:
-    """While all wait, service by weight differs by at most twice the larger of a prompt and what runs at a time."""
+    """While all wait, service by weight differs by at most twice the larger of a prompt and a full batch."""
     site, chance = Site(redis_server, rows), Random(1)
     shares = tenants(count, weights)
     # Some ask for much and some for little.
@@ -282,7 +282,7 @@ def test_nothing_waits_for_ever_if_a_part_is_lost_or_corrupt(site: Site, what: s
     site.submit(A)
     site.submit(B)
     taken = set(site.take(10))
-    # What is lost does not come back; what is not, comes.
+    # Requests whose place is lost do not come back; all others come.
     assert taken >= {"r4", "r5"}
     assert taken >= ({"r0", "r1", "r2", "r3"} if what in ("served", "waiting", "tenants", "users") else set())
     assert site.submit(A) in site.take(10)
@@ -367,7 +367,7 @@ async def test_workers_wake_each_other_while_requests_wait(broker: Broker, clien
 
 
 def test_a_request_of_a_late_worker_group_is_in_one_place(site: Site) -> None:
-    """Before the first worker there is no consumer group; requests wait in the stream and in lines all the same."""
+    """Before the first worker there is no consumer group; requests wait in the stream and in lines."""
     site.lane.client.flushall()
     for share in (A, A, B):
         site.submit(share)

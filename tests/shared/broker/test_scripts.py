@@ -6,8 +6,7 @@ from importlib.resources import files
 import msgpack
 from redis.asyncio import Redis
 
-from quire.shared import keys
-from quire.shared.broker import share
+from quire.shared import keys, share
 from quire.shared.broker.scripts import Script, constants, load_script, script_source
 from quire.shared.messages import VERSION
 from quire.shared.redis.clients import command_client
