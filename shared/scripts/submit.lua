@@ -65,7 +65,8 @@ if ARGV[21] ~= '' then
     end
     states = account
 end
-local arrival = redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
+redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
+local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
 local queue, entry = enqueue(prefix, id, cost, arrival, share)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', queue, 'cost', cost,
     'entry', entry, 'arrival', arrival, 'tenant', class .. ' ' .. ARGV[23] .. ' ' .. share.tenant,

@@ -1,4 +1,4 @@
--- Queue a parked request again with its tokens, in the line of its user at the place of its arrival.
+-- Queue a parked request again with its tokens, at the end of the line of its user.
 --   KEYS  request hash
 --   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
 --         charge; see _limits.lua; '' = reserve in any case), bytes after which the retention of older stored requests
@@ -10,9 +10,9 @@
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'about',
-    'tenant', 'user', 'arrival')
+    'tenant', 'user')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
-local share, arrival = share_of(req[9], req[10]), whole(req[11])
+local share = share_of(req[9], req[10])
 if not state then
     return {'unknown'}
 end
@@ -22,7 +22,7 @@ end
 if state ~= 'parked' then
     return {'active'}
 end
-if not (is_class(class) and cost and emitted and left and share and arrival) then
+if not (is_class(class) and cost and emitted and left and share) then
     finish_corrupt(prefix, id, retention)
     return {'done'}
 end
@@ -50,8 +50,10 @@ if req[6] then
 end
 local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
 redis.call('ZREM', prefix .. 'parked', id)
+local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
 local queue, entry = enqueue(prefix, id, cost, arrival, share)
-redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'deadline', left > 0 and now + left or 0)
+redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'arrival', arrival,
+    'deadline', left > 0 and now + left or 0)
 redis.call('HDEL', KEYS[1], 'left', 'unpaid')
 add_load(prefix, class, 1, cost)
 if not req[7] then

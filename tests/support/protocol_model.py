@@ -128,7 +128,6 @@ class ProtocolModel:
         others = self.requests[beside].listeners if beside in self.requests else []
         request.listeners = [*(other for other in others if other != request.gateway), request.gateway]
         self.totals["accepted"] += 1
-        request.arrival = self.totals["accepted"]
         self._enqueue_fairly(request)
         if key:
             self.keys[key] = (request_id, fingerprint)
@@ -431,6 +430,8 @@ class ProtocolModel:
     def _enqueue_fairly(self, request: Request) -> None:
         """A request that is alone waits in the stream; as soon as there is another one, all wait in lines."""
         name = request.priority_class
+        self.totals["arrivals"] += 1
+        request.arrival = self.totals["arrivals"]
         if not self.fair.waits(name):
             unread = [entry for entry in self.streams[name] if (name, entry) not in self.pending]
             if not unread:

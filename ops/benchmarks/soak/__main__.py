@@ -198,6 +198,7 @@ async def state(redis_server: EmbeddedRedis) -> dict[str, Any]:
         totals = {name.decode(): int(count) for name, count in client.hgetall(KEYS.totals).items()}
         recoveries = {name.decode(): int(count) for name, count in client.hgetall(KEYS.recoveries).items()}
     accepted = totals.pop("accepted", 0)
+    totals.pop("arrivals", None)
     counts = {name: recoveries.get(name, 0) for name in RECOVERIES}
     return {"accepted": accepted, "totals": totals, "pending": pending, "load": load, **counts}
 

@@ -817,7 +817,7 @@ BUGS: dict[str, Patch] = {
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # Numbers of walks, and of steps per walk, that find each bug, with a margin.
-BUG_WALKS, BUG_STEPS = 40, 100
+BUG_WALKS, BUG_STEPS = 100, 100
 
 
 @pytest.mark.slow
