@@ -97,12 +97,12 @@ async def _unpark(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
 
 
 def _of_call(ids: Iterable[str], call_id: str) -> list[str]:
-    """The requests of a call: one for each prompt, and all but the first have a number behind the id of the call."""
+    """The requests of a call: one for each prompt. The id of each but the first ends with a number."""
     return [one for one in ids if one.partition("-")[0] == call_id]
 
 
 async def _without_embeddings(broker: Broker, ids: Sequence[str]) -> list[str]:
-    """The requests without those for embeddings, which are short, and whose clients cannot resume."""
+    """The requests but those for embeddings: these are short, and their clients cannot resume."""
     pipe = broker.client.pipeline(transaction=False)
     for one in ids:
         pipe.hget(broker.keys.request(one), "body")

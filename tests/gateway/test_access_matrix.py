@@ -1,4 +1,4 @@
-"""The access matrix: for every route, who may use it, and that no caller reaches what another one made.
+"""The access matrix: the callers that may use each route. No caller reaches what another one made.
 
 A route without an entry in ACCESS fails the test, and so does an entry without a route.
 """
@@ -30,17 +30,17 @@ NOT_THERE = "0" * 32
 
 
 class Access(Enum):
-    """Who may use a route."""
+    """The callers that may use a route."""
 
     #: Everyone, also without a key: probes, documents and files.
     PUBLIC = auto()
     #: Every caller; the route names nothing that a caller has made.
     CALLER = auto()
-    #: Every caller, who gets only what belongs to its key.
+    #: Every caller; the answer has only data of the caller's key.
     OWN = auto()
     #: The maker of the call that the path names; for any other caller it does not exist.
     MAKER = auto()
-    #: Who has the admin key; API keys do not count.
+    #: Operators, by the admin key; API keys do not count.
     OPERATOR = auto()
 
 
@@ -128,7 +128,7 @@ async def send(gateway: RunningGateway, route: str, key: str = "", body: Any = N
 
 @asynccontextmanager
 async def calls_of(gateway: RunningGateway, key: str) -> AsyncIterator[dict[str, str]]:
-    """Make a call on each path with a key; yield the ids of their requests. Their streams stay open."""
+    """Make a call on each path with a key; yield the ids of their requests. The streams stay open."""
     async with AsyncExitStack() as stack:
         ids = {}
         for path, (_, body) in CALLS.items():
@@ -162,7 +162,7 @@ def test_every_route_has_an_entry_and_every_entry_a_route(model_folder: Any) -> 
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
     assert routes == ACCESS.keys()
-    # What names an id below /v1/ belongs to somebody.
+    # A route below /v1/ with an id belongs to the maker of the call.
     named_ids = {route for route in routes if "{id}" in route and " /v1/" in route}
     assert named_ids == set(MAKERS)
     assert {route for route in routes if " /admin/" in route} == set(OPERATORS)

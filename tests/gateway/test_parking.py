@@ -151,7 +151,7 @@ async def test_a_call_with_several_prompts_is_parked_with_all_of_them(gateway: R
 
 
 async def test_the_other_prompts_of_a_call_run_on_if_one_is_parked(gateway: RunningGateway) -> None:
-    """As when an operator parks what one worker runs."""
+    """An operator who parks the requests of one worker parks a part of a call."""
     task = asyncio.create_task(gateway.post(COMPLETIONS, body(COMPLETIONS, prompt=["a", "b"]), Idempotency_Key="k"))
     await until(lambda: _is(gateway.queued(), 2))
     broker = gateway.gateway.broker
