@@ -174,9 +174,9 @@ end
 -- Return the first entry of a stream that no worker has read, {id, {field, value, ...}}; nil without one.
 local function first_unread(stream)
     local last = '0-0'
-    for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
-        if group[2] == GROUP then
-            last = group[8]
+    for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do -- names and values in turn
+        for i = 1, group[2] == GROUP and #group or 0, 2 do
+            last = group[i] == 'last-delivered-id' and group[i + 1] or last
         end
     end
     return redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]

@@ -92,7 +92,8 @@ def first(commands: Callable[[list[bytes]], bool], count: int = 1) -> Callable[[
 
 
 def is_submit(command: list[bytes]) -> bool:
-    return command[0] == b"EVALSHA" and command[2] == b"3"
+    """True for the script with the most arguments."""
+    return command[0] == b"EVALSHA" and command[2] == b"2" and len(command) > 25
 
 
 def is_claim(command: list[bytes]) -> bool:
