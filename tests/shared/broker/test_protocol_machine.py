@@ -804,9 +804,7 @@ BUGS: dict[str, Patch] = {
         ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
     ),
     "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
-    "a request that never ran is charged": (
-        ("already\n        refund_prompt(prefix, share)\n", "already\n"),
-    ),
+    "a request that never ran is charged": (("already\n        refund_prompt(prefix, share)\n", "already\n"),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
     "a parked request leaves its attempt alive": (
