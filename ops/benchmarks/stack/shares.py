@@ -152,7 +152,7 @@ def _range(values: Sequence[float]) -> str:
 def _deciles(rounds: Sequence[Sequence[float]]) -> str:
     """The median over rounds, and their range, of the lowest decile and of the median of the calls.
 
-    Redis counts the time in which other processes have its core; the lowest decile has none of it.
+    Redis counts the time in which other processes have its core; the lowest decile has little of it.
     """
     lowest = [statistics.quantiles(times, n=10)[0] for times in rounds]
     return f"lowest decile {_range(lowest)}, median {_range([statistics.median(times) for times in rounds])} us"
