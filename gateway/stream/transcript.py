@@ -15,7 +15,7 @@ from aiohttp import web
 from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.stream.buffer import NoWorkerOutcome
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
@@ -48,8 +48,8 @@ class TextDelta(NamedTuple):
     score: float | None = None
     logprobs: ScoredTokens | None = None
     stop_reason: str | int | None = None
-    parts: tuple[Part, ...] | None = None
-    rest_parts: tuple[Part, ...] = ()
+    parts: tuple[AnswerPart, ...] | None = None
+    rest_parts: tuple[AnswerPart, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -66,7 +66,7 @@ class Choice(NamedTuple):
     logprobs: ScoredTokens | None = None
     stop_reason: str | int | None = None
     prompt: PromptText | None = None
-    parts: Sequence[Part] = ()
+    parts: Sequence[AnswerPart] = ()
 
     @property
     def ranking(self) -> str:
@@ -187,7 +187,7 @@ class _RequestText:
                 text = choice.push(one)
             found = parts.push(text, len(one.token_ids))
             reason = one.finish_reason
-            rest: tuple[Part, ...] = ()
+            rest: tuple[AnswerPart, ...] = ()
             if reason is not None:
                 rest = parts.finish(choice.finish(reason))
                 if reason == OutcomeName.STOP and parts.has_calls:

@@ -18,7 +18,7 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -97,9 +97,9 @@ class MessageAnswer:
         ]
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
-        return "".join(self.parts(index, [Part(PartKind.CONTENT, text)]))
+        return "".join(self.parts(index, [AnswerPart(PartKind.CONTENT, text)]))
 
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
         return self._blocks.parts(parts) if self._max_tokens else []
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 
@@ -120,7 +120,7 @@ class OutputItems:
         # The finish reason of the answer; empty while it runs.
         self.finish_reason = ""
 
-    def push(self, parts: Sequence[Part], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
+    def push(self, parts: Sequence[AnswerPart], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
         """Adds the parts that one token made certain; yields the changes, which must be consumed."""
         if scored is not None:
             sizes = [_size(self._texts[token_id].bytes) for token_id in scored.token_ids]

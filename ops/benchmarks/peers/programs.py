@@ -33,7 +33,7 @@ LLAMACPP_SLOT_TOKENS = 768
 LOADING = re.compile(r" as (\w+)(?: with (\w+) weights)? with ([\w-]+) kernels(?:.* KV cache in (\w+))?")
 
 
-class Program(Protocol):
+class PeerProgram(Protocol):
     """A server program.
 
     name: as given with --peer. per_case: True if its flags depend on the case, so that it restarts for each.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.ops.benchmarks.peers.processes import ServerProcess, free_port
-from quire.ops.benchmarks.peers.programs import SERVED_NAME, Program
+from quire.ops.benchmarks.peers.programs import SERVED_NAME, PeerProgram
 from quire.ops.benchmarks.stack.load import LoadCase, run_case
 from quire.ops.loadgen.client import clock
 
@@ -38,7 +38,7 @@ class Side:
     """
 
     name: str
-    program: Program | None
+    program: PeerProgram | None
     url: str = ""
     model: str = SERVED_NAME
     process: ServerProcess | None = None

@@ -14,7 +14,7 @@ from quire.ops.tools.gguf_writer import write_gguf
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import open_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer, merges_of
-from quire.shared.gguf.vocabulary import Vocabulary
+from quire.shared.gguf.vocabulary import GGUFVocabulary
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, write_vocabulary
 from tests.worker.checkpoints import make_checkpoint
@@ -139,7 +139,7 @@ def test_the_flags_of_the_file_are_honoured(changes: dict[str, Any], ids: list[i
 
 
 def test_merges_are_the_splits_of_tokens_in_the_order_of_scores(tmp_path: Path) -> None:
-    merges = merges_of(Vocabulary(open_gguf(write_vocabulary(tmp_path / "a.gguf"))))
+    merges = merges_of(GGUFVocabulary(open_gguf(write_vocabulary(tmp_path / "a.gguf"))))
     assert merges[:3] == [("▁", "t"), ("h", "e"), ("▁t", "he")]
     assert ("in", "g") in merges
     assert ("i", "ng") not in merges
