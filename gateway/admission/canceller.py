@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker
+from quire.shared.states import CancelReply, ExpireReply
 
 log = logging.getLogger("gateway")
 
@@ -114,7 +115,7 @@ class Canceller:
             return
         # A gateway that has attached by now keeps the request alive. Redis calls a refused request unknown, and a
         # request that has ended meanwhile done.
-        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
+        if await self._broker.cancel(request_id, unless_beside=others) in (CancelReply.CANCELLED, CancelReply.FLAGGED):
             self.cancelled += 1
 
     def _spares(self, request_id: str) -> bool:
@@ -124,5 +125,5 @@ class Canceller:
         return wanted
 
     async def _expire(self, request_id: str) -> None:
-        if await self._broker.expire(request_id) == "early":
+        if await self._broker.expire(request_id) == ExpireReply.EARLY:
             await self._cancel_unwanted(request_id)

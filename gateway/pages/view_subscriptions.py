@@ -24,6 +24,7 @@ from quire.shared.keys import BEAT_S, VIEW_TTL_S
 from quire.shared.messages import MessageError
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import pubsub_client
+from quire.shared.states import RequestState
 from quire.shared.views import View
 
 log = logging.getLogger("gateway")
@@ -200,7 +201,7 @@ class ViewSubscriptions:
                 self._discard(viewer)
                 viewer.show_claim(key, owner)
                 self._subscription(owner).add(viewer)
-            if state == "done" or (not state and loop.time() > gives_up_at):
+            if state == RequestState.DONE or (not state and loop.time() > gives_up_at):
                 return
             await asyncio.sleep(TAKEOVER_S if current else CLAIM_S)
 

@@ -18,7 +18,9 @@ from redis.exceptions import RedisError
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Broker
+from quire.shared.broker.lane import text
 from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.states import RequestState
 
 log = logging.getLogger("gateway")
 
@@ -107,7 +109,7 @@ class SilenceMonitor:
         ):
             if cursor.next != position or cursor.ended:
                 continue
-            if state in (b"queued", b"running") and _has_nothing_after(position, entries):
+            if text(state) in (RequestState.QUEUED, RequestState.RUNNING) and _has_nothing_after(position, entries):
                 cursor.wait_longer()
             else:
                 buffer.read_log_of(cursor)

@@ -21,7 +21,7 @@ from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
-from quire.shared.states import OutcomeName
+from quire.shared.states import COMPLETE, OutcomeName
 
 # The finish reason of a choice that ended with tool calls.
 TOOL_CALLS = "tool_calls"
@@ -163,7 +163,7 @@ class _RequestText:
                     _new(TextDelta, (first + index, text, "", None, position, None, scored, None, None, ()))
                 )
         self.tokens = position - others
-        if item.outcome is not None and item.outcome.name in ("stop", "length"):
+        if item.outcome is not None and item.outcome.name in COMPLETE:
             for index, choice in enumerate(choices):
                 if choice.finish_reason is None:
                     delta = Delta(index, (), item.outcome.name)
@@ -282,7 +282,7 @@ class Transcript:
             self._open -= 1
             if not self._failed:
                 self.outcome = item.outcome
-                self._failed = item.outcome.name not in ("stop", "length")
+                self._failed = item.outcome.name not in COMPLETE
         return text_deltas
 
 

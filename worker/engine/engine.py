@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
@@ -178,7 +179,7 @@ class Engine:
     def fail(self, detail: str) -> list[StepItem]:
         """End all requests after a step that failed. The step in flight is dropped."""
         self._in_flight, ready, self._ready = None, self._ready, []
-        ended = (self.finish(request_id, "error", detail) for request_id in list(self.requests))
+        ended = (self.finish(request_id, OutcomeName.ERROR, detail) for request_id in list(self.requests))
         return ready + [item for item in ended if item]
 
     def drop(self, request_id: str) -> None:
@@ -259,7 +260,7 @@ class Engine:
     def _end_prompt(self, sequence: Sequence) -> None:
         """End a group without tokens to generate, if its prompt is computed."""
         if sequence.num_computed >= sequence.num_prompt_tokens:
-            sequence.finish_reason = "length"
+            sequence.finish_reason = OutcomeName.LENGTH
             self._ready.append(self._results.item(sequence.group, []))
 
     def _step_ahead(self, previous: InFlightStep | None) -> tuple[Step, InFlightStep | None]:
@@ -303,7 +304,7 @@ class Engine:
     def _end_embedding(self, embedding: Embedding) -> StepItem:
         """End a request with the embedding of its prompt."""
         self._forget(embedding.group)
-        return StepItem(embedding.group.request_id, 0, (), Outcome("stop", embedding=embedding.data))
+        return StepItem(embedding.group.request_id, 0, (), Outcome(OutcomeName.STOP, embedding=embedding.data))
 
     def _execute(self, step: Step) -> tuple[Step, StepOutput]:
         """Compute a step; if device memory runs out, schedule and compute a smaller one.
@@ -417,7 +418,7 @@ class Engine:
         starts = {item.request_id: item.start for item in items}
         for request_id in dead_ends.keys() & self.requests.keys():
             self._forget(self.requests[request_id])
-        ends = {request_id: Outcome("error", f"{DEAD_END}: {why}") for request_id, why in dead_ends.items()}
+        ends = {request_id: Outcome(OutcomeName.ERROR, f"{DEAD_END}: {why}") for request_id, why in dead_ends.items()}
         items = [item for item in items if item.request_id not in dead_ends]
         return items + [StepItem(request_id, starts.get(request_id, 0), (), end) for request_id, end in ends.items()]
 
@@ -434,7 +435,7 @@ class Engine:
         continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
         if continuations is None:
             for beam in beams:
-                beam.finish_reason = "length"
+                beam.finish_reason = OutcomeName.LENGTH
             return best_beams(search.ended[: group.sampling.n])
         self.groups.branch(group, [one.parent for one in continuations])
         for beam, one in zip(group.sequences, continuations, strict=True):

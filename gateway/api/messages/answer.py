@@ -23,6 +23,7 @@ from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
+from quire.shared.states import OutcomeName
 
 # The priority classes as the tiers of this API.
 TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
@@ -133,7 +134,7 @@ class MessageAnswer:
             return _ended("max_tokens")
         if reason == TOOL_CALLS:
             return _ended("tool_use")
-        if reason == "length":
+        if reason == OutcomeName.LENGTH:
             is_asked = usage["completion_tokens"] >= self._max_tokens
             return _ended("max_tokens" if is_asked else "model_context_window_exceeded")
         return _ended("stop_sequence", stop_reason) if isinstance(stop_reason, str) else _ended("end_turn")

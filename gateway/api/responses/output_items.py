@@ -16,6 +16,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
+from quire.shared.states import OutcomeName
 
 
 class ItemType(StrEnum):
@@ -160,7 +161,7 @@ class OutputItems:
     def finish(self, reason: str) -> Iterator[ItemChange]:
         """Ends the answer; yields the changes, which must be consumed."""
         self.finish_reason = reason
-        yield from self._end(ItemStatus.INCOMPLETE if reason == "length" else ItemStatus.COMPLETED)
+        yield from self._end(ItemStatus.INCOMPLETE if reason == OutcomeName.LENGTH else ItemStatus.COMPLETED)
 
     def fail(self) -> None:
         """Ends an answer that failed or was cancelled."""
