@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker
 from quire.shared.states import CancelReply, ExpireReply
+from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 
@@ -77,8 +78,7 @@ class Canceller:
         except TimeoutError:
             left = len(self._waiting.keys() | self._batch.keys())
             log.warning("%d requests could not be cancelled: Redis does not answer", left)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.ops.benchmarks.peers.machine import processor_flags, quire_version
-from quire.ops.benchmarks.peers.processes import free_port
 from quire.ops.benchmarks.stack.load import CASES
+from quire.ops.local.ports import free_port
 from quire.shared.command_line import CommandError
 
 SERVED_NAME = "m"
