@@ -12,7 +12,7 @@ any request needs its tokens before its next step (`SequenceGroup.is_synchronous
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import repeat
 
@@ -41,7 +41,7 @@ from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.scoring import score_prompts
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
-from quire.worker.engine.step import Step
+from quire.worker.engine.step import PrefillChunk, Step
 from quire.worker.engine.timing import StepTimes
 from quire.worker.models.paged import PagedModel
 
@@ -239,14 +239,7 @@ class Engine:
             logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits
             embeddings = [] if output.hidden is None else pool(step.chunks, output.hidden)
             self._ready += self._sample(self._sampling_inputs(step, logits))
-            for chunk in step.chunks:
-                group = chunk.sequence.group
-                if group.pooling:
-                    continue
-                if not group.sampling.max_tokens:
-                    self._end_prompt(chunk.sequence)
-                elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
-                    self._synchronous.discard(group.request_id)  # its prompt is scored
+            self._end_prompts(step.chunks)
             self._ready += map(self._end_embedding, embeddings)
         return step
 
@@ -257,11 +250,21 @@ class Engine:
         score_prompts(self.sampler.ops, logits[sampled:], [(scores, count) for scores, count in parts if scores])
         return logits[:sampled]
 
-    def _end_prompt(self, sequence: Sequence) -> None:
-        """End a group without tokens to generate, if its prompt is computed."""
-        if sequence.num_computed >= sequence.num_prompt_tokens:
-            sequence.finish_reason = OutcomeName.LENGTH
-            self._ready.append(self._results.item(sequence.group, []))
+    def _end_prompts(self, chunks: Iterable[PrefillChunk]) -> None:
+        """End groups without tokens to generate, if their prompts are computed. Embeddings end their groups later.
+
+        A group whose prompt has been scored needs no synchronous steps any more.
+        """
+        for chunk in chunks:
+            sequence, group = chunk.sequence, chunk.sequence.group
+            if group.pooling:
+                continue
+            if not group.sampling.max_tokens:
+                if sequence.num_computed >= sequence.num_prompt_tokens:
+                    sequence.finish_reason = OutcomeName.LENGTH
+                    self._ready.append(self._results.item(group, []))
+            elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
+                self._synchronous.discard(group.request_id)
 
     def _step_ahead(self, previous: InFlightStep | None) -> tuple[Step, InFlightStep | None]:
         """Schedule and launch one step, then collect the previous one while the device computes."""
