@@ -261,7 +261,7 @@ async def _has(gateway: Gateway, call_id: str) -> bool:
     return bool(await gateway.broker.client.exists(gateway.broker.keys.request(call_id)))
 
 
-# What a gateway application serves.
+# A gateway application serves one of these.
 Served = Gateway | ModelDirectory
 
 DIRECTORY = web.AppKey("directory", ModelDirectory)

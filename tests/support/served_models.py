@@ -44,7 +44,7 @@ VISION = OWN | OTHERS
 
 
 class Served(NamedTuple):
-    """How an architecture is served, or why not."""
+    """The support of an architecture: who computes it, or why it is refused."""
 
     kind: str  # a key of ARCHITECTURES or VISION
     architecture: str

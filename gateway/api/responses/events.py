@@ -100,7 +100,7 @@ class ResponseEvents:
         ]
 
     def _all(self, events: Iterable[tuple[str, str]]) -> list[str]:
-        """Numbers events, which are pairs of a type and the JSON of the other fields; returns those after `after`."""
+        """Numbers events (a type, and the JSON of the other fields) and returns those after `after`."""
         texts = []
         for kind, fields in events:
             number = self.next_number

@@ -22,7 +22,7 @@ from models.demo.training.vocabulary import call_text, result_text, tools_text
 TOOLS, WORDS = DATA.tools, DATA.words
 # Digits after the point of a result that is not whole; `quire chat --tools` rounds to the same number.
 DECIMALS = 9
-# How a user may write an operator.
+# The spellings of each operator in users' messages.
 SPELLINGS = {
     "+": (" + ", " + ", "+", " plus "),
     "-": (" - ", " - ", "-", " minus "),

@@ -81,7 +81,7 @@ def test_numbers_are_split_as_the_models_expect(demo) -> None:  # type: ignore[n
 
 
 def joined(text: str) -> list[str]:
-    """What SentencePiece does: join the neighbours whose token has the highest score, the first ones of several."""
+    """Join the neighbours whose token has the highest score, the leftmost ones first, as SentencePiece does."""
     scores = dict(zip(TOKENS, SCORES, strict=True))
     parts = list("▁" + text.replace(" ", "▁"))
     while True:

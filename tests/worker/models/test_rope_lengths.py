@@ -45,7 +45,7 @@ def test_texts_beyond_the_original_length_equal_transformers(tmp_path: Path) -> 
     path = make(tmp_path)
     model = load(path, LONGEST)
     assert model.max_model_len == LONGEST
-    # As Transformers computes a text that is longer than the original length: with the long factors from the start.
+    # Transformers, too, takes the long factors from the start for a text longer than the original length.
     answer = generate(make_engine(model, num_blocks=200), [long_text()], GREEDY)[0]
     assert_greedy(load_reference(path), [long_text()], answer)
 

@@ -113,7 +113,7 @@ def test_a_head_that_is_not_in_the_checkpoint_is_the_embedding(tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["num_key_value_heads", "hidden_size", "rope_parameters"])
 def test_a_text_model_that_leaves_fields_to_defaults_goes_to_transformers(field: str, tmp_path: Path) -> None:
-    """Configurations on the Hugging Face Hub, such as that of LLaVA 1.5, leave out what is a default."""
+    """Configurations on the Hugging Face Hub, such as that of LLaVA 1.5, leave out fields with default values."""
     path = make_vision(tmp_path / "llava", "llava")
     values = json.loads((path / "config.json").read_text())
     del values["text_config"][field]

@@ -1,4 +1,4 @@
-"""What a quantised format says about its layers: which are quantised, and how their tensors are stored."""
+"""The layout of quantised checkpoints: a format names its quantised layers, and the shapes of their tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorFault(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """What a tensor must be. shapes: any of these."""
+    """The permitted types and shapes of a tensor."""
 
     types: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -37,7 +37,7 @@ class Stored:
 
 
 class LayerLayout(Protocol):
-    """How one linear layer is stored."""
+    """The tensors of one linear layer, and how weights are read from them."""
 
     @property
     def label(self) -> str:
@@ -95,7 +95,7 @@ def layout_of_qweight(layout: LayerLayout, name: str, stored_type: StoredType) -
     """Return `layout` for the linear layer `name`, or None if it is stored plainly: with a `weight`, no `qweight`."""
     if stored_type(f"{name}.qweight") is not None:
         return layout
-    # A tied lm_head has no tensor. For any other layer without tensors, the reader names what is missing.
+    # A tied lm_head has no tensor. The reader refuses any other layer without tensors, by their names.
     return None if name == "lm_head" or stored_type(f"{name}.weight") is not None else layout
 
 
