@@ -22,7 +22,7 @@ from quire.ops.paths import PROJECT_ROOT
 from quire.shared.processes import dying_with_parent
 from tests.conftest import QuireProcess
 from tests.faults.stack import KEYS, MODEL, FaultStack
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 # The tests start a whole stack, and need two installed programs.
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from quire.shared.gguf.file import open_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer, merges_of
 from quire.shared.gguf.vocabulary import GGUFVocabulary
 from quire.shared.text.tokenizer import load_tokenizer
+from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, write_vocabulary
-from tests.worker.checkpoints import make_checkpoint
 
 transformers = pytest.importorskip("transformers")
 

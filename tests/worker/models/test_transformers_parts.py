@@ -25,7 +25,7 @@ from quire.worker.models.transformers_parts import (
 )
 from quire.worker.models.transformers_weights import load_weights
 from tests.support.idle_ranks import IdleRanks
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.transformers_checkpoints import make_kind
 
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 RANKS = [IdleRanks(rank, 2) for rank in range(2)]

@@ -22,9 +22,9 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.wrappers import text_tensor_name
 from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.vision_checkpoints import OWN, make_vision
 from tests.worker.engine.test_engine_parity import prompts
 from tests.worker.models.test_transformers_parity import GREEDY, SMALL
-from tests.worker.vision_checkpoints import OWN, make_vision
 
 LIMITS: dict[str, Any] = SMALL | {"max_model_len": 256, "prefix_caching": True}
 

@@ -16,8 +16,8 @@ from tests.conftest import QuireProcess
 from tests.faults.calls import owned
 from tests.faults.stack import KEYS, MODEL, FaultStack, Stream
 from tests.support.boards import alerts, metrics_of, rules, targets
+from tests.support.checkpoints import make_checkpoint
 from tests.support.monitoring import MISSING, Monitoring
-from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [
     pytest.mark.soak,
